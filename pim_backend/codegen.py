@@ -1,0 +1,57 @@
+"""``relax.ext.pim``: functions that carry a PIM program become a runtime module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm_ffi
+
+from pimflow import native
+from pimflow.core.program import MemoryImage, PimProgram
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.layout import memory_image
+
+_create_module = native.get("pimflow.runtime.create_module")
+_add_region = native.get("pimflow.runtime.add_region")
+_set_observer = native.get("pimflow.runtime.set_observer")
+
+
+def compile_functions(functions: Sequence, _options: object, _constant_names: object) -> list:
+    """One runtime module with every outlined function (see `OutlinePim`)."""
+    module = _create_module()
+    for function in functions:
+        program = PimProgram.from_json(str(function.attrs["pim.program"]))
+        product = function.body.blocks[0].bindings[-1].value
+        weights = product.args[1].value.numpy().T
+        image = memory_image(program, weights, PimSpec.load(program.pim))
+        add_region(module, str(function.attrs["global_symbol"]), program, image)
+    return [module]
+
+
+def add_region(module: object, symbol: str, program: PimProgram, image: MemoryImage) -> None:
+    """Put a region into a runtime `module`, to be called as ``symbol(input, output)``."""
+    pages = image.pages.reshape(*image.pages.shape[:2], program.columns_per_row, program.elements_per_column)
+    if pages.dtype == np.float16:
+        pages = pages.view(np.uint16)
+    words, offsets = program.packed()
+    table = np.ascontiguousarray(image.table, np.int32)
+    arrays = (program.header(), words, offsets, np.ascontiguousarray(pages), table)
+    _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
+
+
+def observe(observer: Callable[[str, np.ndarray, np.ndarray], None] | None) -> None:
+    """Have `observer` called with (symbol, input, output) after every PIM region; None stops it."""
+    if observer is None:
+        _set_observer(None)
+        return
+
+    def copy(symbol: str, x: object, y: object) -> None:
+        observer(str(symbol), np.from_dlpack(x).copy(), np.from_dlpack(y).copy())
+
+    _set_observer(tvm_ffi.convert(copy))
+
+
+def register() -> None:
+    """Make TVM find the code generator; importing pimflow does it."""
+    tvm_ffi.register_global_func("relax.ext.pim", compile_functions, override=True)

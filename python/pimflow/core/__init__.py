@@ -1,0 +1,1 @@
+"""Core types: what every layer speaks. Nothing here knows TVM or a device."""

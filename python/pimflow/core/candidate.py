@@ -1,0 +1,239 @@
+"""Candidates: ways to do regions, all of one type, and what they cost.
+
+GPU, PIM, SPLIT and, later, pipelines, primitives, decompositions and fused groups are nothing but
+candidates: they cover regions, offer ports, and are made of tasks.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Known(enum.Enum):
+    """How a figure is known, from best to worst."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    ANALYTIC = "analytic"
+
+
+RESOURCES = ("gpu", "pim", "crossbar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """The form in which a tensor crosses a candidate's border.
+
+    Attributes
+    ----------
+    layout, dtype : str
+    device : str
+        Whose memory channels hold it.
+    pending : tuple of str
+        On an output, operators not yet applied (``concat``, ``bias``, an activation), which the
+        consumer's kernel must take in.
+    accepts_pending : bool
+        On an input, whether it takes them in at no further launch.
+    """
+
+    layout: str = "NHWC"
+    dtype: str = "fp16"
+    device: str = "gpu"
+    pending: tuple[str, ...] = ()
+    accepts_pending: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Exclusive use of one resource.
+
+    Attributes
+    ----------
+    label : str
+    resource : str
+        One of `RESOURCES`.
+    launch_ns, execution_ns : float
+        Both occupy the resource, the launch first.
+    after : tuple of int
+        Tasks of the same candidate that must have ended, by position.
+    buffers : tuple of str
+        Tensors read or written.
+    moved_bytes : int
+        Bytes over the DRAM channels or the crossbar.
+    energy_pj : float
+        Dynamic energy.
+    known : Known
+    """
+
+    label: str
+    resource: str
+    launch_ns: float = 0.0
+    execution_ns: float
+    after: tuple[int, ...] = ()
+    buffers: tuple[str, ...] = ()
+    moved_bytes: int = 0
+    energy_pj: float = 0.0
+    known: Known = Known.ANALYTIC
+
+    @property
+    def duration_ns(self) -> float:
+        return self.launch_ns + self.execution_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite:
+    """What applying a candidate does to the graph.
+
+    Attributes
+    ----------
+    mode : str
+        ``GPU``, ``PIM`` or ``SPLIT``.
+    gpu_rows : int
+        Output rows that the GPU computes, the first ones.
+    schedule : str
+        Loop order of the PIM program, as `pim_backend.lowering.Schedule` prints it; empty for GPU.
+    """
+
+    mode: str
+    gpu_rows: int
+    schedule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to do some regions.
+
+    Attributes
+    ----------
+    name : str
+        Unique among the candidates of its regions.
+    covers : tuple of str
+        Regions it replaces.
+    gpu_share : float or None
+        GPU output rows / all output rows; None where rows do not tell (pipelines).
+    input, output : Port
+    tasks : tuple of Task
+    rewrite : Rewrite
+    placed_rows : int
+        Rows of every PIM bank that its weights take.
+    placed_bytes : int
+        Bytes of weights written to the PIM channels before the first inference.
+    workspace_bytes : int
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    gpu_share: float | None
+    input: Port
+    output: Port
+    tasks: tuple[Task, ...]
+    rewrite: Rewrite
+    placed_rows: int = 0
+    placed_bytes: int = 0
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a candidate's tasks amount to, run by themselves."""
+
+    latency_ns: float
+    energy_pj: float
+    gpu_busy_ns: float
+    pim_busy_ns: float
+    moved_bytes: int
+    workspace_bytes: int
+    known: Known
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Cost:
+        tasks = candidate.tasks
+        busy = {r: sum(t.duration_ns for t in tasks if t.resource == r) for r in RESOURCES}
+        worst = max((t.known for t in tasks), key=list(Known).index, default=Known.ANALYTIC)
+        return cls(
+            latency_ns=makespan_ns(tasks),
+            energy_pj=sum(t.energy_pj for t in tasks),
+            gpu_busy_ns=busy["gpu"],
+            pim_busy_ns=busy["pim"],
+            moved_bytes=sum(t.moved_bytes for t in tasks),
+            workspace_bytes=candidate.workspace_bytes,
+            known=worst,
+        )
+
+
+def makespan_ns(tasks: tuple[Task, ...]) -> float:
+    """End of the last task when each starts as soon as its predecessors and its resource allow."""
+    ends: list[float] = []
+    free = dict.fromkeys(RESOURCES, 0.0)
+    for task in tasks:
+        start = max([free[task.resource], *(ends[i] for i in task.after)])
+        free[task.resource] = start + task.duration_ns
+        ends.append(free[task.resource])
+    return max(ends, default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeCost:
+    """The price between two ports: nothing, or a task that makes the one into the other."""
+
+    task: Task | None = None
+
+    @property
+    def latency_ns(self) -> float:
+        return self.task.duration_ns if self.task else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """Candidates of every region with their costs, and what they were computed for.
+
+    Attributes
+    ----------
+    candidates : dict of str to tuple of Candidate
+        By region; a candidate of several regions stands at its first one.
+    costs : dict of (str, str) to Cost
+        By region and candidate name.
+    refused : dict of str to str
+        Why a region has no PIM candidate.
+    settle : dict of str to EdgeCost
+        By region: the kernel that applies what its PIM output leaves pending.
+    digest : str
+        Of model, system and cost-model version.
+    """
+
+    candidates: dict[str, tuple[Candidate, ...]]
+    costs: dict[tuple[str, str], Cost]
+    refused: dict[str, str]
+    settle: dict[str, EdgeCost]
+    digest: str = ""
+
+    def cost(self, region: str, candidate: Candidate) -> Cost:
+        return self.costs[region, candidate.name]
+
+    def named(self, region: str, name: str) -> Candidate | None:
+        return next((c for c in self.candidates[region] if c.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Occupation of a resource, in picoseconds from the start of the inference."""
+
+    start_ps: int
+    end_ps: int
+    resource: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What runs when, on both devices and the crossbar."""
+
+    events: tuple[Event, ...] = field(default=())
+
+    @property
+    def end_ps(self) -> int:
+        return max((e.end_ps for e in self.events), default=0)
+
+    def busy_ps(self, resource: str) -> int:
+        return sum(e.end_ps - e.start_ps for e in self.events if e.resource == resource)

@@ -1,0 +1,92 @@
+"""Liveness: from when to when a buffer holds something that is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """Half-open interval of steps in which a buffer is live.
+
+    Attributes
+    ----------
+    name : str
+    begin, end : int
+        Step that writes it first, and one past the step that uses it last.
+    size_bytes : int
+    memory : str
+        Memory region that holds it.
+    alias : str
+        Buffers of one alias class share their bytes; its own name for most.
+    pinned : bool
+        Graph inputs and outputs, which outlive the steps.
+    """
+
+    name: str
+    begin: int
+    end: int
+    size_bytes: int
+    memory: str = "gpu"
+    alias: str = ""
+    pinned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liveness:
+    """Lifetimes of a program's buffers over its `steps` steps."""
+
+    steps: int
+    lifetimes: tuple[Lifetime, ...]
+
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[tuple[Iterable[str], Iterable[str]]],
+        size_bytes: dict[str, int],
+        *,
+        inputs: Iterable[str] = (),
+        outputs: Iterable[str] = (),
+    ) -> Liveness:
+        """From the (reads, writes) of each step, in execution order.
+
+        Raises
+        ------
+        ValueError
+            If a step reads what no earlier step wrote and is no input.
+        """
+        begin = dict.fromkeys(inputs, 0)
+        end: dict[str, int] = dict.fromkeys(inputs, 1)
+        pinned = set(inputs) | set(outputs)
+        for step, (reads, writes) in enumerate(steps):
+            for name in reads:
+                if name not in begin:
+                    raise ValueError(f"step {step} reads '{name}' before it is written")
+                end[name] = max(end[name], step + 1)
+            for name in writes:
+                begin.setdefault(name, step)
+                end[name] = max(end.get(name, 0), step + 1)
+        for name in outputs:
+            end[name] = len(steps)
+        lifetimes = [
+            Lifetime(
+                name=name, begin=begin[name], end=end[name], size_bytes=size_bytes[name], pinned=name in pinned
+            )
+            for name in begin
+        ]
+        return cls(steps=len(steps), lifetimes=tuple(lifetimes))
+
+    def live_bytes(self, step: int) -> int:
+        """Bytes live during `step`, each alias class once."""
+        classes: dict[str, int] = {}
+        for life in self.lifetimes:
+            if life.begin <= step < life.end:
+                key = life.alias or life.name
+                classes[key] = max(classes.get(key, 0), life.size_bytes)
+        return sum(classes.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest `live_bytes` of any step: no allocation can take less."""
+        return max((self.live_bytes(step) for step in range(self.steps)), default=0)

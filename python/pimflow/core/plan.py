@@ -1,0 +1,125 @@
+"""Plans: which candidate does each region, as a file that people read, diff and edit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pimflow.errors import PlanError
+
+MODES = ("GPU", "PIM", "SPLIT")
+FORMAT = "pimflow-plan/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is done with one region.
+
+    Attributes
+    ----------
+    region : str
+    mode : str
+        One of `MODES`.
+    gpu_share : float
+        GPU output rows / all output rows; the GPU does the first ones.
+    schedule : str
+        Loop order of the PIM program.
+    latency_ns : float
+        Predicted, the transition into it included.
+    reason : str
+        Why the region stayed on the GPU, if it did.
+    """
+
+    region: str
+    mode: str
+    gpu_share: float
+    schedule: str = ""
+    latency_ns: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An exact cover of a model's regions by candidates.
+
+    Attributes
+    ----------
+    model, system : str
+        Digests of what it was made for; a plan may be applied to another system, not to another model.
+    gpu_channels : int
+        Memory channels that serve the GPU: all of them in a plan wholly on the GPU.
+    choices : tuple of Choice
+        One a region, in execution order.
+    latency_ns : float
+        Predicted by the solver.
+    lower_bound_ns : float
+        No plan over the same candidates is faster.
+    """
+
+    model: str
+    system: str
+    gpu_channels: int
+    choices: tuple[Choice, ...]
+    latency_ns: float
+    lower_bound_ns: float
+
+    def choice(self, region: str) -> Choice:
+        return next(c for c in self.choices if c.region == region)
+
+    def to_json(self) -> str:
+        table = {"format": FORMAT, **self.__dict__, "choices": [dict(c.__dict__) for c in self.choices]}
+        return json.dumps(table, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "<text>") -> Plan:
+        """Read a plan file.
+
+        Raises
+        ------
+        PlanError
+            Naming the line of a syntax error, or the region and field at fault.
+        """
+        try:
+            table = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{where}:{error.lineno}: {error.msg}") from error
+        if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
+            raise PlanError(f"{where}: not a {FORMAT} file")
+        rows = table.pop("choices", None)
+        if not isinstance(rows, list):
+            raise PlanError(f"{where}: field 'choices' is not a list")
+        choices = tuple(_choice(row, index, where) for index, row in enumerate(rows))
+        try:
+            plan = cls(**table, choices=choices)
+        except TypeError as error:
+            raise PlanError(f"{where}: {error}") from error
+        if type(plan.gpu_channels) is not int or plan.gpu_channels < 1:
+            raise PlanError(f"{where}: field 'gpu_channels' is not an integer above zero")
+        return plan
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{path}: not a text file") from error
+
+
+def _choice(row: object, index: int, where: str) -> Choice:
+    if not isinstance(row, dict) or not isinstance(row.get("region"), str):
+        raise PlanError(f"{where}: choice {index} has no 'region'")
+    place = f"{where}: region '{row['region']}'"
+    try:
+        choice = Choice(**row)
+    except TypeError as error:
+        raise PlanError(f"{place}: {error}") from error
+    if choice.mode not in MODES:
+        raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
+    if isinstance(choice.gpu_share, bool) or not isinstance(choice.gpu_share, int | float):
+        raise PlanError(f"{place}: gpu_share {choice.gpu_share!r} is not a number")
+    if not 0 <= choice.gpu_share <= 1:
+        raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
+    return choice

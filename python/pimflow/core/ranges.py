@@ -1,0 +1,84 @@
+"""Range algebra: which input rows an output row range reads, exact at the borders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Half-open range of one input axis, and the padding it reads beyond the axis on either side."""
+
+    begin: int
+    end: int
+    pad_before: int = 0
+    pad_after: int = 0
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeMap:
+    """Affine window along one axis: output index ``i`` reads inputs ``i*stride - pad_before + d*dilation``
+    for ``d`` in ``[0, window)``.
+
+    Attributes
+    ----------
+    extent : int
+        Length of the input axis.
+    window, stride, dilation : int
+        Window taps, step between windows, step between taps.
+    pad_before, pad_after : int
+        Zero padding on either side.
+    """
+
+    extent: int
+    window: int = 1
+    stride: int = 1
+    dilation: int = 1
+    pad_before: int = 0
+    pad_after: int = 0
+
+    @property
+    def output_extent(self) -> int:
+        """Length of the output axis."""
+        reach = (self.window - 1) * self.dilation + 1
+        return (self.extent + self.pad_before + self.pad_after - reach) // self.stride + 1
+
+    def inputs(self, begin: int, end: int) -> Range:
+        """Inputs that outputs ``[begin, end)`` read.
+
+        The range is empty where every tap lies in padding: such a part has no input to slice.
+
+        Raises
+        ------
+        ValueError
+            If ``[begin, end)`` is empty or outside the output axis.
+        """
+        if not 0 <= begin < end <= self.output_extent:
+            raise ValueError(f"outputs [{begin}, {end}) are not within [0, {self.output_extent})")
+        first = begin * self.stride - self.pad_before
+        last = (end - 1) * self.stride - self.pad_before + (self.window - 1) * self.dilation + 1
+        lo, hi = min(max(first, 0), self.extent), max(min(last, self.extent), 0)
+        hi = max(lo, hi)
+        return Range(begin=lo, end=hi, pad_before=max(0, -first), pad_after=max(0, last - self.extent))
+
+    def restricted(self, begin: int, end: int) -> RangeMap:
+        """The map of outputs ``[begin, end)`` alone, over just the inputs they read."""
+        part = self.inputs(begin, end)
+        return RangeMap(
+            extent=len(part),
+            window=self.window,
+            stride=self.stride,
+            dilation=self.dilation,
+            pad_before=part.pad_before,
+            pad_after=part.pad_after,
+        )
+
+    def compose(self, inner: RangeMap, begin: int, end: int) -> Range:
+        """Inputs of `inner` that outputs ``[begin, end)`` of this map read through `inner`'s outputs."""
+        middle = self.inputs(begin, end)
+        if not len(middle):
+            return Range(begin=0, end=0)
+        return inner.inputs(middle.begin, middle.end)

@@ -1,0 +1,175 @@
+"""What the search places: layers and fused groups, and the GPU kernels they become."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pimflow.core.ranges import RangeMap
+
+ROLES = ("", "fconv", "core", "lconv", "skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvGeometry:
+    """A convolution over NHWC; a fully connected layer is the 1x1 case on a 1x1 map.
+
+    Attributes
+    ----------
+    n, h, w, c : int
+        Input batch, height, width, channels.
+    oc : int
+        Output channels.
+    kh, kw : int
+        Kernel height and width.
+    stride, dilation : tuple of int
+        (vertical, horizontal).
+    padding : tuple of int
+        (top, left, bottom, right).
+    groups : int
+    """
+
+    n: int
+    h: int
+    w: int
+    c: int
+    oc: int
+    kh: int = 1
+    kw: int = 1
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    groups: int = 1
+
+    @property
+    def rows(self) -> RangeMap:
+        """Output rows to input rows."""
+        return RangeMap(
+            extent=self.h,
+            window=self.kh,
+            stride=self.stride[0],
+            dilation=self.dilation[0],
+            pad_before=self.padding[0],
+            pad_after=self.padding[2],
+        )
+
+    @property
+    def columns(self) -> RangeMap:
+        """Output columns to input columns."""
+        return RangeMap(
+            extent=self.w,
+            window=self.kw,
+            stride=self.stride[1],
+            dilation=self.dilation[1],
+            pad_before=self.padding[1],
+            pad_after=self.padding[3],
+        )
+
+    @property
+    def oh(self) -> int:
+        return self.rows.output_extent
+
+    @property
+    def ow(self) -> int:
+        return self.columns.output_extent
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels over the batch: matrix-vector products of the layer."""
+        return self.n * self.oh * self.ow
+
+    @property
+    def reduction(self) -> int:
+        """Products summed for one output element: the length K of the im2col vector of a group."""
+        return self.c // self.groups * self.kh * self.kw
+
+    @property
+    def macs(self) -> int:
+        return self.pixels * self.oc * self.reduction
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.c > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One GPU grid launch after fusion.
+
+    Attributes
+    ----------
+    kind : str
+        ``"gemm"`` (dense or grouped convolution as implicit GEMM, and FC), ``"depthwise"``, ``"stream"``
+        (elementwise, pooling, reduction, copies: whatever is bound by bytes).
+    m, n, k : int
+        GEMM sizes per group: output pixels, output channels, reduction; zero for other kinds.
+    groups : int
+        Number of such GEMMs.
+    window : int
+        Taps of the convolution window (kh*kw); 1 for pointwise.
+    stride : int
+        Larger of the two strides.
+    macs : int
+        Multiply-accumulates.
+    input_bytes, weight_bytes, output_bytes : int
+        Unique footprints; fused operands such as a residual count as input.
+    """
+
+    kind: str
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    groups: int = 1
+    window: int = 1
+    stride: int = 1
+    macs: int = 0
+    input_bytes: int
+    weight_bytes: int = 0
+    output_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A layer with what is fused after it: the unit that the search places.
+
+    Attributes
+    ----------
+    name : str
+        Of the ONNX node it came from.
+    operator : str
+        ``conv2d``, ``depthwise``, ``grouped``, ``fc`` or the name of the first operator otherwise.
+    operators : tuple of str
+        Every operator, in order.
+    geometry : ConvGeometry, optional
+        Of the convolution or FC; None for other operators.
+    epilogue : tuple of str
+        Operators after the convolution (bias, residual add, activation), in order.
+    inputs : tuple of str
+        Producing regions, or ``"%name"`` of graph inputs: the anchor's operand first, then those of
+        the epilogue.
+    input_shapes : tuple of tuple of int
+        Their shapes.
+    output_shape : tuple of int
+    weight_elements : int
+    role : str
+        One of `ROLES`; only a decomposition sets it.
+    """
+
+    name: str
+    operator: str
+    operators: tuple[str, ...]
+    geometry: ConvGeometry | None = None
+    epilogue: tuple[str, ...] = ()
+    inputs: tuple[str, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    weight_elements: int = 0
+    role: str = ""
+
+    @property
+    def output_elements(self) -> int:
+        return math.prod(self.output_shape)
+
+    @property
+    def input_elements(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) for shape in self.input_shapes)

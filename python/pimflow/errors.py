@@ -1,0 +1,95 @@
+"""Every error that pimflow raises on purpose.
+
+Each message is one line that says what is wrong, where, and what to do about it. ``exit_code`` is
+what the command line returns; anything that is not a :class:`PimflowError` is our own bug (code 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PimflowError(Exception):
+    """Root of the tree."""
+
+    exit_code = 3
+
+
+class UsageError(PimflowError):
+    """A request that does not make sense, such as an option out of its range."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing carries; lists what comes near.
+
+    Parameters
+    ----------
+    kind : str
+        What was looked up, in the singular (``"model"``).
+    name : str
+        What the user wrote.
+    known : iterable of str
+        Every name that would have worked.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]):
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"unknown {kind} '{name}'; {hint}")
+
+
+class ModelError(PimflowError):
+    """A network file that cannot be read, or that is not a network we can compile."""
+
+
+class SpecError(PimflowError):
+    """A hardware description with a missing, unknown or impossible field."""
+
+
+class TraceError(PimflowError):
+    """A ``.pim`` or ``.pimprog`` file that is malformed."""
+
+
+class PlanError(PimflowError):
+    """A plan that is malformed or does not fit the model and system it is applied to."""
+
+
+class ArtifactError(PimflowError):
+    """A compiled directory that cannot be written, read or run."""
+
+
+class UnsupportedOpError(PimflowError):
+    """An operator that the front end or a back end cannot handle."""
+
+
+class InfeasibleError(PimflowError):
+    """A demand above a bound.
+
+    Parameters
+    ----------
+    what : str
+        The thing that does not fit, with its place (``"weights of region 'fc' on PIM channel 3"``).
+    demand, bound : float
+        Both in `unit`.
+    unit : str
+        Unit of `demand` and `bound`.
+    levers : iterable of str
+        What the user can change so that it fits.
+    """
+
+    exit_code = 4
+
+    def __init__(self, what: str, demand: float, bound: float, unit: str, levers: Iterable[str] = ()):
+        self.demand, self.bound, self.unit, self.levers = demand, bound, unit, tuple(levers)
+        hint = f"; try {' or '.join(self.levers)}" if self.levers else ""
+        super().__init__(f"{what}: needs {demand:g} {unit}, {bound:g} {unit} available{hint}")
+
+
+class VerificationError(PimflowError):
+    """A result that differs from its reference by more than the stated bound."""
+
+    exit_code = 5

@@ -1,0 +1,82 @@
+"""GPUs: what an analytic model needs to know of one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pimflow.hardware.reader import build, positive, read_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpec:
+    """A GPU.
+
+    Attributes
+    ----------
+    sms : int
+        Streaming multiprocessors.
+    clock_mhz : float
+        Core clock, which the L2 and the crossbar share.
+    fma_per_sm_cycle : dict of str to float
+        Fused multiply-adds per SM and core cycle, by dtype; tensor cores where the dtype has them.
+    simd_fma_per_sm_cycle : dict of str to float
+        The same without tensor cores: what depthwise and elementwise kernels get.
+    shared_memory_bytes, registers_bytes : int
+        On-chip storage per SM, which bounds how many thread blocks it holds.
+    memory_channels : int
+        DRAM channels.
+    channel_bytes_per_ns : float
+        Peak bandwidth of one channel (1 byte/ns = 1 GB/s).
+    l2_bytes_per_channel : int
+        L2 capacity that belongs to one channel.
+    l2_bytes_per_channel_cycle : float
+        L2 bandwidth per channel and core cycle.
+    write_factor : float
+        DRAM bytes per byte written: 2 where the L2 is write-through with write-allocate.
+    launch_ns : float
+        Time of one kernel launch, paid by every grid launch.
+    efficiency : dict of str to float
+        Fitted constants of the analytic model, by name; see `simulators.gpu_model`.
+    energy : dict of str to float
+        ``static_w``, ``fma_<dtype>_pj``, ``dram_pj_per_bit``, ``l2_pj_per_byte``.
+    sources : dict of str to str
+        Where each field's value comes from.
+    """
+
+    name: str
+    description: str
+    sms: int
+    clock_mhz: float
+    fma_per_sm_cycle: dict[str, float]
+    simd_fma_per_sm_cycle: dict[str, float]
+    shared_memory_bytes: int
+    registers_bytes: int
+    memory_channels: int
+    channel_bytes_per_ns: float
+    l2_bytes_per_channel: int
+    l2_bytes_per_channel_cycle: float
+    write_factor: float
+    launch_ns: float
+    efficiency: dict[str, float]
+    energy: dict[str, float]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive(
+            sms=self.sms,
+            clock_mhz=self.clock_mhz,
+            memory_channels=self.memory_channels,
+            channel_bytes_per_ns=self.channel_bytes_per_ns,
+            l2_bytes_per_channel=self.l2_bytes_per_channel,
+            l2_bytes_per_channel_cycle=self.l2_bytes_per_channel_cycle,
+            write_factor=self.write_factor,
+        )
+        if self.launch_ns < 0:
+            raise ValueError(f"field 'launch_ns': {self.launch_ns} is below zero")
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:
+        """The embedded GPU of that name, or a TOML file of the same form."""
+        stem, table = read_toml("gpu", name_or_path)
+        return build(cls, table, f"gpu '{stem}'", name=stem)

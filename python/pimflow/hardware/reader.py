@@ -1,0 +1,104 @@
+"""Reading of hardware files: TOML tables into frozen dataclasses, with errors that name the field.
+
+A value is either bare (``clock_mhz = 1365``) or carries where it comes from
+(``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``). A source that begins with
+``assumed`` is shown in every report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import typing
+from pathlib import Path
+
+from pimflow.errors import SpecError, UnknownNameError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SPECS = Path(__file__).parent / "specs"
+
+
+def spec_names(kind: str) -> list[str]:
+    """Names of the embedded devices of one kind: ``"pim"``, ``"gpu"`` or ``"system"``."""
+    return sorted(path.stem for path in (SPECS / kind).glob("*.toml"))
+
+
+def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
+    """The table behind an embedded name or a path, and the name it goes by."""
+    text = os.fspath(name_or_path)
+    if text in spec_names(kind):
+        path = SPECS / kind / f"{text}.toml"
+    elif text.endswith(".toml") or os.sep in text:
+        path = Path(text)
+    else:
+        raise UnknownNameError(kind, text, spec_names(kind))
+    try:
+        return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: not a TOML file: {error}") from error
+
+
+def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
+    """An instance of dataclass `cls` from a TOML table.
+
+    Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
+    `cls` has one. Raises `SpecError` on a missing, unknown or wrongly typed field.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name != "sources"}
+    hints = typing.get_type_hints(cls)
+    values, sources = dict(extra), {}
+    for key, value in table.items():
+        if key not in fields or key in extra:
+            raise SpecError(f"{where}: unknown field '{key}'; known: {', '.join(sorted(fields))}")
+        if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
+            sources[key] = str(value.get("source", ""))
+            value = value["value"]
+        values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise SpecError(f"{where}: missing field{'s'[: len(missing) > 1]} {', '.join(missing)}")
+    if "sources" in hints:
+        values["sources"] = sources
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def _checked(value: object, hint: object, where: str) -> object:
+    """`value` as type `hint`; ints are accepted where floats are wanted, lists become tuples."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(item, args[0], where) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _checked(item, args[1], f"{where}.{key}") for key, item in value.items()}
+    if type(None) in args:
+        (hint,) = (a for a in args if a is not type(None))
+        return _checked(value, hint, where)
+    if isinstance(hint, type) and isinstance(value, hint) and type(value) is not bool:
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    raise SpecError(f"{where}: {value!r} is not a {getattr(hint, '__name__', hint)}")
+
+
+def positive(**values: float | None) -> None:
+    """Raise `ValueError` for the first value that is not a finite number above zero."""
+    for name, value in values.items():
+        if value is not None and not (0 < value < float("inf")):
+            raise ValueError(f"field '{name}': {value} is not above zero")

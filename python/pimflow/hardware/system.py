@@ -1,0 +1,131 @@
+"""A system: a GPU, a PIM device in some of its memory channels, and the conventions it is judged by."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+
+from pimflow.errors import SpecError, UnknownNameError, UsageError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.hardware.pim import PimSpec
+from pimflow.hardware.reader import build, positive, read_toml
+
+ACCOUNTINGS = ("full", "paper")
+TIMINGS = ("strict", "ramulator-pimflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """GPU + PIM + how many memory channels each has.
+
+    Attributes
+    ----------
+    gpu, pim : GpuSpec, PimSpec
+    pim_channels : int
+        Memory channels of the GPU that carry PIM units; the rest serve the GPU in a mixed plan. A
+        plan wholly on the GPU uses all of them.
+    dtype : str
+        Storage type of activations and weights.
+    pim_launch_ns : float
+        Time of one PIM submission.
+    crossbar_bytes_per_ns : float
+        Bandwidth between the memory channels and everything else, shared by all traffic.
+    crossbar_multicast : bool
+        Whether one transfer may reach the global buffers of several channels.
+    channel_mode_switch_ns : float, optional
+        Time to switch PIM channels to plain memory; None if the device cannot.
+    accounting : str
+        ``full`` or ``paper``: what is charged (docs/architecture.md has the table).
+    timing : str
+        Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
+    """
+
+    name: str
+    description: str
+    gpu: GpuSpec
+    pim: PimSpec
+    pim_channels: int
+    dtype: str = "fp16"
+    pim_launch_ns: float
+    crossbar_bytes_per_ns: float
+    crossbar_multicast: bool = False
+    channel_mode_switch_ns: float | None = None
+    accounting: str = "full"
+    timing: str = "strict"
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
+        if not 0 <= self.pim_channels < self.gpu.memory_channels:
+            raise ValueError(
+                f"pim_channels {self.pim_channels} leaves the GPU no channel of its "
+                f"{self.gpu.memory_channels}; use 0..{self.gpu.memory_channels - 1}"
+            )
+        if self.dtype not in self.pim.dtypes:
+            raise ValueError(f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}")
+        for what, value, known in (
+            ("accounting", self.accounting, ACCOUNTINGS),
+            ("timing", self.timing, TIMINGS),
+        ):
+            if value not in known:
+                raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
+
+    @property
+    def gpu_channels(self) -> int:
+        """Memory channels that serve the GPU in a mixed plan."""
+        return self.gpu.memory_channels - self.pim_channels
+
+    def with_launches(self, *, gpu_ns: float, pim_ns: float) -> System:
+        """The same system with other launch times."""
+        gpu = dataclasses.replace(self.gpu, launch_ns=gpu_ns)
+        return dataclasses.replace(self, gpu=gpu, pim_launch_ns=pim_ns)
+
+    def assumptions(self) -> list[str]:
+        """Every value without a public source, as ``where: value (why)``."""
+        rows = []
+        for where, spec in (("system", self), (f"gpu {self.gpu.name}", self.gpu), (f"pim {self.pim.name}", self.pim)):
+            for key, source in spec.sources.items():
+                if "assumed" in source:
+                    owner: object = spec
+                    for part in key.split("."):
+                        owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
+                    rows.append(f"{where}: {key} = {owner} ({source})")
+        return rows
+
+
+def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> System:
+    """A system by name or TOML file, with any field changed.
+
+    Parameters
+    ----------
+    name_or_path : str or path
+        Embedded system or a file of the same form.
+    **changes
+        Fields of `System`; ``gpu`` and ``pim`` may be names, files or specs. None changes nothing.
+
+    Raises
+    ------
+    UnknownNameError, SpecError, UsageError
+        For unknown devices, malformed files, values that do not go together.
+    """
+    stem, table = read_toml("system", name_or_path)
+    table = dict(table)
+    changes = {key: value for key, value in changes.items() if value is not None}
+    unknown = set(changes) - {f.name for f in dataclasses.fields(System)}
+    if unknown:
+        raise UnknownNameError("system field", unknown.pop(), [f.name for f in dataclasses.fields(System)])
+    devices = {}
+    for key, loader in (("gpu", GpuSpec), ("pim", PimSpec)):
+        device = changes.pop(key, table.pop(key, None))
+        if device is None:
+            raise SpecError(f"system '{stem}': missing field '{key}'")
+        devices[key] = device if isinstance(device, loader) else loader.load(device)
+    for key, value in changes.items():
+        table[key] = list(value) if isinstance(value, tuple) else value
+    try:
+        return build(System, table, f"system '{stem}'", name=stem, **devices)
+    except SpecError as error:
+        if changes:
+            raise UsageError(str(error)) from error
+        raise

@@ -1,0 +1,15 @@
+"""The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tvm_ffi
+
+_LIBRARY = Path(__file__).with_name("libpimflow_core.so")
+
+if not _LIBRARY.exists():
+    raise ImportError(f"{_LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
+
+_module = tvm_ffi.load_module(str(_LIBRARY))
+get = tvm_ffi.get_global_func

@@ -1,0 +1,269 @@
+"""The embedded networks, and the one way that any network gets into pimflow.
+
+The files in ``graphs/`` are made by ``scripts/build_zoo.py`` and filled by :mod:`.weights`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError, EncodeError, Message
+from onnx import external_data_helper, helper, shape_inference
+
+from ..errors import ModelError, UnknownNameError
+from . import weights
+from .shapes import Shape, dims_of, fix_shapes, fixed_dims, parse_shape
+
+__all__ = ["ModelInfo", "describe", "example_inputs", "load", "load_model", "names", "parse_shape"]
+
+GRAPHS = Path(__file__).parent / "graphs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What a network of the zoo consists of.
+
+    Parameters
+    ----------
+    name : str
+        Name in the zoo.
+    parameters : int
+        Trained values; the running means and variances of batch norms do not count.
+    macs : int
+        Multiply-accumulates of all Conv, Gemm and MatMul for one inference.
+    inputs : dict of str to tuple of int
+        Shape of each data input, in ONNX layout (NCHW).
+    nodes : int
+        ONNX nodes.
+    """
+
+    name: str
+    parameters: int
+    macs: int
+    inputs: dict[str, Shape]
+    nodes: int
+
+
+def names() -> list[str]:
+    """List the networks of the zoo, sorted."""
+    return sorted(path.stem for path in GRAPHS.glob("*.onnx"))
+
+
+def load(name: str, seed: int = 0) -> onnx.ModelProto:
+    """Make a network of the zoo, complete with weights.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+    seed : int, optional
+        0 to 2**64 - 1. The same seed gives the same bytes on every machine.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Its graph inputs are data; weights are initializers.
+
+    Raises
+    ------
+    UnknownNameError, UsageError
+        If there is no such network; if the seed is out of range.
+    """
+    model = _graph(name)
+    weights.fill(model, seed)
+    return model
+
+
+def describe(name: str) -> ModelInfo:
+    """Count a network of the zoo, from its graph.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such network.
+    """
+    model = _graph(name)
+    graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    shapes = {value.name: dims_of(value) for value in values}
+    drawn = {value.name: rule[0] for value in graph.input if (rule := weights.rule_of(value))}
+    trained = [weight for weight, rule in drawn.items() if rule not in weights.STATISTICS]
+    macs = 0
+    for node in graph.node:
+        result = math.prod(shapes[node.output[0]])
+        if node.op_type == "Conv":
+            macs += result * math.prod(shapes[node.input[1]][1:])
+        elif node.op_type == "Gemm":
+            macs += result * math.prod(shapes[node.input[1]]) // shapes[node.output[0]][-1]
+        elif node.op_type == "MatMul":
+            macs += result * shapes[node.input[0]][-1]
+    return ModelInfo(
+        name=name,
+        parameters=sum(math.prod(shapes[weight]) for weight in trained),
+        macs=macs,
+        inputs={value.name: shapes[value.name] for value in graph.input if value.name not in drawn},
+        nodes=len(graph.node),
+    )
+
+
+def load_model(
+    model: str | os.PathLike | onnx.ModelProto,
+    shapes: dict[str, Shape] | None = None,
+    seed: int = 0,
+) -> onnx.ModelProto:
+    """Load a network with every shape known, from wherever it is.
+
+    Parameters
+    ----------
+    model : str, os.PathLike or onnx.ModelProto
+        A name of the zoo, else the path of an ``.onnx`` file; or a model, which is left unchanged.
+    shapes : dict of str to tuple of int, optional
+        Fixes the dynamic dimensions of inputs. A symbol fixed in one input is fixed in all.
+    seed : int, optional
+        Seed of the weights of a graph-only model, see :func:`load`.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Checked, with inferred shapes; its graph inputs are data and have fixed shapes.
+
+    Raises
+    ------
+    UnknownNameError
+        If `model` or a key of `shapes` names nothing.
+    UsageError
+        If a size in `shapes` or the seed is out of range.
+    ModelError
+        If the file cannot be read, is no valid ONNX model, keeps a dynamic input or contradicts
+        `shapes`.
+    """
+    if isinstance(model, onnx.ModelProto):
+        where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
+        loaded.CopyFrom(model)
+    elif isinstance(model, str) and model in names():
+        where, loaded = f"model '{model}'", _graph(model)
+    elif isinstance(model, str) and not _is_path(model):
+        raise UnknownNameError("model", model, names())
+    else:
+        where, loaded = f"'{os.fspath(model)}'", _read(Path(model))
+    if not loaded.graph.node:
+        raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    if any(map(external_data_helper.uses_external_data, loaded.graph.initializer)):
+        raise ModelError(f"{where}: its weights are in another file; give the path of the model")
+    try:
+        _keep_data_inputs(loaded)
+        weights.fill(loaded, seed)
+        fix_shapes(loaded, shapes or {}, where)
+        loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(loaded)
+        return loaded
+    except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
+        raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None
+    except (EncodeError, ValueError) as error:
+        raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
+
+
+def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw an input for each data input of a network, bit-identical everywhere.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        A network with fixed input shapes.
+    seed : int, optional
+        See :func:`load`.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        Each of its input's shape and type. Floats have mean 0, variance 1 and lie in [-3, 3]
+        (a sum of three uniforms); integers are 0, 1 or 2; booleans are fair.
+
+    Raises
+    ------
+    ModelError
+        If an input has a dynamic dimension or does not hold numbers.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    drawn = {}
+    for value in model.graph.input:
+        if value.name in stored:
+            continue
+        kind = value.type.tensor_type.elem_type
+        if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
+        dims = fixed_dims(value, f"model '{model.graph.name}'")
+        first, second, third = weights.uniform(value.name, 3 * math.prod(dims), seed).reshape(3, -1)
+        normal = (first + second + third).reshape(dims)
+        if kind == onnx.TensorProto.BOOL:
+            normal = normal > 0
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        if np.issubdtype(dtype, np.integer):
+            normal = np.abs(normal).clip(max=2)
+        drawn[value.name] = normal.astype(dtype)
+    return drawn
+
+
+def _graph(name: str) -> onnx.ModelProto:
+    if name not in (known := names()):
+        raise UnknownNameError("model", name, known)
+    return onnx.load(GRAPHS / f"{name}.onnx")
+
+
+def _is_path(text: str) -> bool:
+    separators = {os.sep, os.altsep or os.sep}
+    if text.endswith(".onnx") or separators & set(text):
+        return True
+    return text != "" and Path(text).exists()
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        model = onnx.ModelProto.FromString(path.read_bytes())
+        if not _is_text(model):
+            raise DecodeError("a string is not UTF-8")
+        external_data_helper.load_external_data_for_model(model, str(path.parent))
+    except OSError as error:
+        place = f" '{error.filename}'" if error.filename not in (None, str(path)) else ""
+        raise ModelError(f"'{path}': cannot be read{place}: {error.strerror or error}") from None
+    except DecodeError:
+        raise ModelError(f"'{path}': is not an ONNX file, or is damaged") from None
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise ModelError(f"'{path}': cannot be read with its data: {_one_line(error)}") from None
+    return model
+
+
+def _is_text(message: Message) -> bool:
+    """Tell whether every string is UTF-8: protobuf parses others without a word, as bytes."""
+    for field, value in message.ListFields():
+        items = [value] if isinstance(value, str | bytes | Message) else value
+        if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, items)):
+            return False
+    return True
+
+
+def _keep_data_inputs(model: onnx.ModelProto) -> None:
+    """Drop the inputs that IR versions below 4 declare for initializers."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    data = [value for value in model.graph.input if value.name not in stored]
+    if len(data) < len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(data)
+        model.ir_version = max(model.ir_version, 4)
+
+
+def _one_line(error: Exception, limit: int = 240) -> str:
+    line = " ".join(str(error).split())
+    return line if len(line) <= limit else f"{line[:limit]}..."

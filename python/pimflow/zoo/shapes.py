@@ -1,0 +1,92 @@
+"""Shapes of a network's inputs: what the user writes, what the file leaves open."""
+
+from __future__ import annotations
+
+import onnx
+
+from ..errors import ModelError, UnknownNameError, UsageError
+
+Shape = tuple[int, ...]
+
+
+def parse_shape(text: str) -> tuple[str, Shape]:
+    """Read ``name=1,3,224,224``.
+
+    Parameters
+    ----------
+    text : str
+        An input's name (which may hold ``=``) and its sizes.
+
+    Raises
+    ------
+    UsageError
+        If `text` is anything else, or a size is below 1.
+    """
+    name, equals, sizes = text.rpartition("=")
+    parts = sizes.split(",")
+    if not (name.strip() and equals and all(p.strip().isdecimal() and int(p) > 0 for p in parts)):
+        raise UsageError(f"shape '{text}' is not NAME=SIZES; write it as input=1,3,224,224")
+    return name.strip(), tuple(map(int, parts))
+
+
+def fix_shapes(model: onnx.ModelProto, shapes: dict[str, Shape], where: str) -> None:
+    """Fix the dynamic dimensions of inputs, in place; see :func:`pimflow.zoo.load_model`."""
+    inputs = {value.name: value for value in model.graph.input}
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise UnknownNameError("input", name, inputs)
+        if any(size < 1 for size in shape):
+            raise UsageError(f"shape of input '{name}': every size must be 1 or more, not {shape}")
+        declared = dims_of(inputs[name])
+        tensor = inputs[name].type.tensor_type
+        if declared is None:
+            declared = (None,) * len(shape)
+            tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
+        if len(declared) != len(shape) or any(a not in (None, b) for a, b in zip(declared, shape)):
+            difference = f"has shape {_written(declared)}, not {_written(shape)}"
+            raise ModelError(f"{where}: input '{name}' {difference}")
+        for dim, size in zip(tensor.shape.dim, shape):
+            if dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+                raise ModelError(
+                    f"{where}: input '{name}': '{dim.dim_param}' is both {symbols[dim.dim_param]} "
+                    f"and {size}; give one value"
+                )
+            dim.dim_value = size
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
+        if value.type.HasField("tensor_type"):
+            fixed_dims(value, where)
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+
+
+def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
+    """Return a value's shape, None for each dynamic dimension, or None if even its rank is open."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
+
+
+def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
+    """Return a value's shape; raise :class:`ModelError` if any of it is dynamic."""
+    dims = dims_of(value)
+    if dims is None or None in dims:
+        usual = (1, 3, 224, 224) if dims is None or len(dims) == 4 else (1,) * len(dims)
+        example = ",".join(str(size or likely) for size, likely in zip(dims or usual, usual))
+        raise ModelError(
+            f"{where}: input '{value.name}' has dynamic shape {_written(dims)}; "
+            f"fix it, for example --shape {value.name}={example}"
+        )
+    return dims
+
+
+def _written(dims: tuple[int | None, ...] | None) -> str:
+    if dims is None:
+        return "of unknown rank"
+    return "x".join(str(size or "?") for size in dims) or "()"

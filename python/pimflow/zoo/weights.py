@@ -1,0 +1,126 @@
+"""Weights from a counter: a graph-only ONNX file becomes a model, the same on every machine.
+
+A graph-only file has no weights. Each weight is a typed graph input whose metadata
+``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError, UsageError
+
+# rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
+# gain 1 has variance 2 / fan_in (He et al. 2015, eq. 10). The others are `assumed`: so far from
+# their neutral value that leaving one out shows in the outputs, with E[scale^2 / variance] = 0.99
+# so that a chain of batch norms neither grows nor fades.
+RULES = {
+    "weight": (0.0, math.sqrt(6.0)),
+    "bias": (0.0, 0.1),
+    "scale": (0.94, 0.25),
+    "mean": (0.0, 0.1),
+    "variance": (1.0, 0.5),
+}
+STATISTICS = frozenset({"mean", "variance"})
+
+
+def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
+    """Read how to draw a weight.
+
+    Parameters
+    ----------
+    value : onnx.ValueInfoProto
+        A graph input.
+
+    Returns
+    -------
+    tuple of (str, int, float) or None
+        Rule, fan-in and gain; None where the input is data.
+
+    Raises
+    ------
+    ModelError
+        If the metadata is there but is not ``rule:fan_in:gain``.
+    """
+    text = next((entry.value for entry in value.metadata_props if entry.key == "init"), None)
+    if text is None:
+        return None
+    try:
+        rule, fan_in, gain = text.split(":")
+        if rule in RULES and int(fan_in) > 0 and math.isfinite(float(gain)):
+            return rule, int(fan_in), float(gain)
+    except ValueError:
+        pass
+    raise ModelError(
+        f"weight '{value.name}': init {text!r} is not rule:fan_in:gain with rule one of "
+        f"{', '.join(RULES)}; rebuild the file with scripts/build_zoo.py"
+    )
+
+
+def uniform(name: str, count: int, seed: int) -> np.ndarray:
+    """Draw from [-1, 1), bit-identical everywhere: Philox4x64 keyed by (seed, crc32(name)).
+
+    Parameters
+    ----------
+    name : str
+        What is drawn; another name is another stream.
+    count : int
+        Values wanted.
+    seed : int
+        0 to 2**64 - 1.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (count,), float32, multiples of 2**-23.
+
+    Raises
+    ------
+    UsageError
+        If `seed` is out of range.
+    """
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed {seed} is out of range; use 0 to 2**64 - 1")
+    key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
+    raw = np.random.Philox(key=key).random_raw((count + 1) // 2)
+    words = raw.astype("<u8", copy=False).view("<u4")[:count] >> 8
+    return words.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+
+
+def fill(model: onnx.ModelProto, seed: int) -> None:
+    """Turn every graph input that carries an ``init`` rule into an initializer, in place.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Graph-only; a model without such inputs is left as it is.
+    seed : int
+        See :func:`uniform`.
+
+    Raises
+    ------
+    ModelError
+        If a rule is malformed or its weight is not a float32 tensor of known shape.
+    """
+    graph = model.graph
+    data = []
+    for value in graph.input:
+        if (found := rule_of(value)) is None:
+            data.append(value)
+            continue
+        rule, fan_in, gain = found
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        if tensor.elem_type != onnx.TensorProto.FLOAT or 0 in dims:
+            raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
+        centre, half_width = RULES[rule]
+        drawn = uniform(value.name, math.prod(dims), seed)
+        drawn *= np.float32(half_width * gain / math.sqrt(fan_in))
+        drawn += np.float32(centre)
+        graph.initializer.append(onnx.numpy_helper.from_array(drawn.reshape(dims), value.name))
+    del graph.input[:]
+    graph.input.extend(data)

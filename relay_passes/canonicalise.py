@@ -1,0 +1,56 @@
+"""The canonical form that everything after the front end works on."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.recognise_clip import RecogniseClip
+from pimflow.relay_passes.sink_layout import SinkLayout
+
+ANCHORS = ("nn.conv2d", "matmul")
+
+
+@tvm.transform.module_pass(opt_level=0, name="Canonicalise")
+class Canonicalise:
+    """Inference-time graph in NHWC.
+
+    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, convolutions are
+    NHWC with OHWI filters, and convolutions and matrix products keep the names they came with.
+
+    Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.
+    Preserves: values up to rounding, interface of ``main`` (its inputs and outputs stay NCHW).
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        names = [b.var.name for b in _anchors(mod)]
+        transform = relax.transform
+        mod = tvm.transform.Sequential(
+            [
+                transform.FoldConstant(),
+                RecogniseClip(),
+                transform.FoldBatchnormToConv2D(),
+                transform.DecomposeOpsForInference(),
+                transform.FoldConstant(),
+                transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+                transform.FoldConstant(),
+                SinkLayout(),
+                transform.FoldConstant(),
+                transform.CanonicalizeBindings(),
+                transform.DeadCodeElimination(["main"]),
+            ]
+        )(mod)
+        anchors = [b.var for b in _anchors(mod)]
+        if len(anchors) != len(names):
+            return mod  # a layer was folded away or merged: the names no longer line up
+        renamed = dict(zip(anchors, names))
+
+        def rename(builder, var, value):
+            return builder.emit(value, name_hint=renamed[var]) if var in renamed else None
+
+        return rebuild(mod, rename)
+
+
+def _anchors(mod: tvm.IRModule) -> list[relax.VarBinding]:
+    return [b for b in main_bindings(mod) if operator(b.value) in ANCHORS]

@@ -1,0 +1,74 @@
+"""Convolutions in the form that PIM runs: a matrix times the im2col vector of every pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import operator, rebuild, shape
+
+
+@tvm.transform.module_pass(opt_level=0, name="DecomposeToMatrixVector")
+class DecomposeToMatrixVector:
+    """Dense NHWC convolutions as products with explicit windows.
+
+    A fully connected layer (``matmul``) is in this form already. Bias and activation stay what they
+    are: operators after the product.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Variables to rewrite; every dense convolution with constant filters if None.
+
+    Rewrite: ``conv2d(x, w) -> matmul(concat(pad(x)[taps], axis=C), w')``, one strided slice a tap in
+    (kh, kw) order, ``w'`` being ``[K, OC]``.
+    Preserves: values up to the order of sums, names.
+    """
+
+    def __init__(self, names: Collection[str] | None = None):
+        self.names = names
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        def rewrite(builder, var, value):
+            wanted = self.names is None or var.name in self.names
+            if not (wanted and _dense(value)):
+                return None
+            windows = _windows(builder, value, var.name)
+            filters = value.args[1].value.numpy()
+            matrix = relax.const(filters.reshape(filters.shape[0], -1).T.copy())
+            return builder.emit(relax.op.matmul(windows, matrix), name_hint=var.name)
+
+        return rebuild(mod, rewrite)
+
+
+def _dense(value: relax.Expr) -> bool:
+    return (
+        operator(value) == "nn.conv2d"
+        and int(value.attrs.groups) == 1
+        and value.attrs.data_layout == "NHWC"
+        and value.attrs.kernel_layout == "OHWI"
+        and isinstance(value.args[1], tvm.ir.GenericConst)
+    )
+
+
+def _windows(builder: relax.BlockBuilder, call: relax.Call, name: str) -> relax.Expr:
+    """The im2col vectors, [n, oh, ow, kh*kw*c]."""
+    x, attrs = call.args[0], call.attrs
+    _, kh, kw, _ = shape(call.args[1])
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    if top or left or bottom or right:
+        x = builder.emit(relax.op.nn.pad(x, [0, 0, top, bottom, left, right, 0, 0]), name_hint=f"{name}_pad")
+    strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
+    if (kh, kw, *strides) == (1, 1, 1, 1):
+        return x
+    reach = [(extent - 1) * step + 1 for extent, step in zip(shape(builder.normalize(call))[1:3], strides)]
+    taps = []
+    for i in range(kh):
+        for j in range(kw):
+            begin = [i * dilation[0], j * dilation[1]]
+            end = [b + r for b, r in zip(begin, reach)]
+            tap = relax.op.strided_slice(x, [1, 2], begin, end, strides, assume_inbound=True)
+            taps.append(builder.emit(tap, name_hint=f"{name}_tap"))
+    return taps[0] if len(taps) == 1 else builder.emit(relax.op.concat(taps, axis=3), name_hint=f"{name}_windows")

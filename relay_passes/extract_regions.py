@@ -1,0 +1,143 @@
+"""Regions of a canonical module: what the search may place."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.region import ConvGeometry, Region
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
+from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+
+
+def extract_regions(mod: tvm.IRModule) -> tuple[Region, ...]:
+    """Regions of `mod` in execution order: every kernel that a GPU-only build would launch.
+
+    Raises
+    ------
+    UnsupportedOpError
+        For dynamic shapes and operators with several results, naming the operator.
+    """
+    groups = kernel_groups(mod)
+    names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
+    regions = []
+    for group in groups:
+        if not isinstance(group.result.ty, relax.TensorType) or not group.fusible:
+            raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
+        name = layer_name(mod, group.title)
+        regions.append(_region(name, group, names))
+        names.update((b.var, name) for b in group.bindings)
+    if len({r.name for r in regions}) != len(regions):
+        raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
+    return tuple(regions)
+
+
+def graph_outputs(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Names of the regions whose results ``main`` returns."""
+    body = mod["main"].body.body
+    result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
+    wanted = set(relax.analysis.free_vars(result)) | {body}
+    return tuple(layer_name(mod, g.title) for g in kernel_groups(mod) if wanted & {b.var for b in g.bindings})
+
+
+def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
+    """By region, the filters of its convolution or product, [OC, K] in (kh, kw, c) order, fp32."""
+    found = {}
+    for binding in main_bindings(mod):
+        kind = operator(binding.value)
+        if kind in ("nn.conv2d", "matmul") and isinstance(binding.value.args[1], tvm.ir.GenericConst):
+            array = binding.value.args[1].value.numpy()
+            rows = array.T if kind == "matmul" else array.reshape(array.shape[0], -1)
+            found[layer_name(mod, binding.var)] = rows
+    return found
+
+
+def _describe(group: KernelGroup) -> str:
+    return operator(group.bindings[-1].value) or "a call of another function"
+
+
+def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Region:
+    inside = {b.var for b in group.bindings}
+    operands: list[relax.Var] = []
+    weights = 0
+    ordered = sorted(group.bindings, key=lambda b: b is not group.anchor)  # the anchor's operands first
+    for binding in ordered:
+        for var in relax.analysis.free_vars(binding.value):
+            if var not in inside and var not in operands:
+                operands.append(var)
+        weights += sum(_elements(a) for a in getattr(binding.value, "args", ()))
+    operands.sort(key=lambda v: v not in _feeding(group))
+    kinds = [operator(b.value) for b in group.bindings]
+    position = group.bindings.index(group.anchor) if group.anchor is not None else -1
+    geometry = _geometry(group.anchor) if group.anchor is not None else None
+    return Region(
+        name=name,
+        operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
+        operators=tuple(kinds),
+        geometry=geometry,
+        epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]) if geometry else (),
+        inputs=tuple(names[v] for v in operands),
+        input_shapes=tuple(shape(v) for v in operands),
+        output_shape=shape(group.result),
+        weight_elements=weights,
+    )
+
+
+def _feeding(group: KernelGroup) -> set[relax.Var]:
+    """Outside variables that the anchor reads, through what is fused before it."""
+    if group.anchor is None:
+        return set()
+    wanted = set(relax.analysis.free_vars(group.anchor.value))
+    for binding in reversed(group.bindings[: group.bindings.index(group.anchor)]):
+        if binding.var in wanted:
+            wanted |= set(relax.analysis.free_vars(binding.value))
+    return wanted
+
+
+def _elements(expr: relax.Expr) -> int:
+    return int(expr.value.numpy().size) if isinstance(expr, tvm.ir.GenericConst) else 0
+
+
+def _epilogue(value: relax.Call) -> str:
+    kind = operator(value)
+    constant = any(isinstance(a, tvm.ir.GenericConst) for a in value.args)
+    return "bias" if kind == "add" and constant else kind
+
+
+def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
+    kind = operator(anchor.value)
+    if geometry is None or kind == "matmul":
+        return "fc" if geometry is not None else kind
+    return "depthwise" if geometry.depthwise else "grouped" if geometry.groups > 1 else "conv2d"
+
+
+def _geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
+    """Of a convolution with constant filter, or a product with a constant matrix."""
+    value = anchor.value
+    kind = operator(value)
+    if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
+        return None
+    x, filters = shape(value.args[0]), value.args[1].value.shape
+    if kind == "matmul":
+        if len(x) != 2 or len(filters) != 2:
+            return None
+        return ConvGeometry(n=x[0], h=1, w=1, c=x[1], oc=int(filters[1]))
+    attrs = value.attrs
+    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OHWI":
+        raise UnsupportedOpError(f"'{anchor.var.name}': {attrs.data_layout} convolution is not canonical")
+    oc, kh, kw, _ = (int(d) for d in filters)
+    return ConvGeometry(
+        n=x[0],
+        h=x[1],
+        w=x[2],
+        c=x[3],
+        oc=oc,
+        kh=kh,
+        kw=kw,
+        stride=tuple(int(s) for s in attrs.strides),
+        dilation=tuple(int(d) for d in attrs.dilation),
+        padding=tuple(int(p) for p in attrs.padding),
+        groups=int(attrs.groups),
+    )

@@ -1,0 +1,112 @@
+"""The flat form that passes work on: reading it, and rebuilding it binding by binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+
+from pimflow.errors import UnsupportedOpError
+
+
+def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
+    """Bindings of ``main`` in order; raises `UnsupportedOpError` if it is not in flat form."""
+    body = mod["main"].body
+    if not isinstance(body, relax.SeqExpr) or len(body.blocks) != 1:
+        raise UnsupportedOpError("main is not one dataflow block; control flow is not supported")
+    return list(body.blocks[0].bindings)
+
+
+def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """`expr` with variables replaced by `env`, through calls and tuples."""
+    if isinstance(expr, relax.Var):
+        return env.get(expr, expr)
+    if isinstance(expr, relax.Call):
+        args = [substitute(arg, env) for arg in expr.args]
+        return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([substitute(field, env) for field in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(expr.tuple_value, env), expr.index)
+    return expr
+
+
+LAYER_NAMES = "pimflow.layer_names"
+
+
+def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
+    """`mod`, remembering the layer names that variable names stand for."""
+    mod["main"] = mod["main"].with_attr(LAYER_NAMES, names)
+    return mod
+
+
+def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
+    """The layer that `var` came from, as the network file calls it."""
+    attrs = mod["main"].attrs
+    names = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
+    return str(names.get(var.name, var.name))
+
+
+Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
+
+
+def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
+    """`mod` with every binding of ``main`` passed through `rewrite`.
+
+    ``rewrite(builder, var, value)`` sees the old variable and the value over new variables; it may emit
+    bindings of its own. It returns the value to bind under the old name, a variable it emitted to
+    stand for the old one, or None for no change.
+    """
+    function, bindings = mod["main"], main_bindings(mod)
+    builder = relax.BlockBuilder(mod)
+    env: dict[relax.Var, relax.Expr] = {}
+    with builder.function("pimflow_rebuilt", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings:
+                value = substitute(binding.value, env)
+                new = rewrite(builder, binding.var, value)
+                if new is None:
+                    new = value
+                done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
+                env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
+            body = substitute(function.body.body, env)
+            name = body.name if isinstance(body, relax.Var) else ""
+            output = builder.emit_output(body, name_hint=name)
+        builder.emit_func_output(output)
+    built = builder.get()
+    functions = {gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")}
+    main = built["pimflow_rebuilt"].with_attr("global_symbol", "main")
+    for key, value in dict(function.attrs or {}).items():
+        if key != "global_symbol":
+            main = main.with_attr(key, value)
+    functions[mod.get_global_var("main")] = main
+    result = tvm.IRModule(functions, attrs=mod.attrs)
+    return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
+
+
+def operator(expr: relax.Expr) -> str:
+    """Name of the operator that `expr` calls, without ``relax.``; empty if it calls none."""
+    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+        return expr.op.name.removeprefix("relax.")
+    return ""
+
+
+def shape(expr: relax.Expr) -> tuple[int, ...]:
+    """Static shape of a tensor."""
+    dims = expr.ty.shape
+    if dims is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
+        raise UnsupportedOpError(f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix it with --shape")
+    return tuple(int(d) for d in dims)
+
+
+def uses(mod: tvm.IRModule) -> dict[relax.Var, int]:
+    """How many bindings of ``main`` use each variable; its result counts as one."""
+    counts: dict[relax.Var, int] = {}
+    for binding in main_bindings(mod):
+        for var in set(relax.analysis.free_vars(binding.value)):
+            counts[var] = counts.get(var, 0) + 1
+    body = mod["main"].body.body
+    for var in set(relax.analysis.free_vars(body)):
+        counts[var] = counts.get(var, 0) + 1
+    return counts

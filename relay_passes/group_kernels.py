@@ -1,0 +1,81 @@
+"""One function a kernel, so that what runs is what was costed."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, substitute
+from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+
+
+@tvm.transform.module_pass(opt_level=0, name="GroupKernels")
+class GroupKernels:
+    """Every `kernel_groups` group as a primitive function, which `FuseTIR` makes one kernel.
+
+    Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x)``.
+    Preserves: values exactly.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        groups = {g.result: g for g in kernel_groups(mod)}
+        function = mod["main"]
+        builder = relax.BlockBuilder(mod)
+        env: dict[relax.Var, relax.Expr] = {}
+        with builder.function("pimflow_grouped", list(function.params)):
+            with builder.dataflow():
+                for binding in main_bindings(mod):
+                    group = groups.get(binding.var)
+                    if group is None:
+                        continue
+                    value = substitute(binding.value, env)
+                    if group.fusible:
+                        operands, primitive = _primitive(group)
+                        callee = builder.add_func(primitive, f"fused_{group.title.name}")
+                        value = relax.Call(callee, [substitute(v, env) for v in operands])
+                    env[binding.var] = builder.emit(value, name_hint=binding.var.name)
+                output = builder.emit_output(substitute(function.body.body, env))
+            builder.emit_func_output(output)
+        built = builder.get()
+        functions = {
+            gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_grouped", "main")
+        }
+        functions[mod.get_global_var("main")] = built["pimflow_grouped"].with_attr("global_symbol", "main")
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
+    """The group's operands, tensor constants included, and the function of them.
+
+    `FuseTIR` takes no tensor constants inside, so they become parameters.
+    """
+    inside = {b.var for b in group.bindings}
+    operands: list[relax.Expr] = []
+    params: list[relax.Var] = []
+    env: dict[relax.Var, relax.Expr] = {}
+
+    def lift(expr: relax.Expr) -> relax.Expr:
+        """`expr` over parameters; new ones are made for what lies outside."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([lift(field) for field in expr.fields])
+        if isinstance(expr, relax.Var):
+            if expr not in inside and expr not in env:
+                env[expr] = parameter(expr)
+            return env.get(expr, expr)
+        constant = isinstance(expr, tvm.ir.GenericConst) and expr.value.ndim > 0
+        return parameter(expr) if constant else expr
+
+    def parameter(expr: relax.Expr) -> relax.Var:
+        operands.append(expr)
+        params.append(relax.Var(f"x{len(params)}", expr.ty))
+        return params[-1]
+
+    lifted = [(b.var, b.value, [lift(arg) for arg in b.value.args]) for b in group.bindings]
+    builder = relax.BlockBuilder()
+    with builder.function("primitive", params, attrs={"Primitive": True}, private=True):
+        with builder.dataflow():
+            for var, value, args in lifted:
+                call = relax.Call(value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args)
+                env[var] = builder.emit(call) if var is not lifted[-1][0] else builder.emit_output(call)
+        builder.emit_func_output(env[group.result])
+    return operands, builder.get()["primitive"]

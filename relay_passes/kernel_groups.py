@@ -1,0 +1,94 @@
+"""Which operators run as one kernel: the one rule for regions, costs and compiled code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, uses
+from pimflow.relay_passes.sink_layout import BINARY, UNARY
+
+MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
+GATHERS = ("concat", "strided_slice")
+_AUTOMATIC = re.compile(r"(lv|gv)\d*(\.nchw)?$")
+
+
+@dataclass
+class KernelGroup:
+    """Bindings that become one kernel.
+
+    Attributes
+    ----------
+    bindings : list of VarBinding
+        In order; only the last one's variable is used outside.
+    anchor : VarBinding or None
+        The operator that is not elementwise, if there is one.
+    fusible : bool
+        False for calls of other functions, which stay by themselves.
+    tensors : int
+        Most tensors that an elementwise operator of the group takes: a group of more than one does
+        not go into its consumer's kernel.
+    """
+
+    bindings: list[relax.VarBinding] = field(default_factory=list)
+    anchor: relax.VarBinding | None = None
+    fusible: bool = True
+    tensors: int = 1
+
+    @property
+    def result(self) -> relax.Var:
+        return self.bindings[-1].var
+
+    @property
+    def title(self) -> relax.Var:
+        """The variable it is named by: the anchor, else the first whose name is not automatic."""
+        if self.anchor is not None:
+            return self.anchor.var
+        named = (b.var for b in self.bindings if not _AUTOMATIC.match(b.var.name))
+        return next(named, self.result)
+
+
+def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
+    """Kernels of ``main``, in the order in which their results appear.
+
+    An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
+    cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of its
+    consumer, if that has an anchor and is the only one. What is left is a kernel of its own.
+    """
+    counts = uses(mod)
+    groups: list[KernelGroup] = []
+    made: dict[relax.Var, KernelGroup] = {}
+
+    def sole(var: relax.Var) -> bool:
+        return counts.get(var, 0) == 1
+
+    for binding in main_bindings(mod):
+        kind = operator(binding.value)
+        operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
+        if kind in UNARY + BINARY + MOVES + GATHERS:
+            hosts = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+            if hosts:
+                group = max(hosts, key=groups.index)
+            else:
+                group = KernelGroup()
+                groups.append(group)
+            if kind in BINARY:
+                tensors = sum(isinstance(a, relax.Var) for a in binding.value.args)
+                group.tensors = max(group.tensors, tensors)
+        else:
+            single = kind != "" and isinstance(binding.var.ty, relax.TensorType) and kind != "call_dps_packed"
+            group = KernelGroup(anchor=binding, fusible=single)
+            for var in operands if single else ():
+                before = made[var]
+                if sole(var) and before.anchor is None and before.fusible and before.tensors == 1:
+                    group.bindings += before.bindings
+                    groups.remove(before)
+            groups.append(group)
+        group.bindings.append(binding)
+        groups.remove(group)
+        groups.append(group)
+        made.update((b.var, group) for b in group.bindings)
+    return groups

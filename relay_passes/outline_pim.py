@@ -1,0 +1,73 @@
+"""Matrix-vector products handed to the PIM code generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+
+from pimflow.core.program import PimProgram
+from pimflow.relay_passes.flat import operator, rebuild, substitute
+from pimflow.relay_passes.kernel_groups import GATHERS
+
+PROGRAM_ATTR = "pim.program"
+_GATHERED = (*GATHERS, "nn.pad")
+
+
+@tvm.transform.module_pass(opt_level=0, name="OutlinePim")
+class OutlinePim:
+    """Products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
+
+    The gather of GWRITE reads the layer's whole input and pads with zeros, so what `SplitMdDp` and
+    `DecomposeToMatrixVector` put in front of a product disappears into the function.
+
+    Parameters
+    ----------
+    programs : mapping of str to PimProgram
+        By name of the product's variable.
+
+    Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute.
+    Preserves: values up to the storage type of the device, names.
+    """
+
+    def __init__(self, programs: Mapping[str, PimProgram]):
+        self.programs = dict(programs)
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        def rewrite(builder, var, value):
+            program = self.programs.get(var.name)
+            if program is None or operator(value) != "matmul":
+                return None
+            source, function = _outlined(value, builder)
+            symbol = f"pim_{var.name}"
+            attrs = {"Codegen": "pim", "global_symbol": symbol, PROGRAM_ATTR: program.to_json()}
+            callee = builder.add_func(function.with_attrs(attrs), symbol)
+            return builder.emit(relax.Call(callee, [source]), name_hint=var.name)
+
+        return rebuild(mod, rewrite)
+
+
+def _outlined(product: relax.Call, outer: relax.BlockBuilder) -> tuple[relax.Var, relax.Function]:
+    """The tensor that `product` gathers from, and the function of it that computes `product`."""
+    gathers: dict[relax.Var, relax.Expr] = {}
+
+    def visit(var: relax.Var) -> relax.Var:
+        value = outer.lookup_binding(var)
+        if value is None or operator(value) not in _GATHERED:
+            return var
+        roots = [visit(v) for v in relax.analysis.free_vars(value)]
+        gathers.setdefault(var, value)
+        return roots[0]
+
+    source = visit(product.args[0])
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", source.ty)
+    env: dict[relax.Var, relax.Expr] = {source: x}
+    with builder.function("outlined", [x]):
+        with builder.dataflow():
+            for var, value in gathers.items():
+                env[var] = builder.emit(substitute(value, env))
+            result = builder.emit_output(substitute(product, env))
+        builder.emit_func_output(result)
+    return source, builder.get()["outlined"]

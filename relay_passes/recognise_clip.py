@@ -1,0 +1,61 @@
+"""Clip as one operator."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+
+from pimflow.relay_passes.flat import main_bindings, rebuild
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecogniseClip")
+class RecogniseClip:
+    """Clamp kernels back to ``clip``, which other passes understand.
+
+    The ONNX importer writes ReLU6 (Clip) as two opaque kernels behind NaN tests of its bounds;
+    `FoldConstant` must have folded those.
+
+    Rewrite: ``call_tir(minimum, call_tir(maximum, x, lo), hi) -> clip(x, lo, hi)``; with lo = 0 and
+    hi = infinity, ``relu(x)``.
+    Preserves: values (NaN bounds excepted), names, shapes.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        clamps = {b.var: _clamp(mod, b.value) for b in main_bindings(mod)}
+        bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
+
+        def rewrite(_builder, var, value):
+            found = clamps[var]
+            if found is None:
+                return None
+            kind, bound = found
+            source, low, high = bounds.get(value.args[1][0], (value.args[1][0], -float("inf"), float("inf")))
+            low, high = (max(low, bound), high) if kind == "max" else (low, min(high, bound))
+            new = relax.op.clip(source, low, high)
+            if (low, high) == (0.0, float("inf")):
+                new = relax.op.nn.relu(source)
+            emitted = _builder.emit(new, name_hint=var.name)
+            bounds[emitted] = (source, low, high)
+            return emitted
+
+        return rebuild(mod, rewrite) if any(clamps.values()) else mod
+
+
+def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
+    """("max" or "min", bound) if `value` calls a kernel that clamps a tensor by a constant scalar."""
+    if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
+        return None
+    args = value.args[1]
+    if len(args) != 2 or not isinstance(args[1], tvm.ir.GenericConst) or args[1].value.ndim:
+        return None
+    statement = mod[value.args[0]].body
+    while not isinstance(statement, tirx.BufferStore):
+        statement = getattr(statement, "block", None) or getattr(statement, "body", None)
+        if statement is None:
+            return None
+    clamp = statement.value
+    if not isinstance(clamp, tirx.Max | tirx.Min):
+        return None
+    if len(getattr(clamp.b, "indices", (None,))):
+        return None  # the second operand is not a scalar buffer
+    return ("max" if isinstance(clamp, tirx.Max) else "min"), float(args[1].value.numpy())

@@ -1,0 +1,228 @@
+"""Make the graph-only ONNX files of the embedded zoo: ``build_zoo.py [NAMES...] --out DIR``.
+
+Needs ``torch`` and ``torchvision`` (``pip install torch==2.13.0``, then ``pip install --no-deps
+torchvision==0.28.0``), which pimflow itself never does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+GRAPHS = Path(__file__).resolve().parents[1] / "python/pimflow/zoo/graphs"
+OPSET = 17
+IR_VERSION = 10  # the first with metadata on values
+
+# operator -> (input position -> rule); rules are those of pimflow.zoo.weights
+TRAINED = {
+    "Conv": {1: "weight", 2: "bias"},
+    "Gemm": {1: "weight", 2: "bias"},
+    "BatchNormalization": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
+}
+# what reads a layer's output -> gain of its weights: keeps every activation of order 1
+GAINS = {"Clip": 1.0, "Relu": 1.0, "Sigmoid": 1.3, "Add": 0.4}
+LINEAR_GAIN = 0.71
+
+
+def torchvision_network(builder: str, image: int = 224) -> Callable[[], onnx.ModelProto]:
+    """Name a network of torchvision by its `builder`, with inputs 1 x 3 x `image` x `image`."""
+
+    def export() -> onnx.ModelProto:
+        import torch
+
+        # torchvision without its compiled operators imports once their schemas exist
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for schema in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, schema):
+                library.define(f"{schema}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        import torchvision
+
+        network = getattr(torchvision.models, builder)(weights=None).eval()
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)  # equal tensors would be merged, whatever their meaning
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                network,
+                (torch.zeros(1, 3, image, image),),
+                file,
+                dynamo=False,  # the new exporter spells a clip in five nodes, a flatten in four
+                opset_version=OPSET,
+                input_names=["input"],
+                output_names=["output"],
+                do_constant_folding=False,
+                training=torch.onnx.TrainingMode.PRESERVE,  # keeps BatchNormalization apart
+            )
+        model = onnx.load_from_string(file.getvalue())
+        rename_nodes(model.graph, {path for path, module in network.named_modules() if path})
+        return model
+
+    return export
+
+
+def toy() -> onnx.ModelProto:
+    """Build eight layers, one of each kind that MobileNetV2 has, and a 3x3 with K = 576."""
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+
+    def add(operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes):
+        for position, shape in enumerate(dims, start=1):
+            inputs = [*inputs, f"{name}.{TRAINED[operator][position]}"]
+            weights.append(numpy_helper.from_array(np.zeros(shape, np.float32), inputs[-1]))
+        nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
+        return name
+
+    def conv(name, source, channels, kernel, stride=1, group=1, norm=True, relu6=True):
+        out_channels, in_channels = channels
+        dims, vector = [(out_channels, in_channels // group, kernel, kernel)], (out_channels,)
+        if not norm:
+            dims.append(vector)
+        window = dict(kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4)
+        window |= dict(dilations=[1, 1], group=group)
+        source = add("Conv", f"{name}.conv", [source], *dims, **window)
+        if norm:
+            source = add("BatchNormalization", f"{name}.norm", [source], *[vector] * 4)
+        return add("Clip", f"{name}.relu6", [source, "zero", "six"]) if relu6 else source
+
+    for name, value in (("zero", 0.0), ("six", 6.0)):
+        weights.append(numpy_helper.from_array(np.float32(value), name))
+    stem = conv("stem", "input", (16, 3), 3)
+    hidden = conv("block.expand", stem, (64, 16), 1)
+    hidden = conv("block.depthwise", hidden, (64, 64), 3, group=64)
+    hidden = conv("block.project", hidden, (16, 64), 1, relu6=False)
+    hidden = add("Add", "block.add", [stem, hidden])
+    hidden = conv("widen", hidden, (64, 16), 1, norm=False)
+    hidden = conv("down", hidden, (32, 64), 3, stride=2, norm=False)
+    hidden = add("GlobalAveragePool", "pool", [hidden])
+    hidden = add("Flatten", "flatten", [hidden], axis=1)
+    add("Gemm", "fc", [hidden], (10, 32), (10,), transB=1)
+    nodes[-1].output[0] = "output"
+    source = helper.make_tensor_value_info("input", TensorProto.FLOAT, (1, 3, 16, 16))
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, (1, 10))
+    graph = helper.make_graph(nodes, "toy", [source], [output], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+
+
+NETWORKS = {
+    "mobilenet-v2": torchvision_network("mobilenet_v2"),
+    "toy": toy,
+}
+
+
+def module_path(scope: list[str]) -> str:
+    """Join what torch traced: features / features.2 / conv / conv.0 -> features.2.conv.0."""
+    path, previous = "", None
+    for part in scope:
+        nested = previous is not None and part.startswith(f"{previous}.")
+        path = path[: len(path) - len(previous)] + part if nested else f"{path}.{part}".lstrip(".")
+        previous = part
+    return path
+
+
+def rename_nodes(graph: onnx.GraphProto, modules: set[str]) -> None:
+    """Call each node and its output tensor by its torch module.
+
+    Where the module is no leaf or has several nodes, the operator follows.
+    """
+    paths = {node.name: module_path(node.name.strip("/").split("/")[:-1]) for node in graph.node}
+    parents = {path.rpartition(".")[0] for path in modules} | {""}
+    nodes = [node for node in graph.node if node.op_type != "Constant"]
+    crowd = Counter(paths[node.name] for node in nodes)
+    outputs = {value.name for value in graph.output}
+    renamed: dict[str, str] = {}
+    for node in nodes:
+        path, operator = paths[node.name], node.name.rpartition("/")[2].lower()
+        alone = crowd[path] == 1 and path not in parents
+        node.name = path if alone else f"{path}.{operator}".lstrip(".")
+        if node.output[0] not in outputs:
+            renamed[node.output[0]] = node.name
+    for node in nodes:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+
+
+def hoist_constants(graph: onnx.GraphProto) -> None:
+    """Replace Constant nodes by initializers, one for each value."""
+    names: dict[str, str] = {}
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        array = numpy_helper.to_array(node.attribute[0].t)
+        shared = f"constant_{'_'.join(str(item) for item in array.ravel())}_{array.dtype}"
+        if shared not in names.values():
+            graph.initializer.append(numpy_helper.from_array(array, shared))
+        names[node.output[0]] = shared
+        graph.node.remove(node)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def gain_of(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> float:
+    """Choose a layer's gain by what reads it, looking through BatchNormalization."""
+    after = readers.get(node.output[0], [])
+    if [reader.op_type for reader in after] == ["BatchNormalization"]:
+        return gain_of(after[0], readers)
+    return max((GAINS.get(reader.op_type, LINEAR_GAIN) for reader in after), default=LINEAR_GAIN)
+
+
+def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Turn weights into typed inputs with an ``init`` rule and drop all that is not the graph."""
+    source = model.graph
+    hoist_constants(source)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in source.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in source.node:
+        for tensor in node.input:
+            readers.setdefault(tensor, []).append(node)
+    inputs, drawn = list(source.input), set()
+    for node in source.node:
+        for position, rule in TRAINED.get(node.op_type, {}).items():
+            if position >= len(node.input) or node.input[position] in drawn:
+                continue
+            weight = node.input[position]
+            fan_in, gain = 1, 1.0
+            if rule == "weight":
+                fan_in, gain = math.prod(shapes[weight][1:]), gain_of(node, readers)
+            value = helper.make_tensor_value_info(weight, TensorProto.FLOAT, shapes[weight])
+            helper.set_model_props(value, {"init": f"{rule}:{fan_in}:{gain:g}"})
+            inputs.append(value)
+            drawn.add(weight)
+    constants = [tensor for tensor in source.initializer if tensor.name not in drawn]
+    for item in (*source.node, *constants, *source.output):
+        item.ClearField("doc_string")
+        item.ClearField("metadata_props")
+    graph = helper.make_graph(source.node, name, inputs, source.output, constants)
+    opset = [helper.make_opsetid("", OPSET)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAMES", help=f"default: {' '.join(NETWORKS)}")
+    parser.add_argument("--out", type=Path, default=GRAPHS, metavar="DIR", help="default: the zoo")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(NETWORKS):
+        parser.error(f"unknown network {', '.join(sorted(unknown))}; known: {', '.join(NETWORKS)}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names or NETWORKS:
+        model = strip(NETWORKS[name](), name)
+        onnx.checker.check_model(model, full_check=True)
+        path = arguments.out / f"{name}.onnx"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(model.SerializeToString(deterministic=True))
+        os.replace(partial, path)
+        print(f"{path}: {len(model.graph.node)} nodes, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Build of the C++ core against tvm-ffi, and the folders that make up the package."""
+
+import os
+from glob import glob
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+PACKAGES = {
+    "pimflow": "python/pimflow",
+    "pimflow.core": "python/pimflow/core",
+    "pimflow.hardware": "python/pimflow/hardware",
+    "pimflow.search": "python/pimflow/search",
+    "pimflow.zoo": "python/pimflow/zoo",
+    "pimflow.relay_passes": "relay_passes",
+    "pimflow.pim_backend": "pim_backend",
+    "pimflow.simulators": "simulators",
+}
+
+
+class BuildCore(build_ext):
+    """A plain shared library, not a Python module: tvm-ffi loads it and finds what it registers."""
+
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def get_export_symbols(self, ext):
+        return []
+
+    def build_extension(self, ext):
+        from tvm_ffi import libinfo
+
+        ext.include_dirs += [libinfo.find_include_path(), libinfo.find_dlpack_include_path()]
+        ext.library_dirs.append(os.path.dirname(libinfo.find_libtvm_ffi()))
+        super().build_extension(ext)
+
+
+setup(
+    packages=list(PACKAGES),
+    package_dir=PACKAGES,
+    ext_modules=[
+        Extension(
+            "pimflow.libpimflow_core",
+            sources=sorted(glob("simulators/src/*.cc") + glob("pim_backend/src/*.cc")),
+            depends=sorted(glob("simulators/src/*.h") + glob("pim_backend/src/*.h")),
+            libraries=["tvm_ffi"],
+            language="c++",
+            # Results are bit-identical on every machine only if no product is contracted into an FMA.
+            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+        )
+    ],
+    cmdclass={"build_ext": BuildCore},
+)

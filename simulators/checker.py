@@ -1,0 +1,206 @@
+"""Is an issued DRAM-PIM stream legal? A brute-force judge that shares nothing with the timing engine.
+
+It knows the physical rules of ``strict`` by heart and takes from the `PimSpec` the organisation and the
+latencies by name, never the constraint table that drives the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import SpecError
+from pimflow.hardware.pim import COMMANDS, PimSpec
+
+_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF = range(len(COMMANDS))
+_NEVER = np.iinfo(np.int64).min
+_FOUR_ACTIVATIONS = 4
+
+Finding = tuple[np.ndarray, Callable[[int], str]]
+
+
+def violations(
+    issued: np.ndarray,
+    spec: PimSpec,
+    program: PimProgram | None = None,
+    channel: int = 0,
+    limit: int = 20,
+) -> list[str]:
+    """What is illegal about the commands that one channel issued.
+
+    Parameters
+    ----------
+    issued : ndarray, [commands], of dtype `timing.ISSUED`
+        Clock (cycles), command, gang, buffer, row, column and bursts of each command, in order.
+    program : PimProgram, optional
+        What the stream must execute: without PRE, REF and the G_ACTs that reopen a row closed by a
+        refresh, it must be ``program.commands(channel)``, in order.
+    limit : int
+        Messages returned at most; a last one says how many were left out.
+    """
+    messages, total = [], 0
+    for where, describe in _findings(issued, spec, program, channel):
+        total += len(where)
+        for index in where[: max(0, limit - len(messages))].tolist():
+            messages.append(f"{_place(issued, index)}: {describe(index)}")
+    return messages + [f"… and {total - limit} more"] * (total > limit)
+
+
+def count_violations(
+    issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
+) -> int:
+    """How many violations of a rule the stream holds; one command can violate several."""
+    return sum(len(where) for where, _ in _findings(issued, spec, program, channel))
+
+
+def _place(issued: np.ndarray, index: int) -> str:
+    if index == len(issued):
+        return "end of the stream"
+    command = issued["command"][index]
+    name = COMMANDS[command] if 0 <= command < len(COMMANDS) else "unknown"
+    return f"command {index} ({name} at clock {issued['clock'][index]})"
+
+
+def _findings(
+    issued: np.ndarray, spec: PimSpec, program: PimProgram | None, channel: int
+) -> Iterator[Finding]:
+    malformed = _malformed(issued, spec)
+    if len(malformed):
+        yield malformed, lambda i: f"no such command on '{spec.name}': {issued[i]}"
+        return
+    clock = issued["clock"]
+    backwards = np.flatnonzero(np.diff(clock, prepend=0) < 1)
+    yield backwards, lambda i: "not after the previous command"
+    yield from _gaps(issued, spec)
+    yield from _rows(issued, spec)
+    yield from _refreshes(issued, spec)
+    if program is not None:
+        index, problem = _first_deviation(issued, program, channel)
+        yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
+
+
+def _latency(spec: PimSpec, name: str, least: int = 0) -> int:
+    if spec.timing.get(name, -1) < least:
+        raise SpecError(f"pim '{spec.name}': [timing] needs '{name}', in cycles, at least {least}")
+    return spec.timing[name]
+
+
+def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
+    command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
+    bad = (command < 0) | (command >= len(COMMANDS))
+    bad |= np.isin(command, (_G_ACT, _PRE)) & ((gang < 0) | (gang >= spec.gangs))
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= spec.global_buffers))
+    bad |= np.isin(command, (_GWRITE, _READRES)) & (issued["bursts"] < 1)
+    bad |= (command == _COMP) & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
+    bad |= np.isin(command, (_G_ACT, _COMP)) & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
+    return np.flatnonzero(bad)
+
+
+def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
+    """Every rule of the form: B no sooner than so many cycles after A."""
+    clock, command = issued["clock"], issued["command"]
+    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"]
+    is_ = [command == c for c in range(len(COMMANDS))]
+
+    def n(name: str) -> int:
+        return _latency(spec, name)
+
+    def apart(before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
+        free = np.maximum.accumulate(np.where(before, clock + cycles, _NEVER))
+        free = np.concatenate(([_NEVER], free[:-1]))
+        return np.flatnonzero(after & (clock < free)), lambda i: f"{rule} holds until clock {free[i]}"
+
+    if not len(issued):
+        return
+    transfer_end = n("nBL") * bursts
+    turnaround_end = n("nBL") * (bursts - 1) + n("nTURN")
+
+    yield apart(is_[_G_ACT], is_[_G_ACT], n("nRRD"), "nRRD between activations")
+    activations = np.flatnonzero(is_[_G_ACT])
+    in_window = max(1, _FOUR_ACTIVATIONS // spec.banks_per_gang)
+    crowded = clock[activations[in_window:]] - clock[activations[:-in_window]] < n("nFAW")
+    yield activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
+
+    for g in range(spec.gangs):
+        activate, precharge = is_[_G_ACT] & (gang == g), is_[_PRE] & (gang == g)
+        yield apart(activate, is_[_COMP], n("nRCDR"), f"nRCDR of gang {g}")
+        yield apart(activate, precharge, n("nRAS"), f"nRAS of gang {g}")
+        yield apart(activate, activate, n("nRC"), f"nRC of gang {g}")
+        yield apart(precharge, activate | is_[_REF], n("nRP"), f"nRP of gang {g}")
+    yield apart(is_[_COMP], is_[_PRE], n("nRTP"), "nRTP after a COMP")
+    yield apart(is_[_COMP], is_[_COMP], n("nCCDS"), "nCCDS after a COMP")
+
+    for b in range(spec.global_buffers):
+        on = buffer == b
+        write, compute, read = is_[_GWRITE] & on, is_[_COMP] & on, is_[_READRES] & on
+        yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
+        yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
+        yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
+    yield apart(is_[_GWRITE], is_[_GWRITE], transfer_end, "a GWRITE on the bus")
+    yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
+    yield apart(is_[_READRES], is_[_GWRITE], turnaround_end, "the turnaround after a READRES")
+    yield apart(is_[_GWRITE], is_[_READRES], turnaround_end, "the turnaround after a GWRITE")
+
+    yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
+
+
+def _rows(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
+    """COMP on open rows, G_ACT on closed gangs, REF on a closed channel."""
+    command, gang, row = issued["command"], issued["gang"], issued["row"]
+    wrong_row = np.zeros(len(issued), dtype=bool)
+    not_closed = np.zeros(len(issued), dtype=bool)
+    for g in range(spec.gangs):
+        changes = np.isin(command, (_G_ACT, _PRE)) & (gang == g)
+        last_change = np.maximum.accumulate(np.where(changes, np.arange(1, len(issued) + 1), 0))
+        state = np.concatenate(([-1], np.where(command == _G_ACT, row, -1)))
+        before = state[np.concatenate(([0], last_change))[: len(issued)]]
+        wrong_row |= (command == _COMP) & (before != row)
+        not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
+    yield np.flatnonzero(wrong_row), lambda i: f"row {row[i]} is not open in every bank"
+    yield np.flatnonzero(not_closed), lambda i: "a row is still open in those banks"
+
+
+def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
+    """The k-th REF comes at or after k*nREFI, and no access of the stream between the two."""
+    clock, command = issued["clock"], issued["command"]
+    due = clock // _latency(spec, "nREFI", least=1)
+    served = np.cumsum(command == _REF)
+    early = np.flatnonzero((command == _REF) & (served > due))
+    yield early, lambda i: f"refresh {served[i]} before it is due"
+    late = np.flatnonzero(~np.isin(command, (_PRE, _REF)) & (served < due))
+    yield late, lambda i: f"refresh {served[i] + 1} is overdue"
+
+
+def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:
+    """Where the stream is no longer the program's, and why; an empty reason if it is to the end."""
+    fields = ("gang", "buffer", "row", "column", "bursts")
+    program_commands = (
+        (COMMANDS.index(c.name), c.gang, c.buffer, c.row, c.column, c.bursts)
+        for c in program.commands(channel)
+    )
+    expected = next(program_commands, None)
+    # Rows that refreshes closed, by gang, until the gang is opened again.
+    opened, closed = {}, {}
+    for index, command in enumerate(zip(issued["command"].tolist(), *(issued[f].tolist() for f in fields))):
+        kind, gang, _, row, *_ = command
+        if kind == _REF:
+            closed.update(opened)
+        elif kind == _PRE:
+            continue
+        elif command == expected:
+            expected = next(program_commands, None)
+        elif kind != _G_ACT or closed.get(gang) != row:
+            return index, f"the program goes on with {_show(expected)}"
+        if kind == _G_ACT:
+            opened[gang] = row
+            closed.pop(gang, None)
+    return len(issued), "" if expected is None else f"the program goes on with {_show(expected)}"
+
+
+def _show(command: tuple[int, ...] | None) -> str:
+    if command is None:
+        return "nothing"
+    operands = zip(("gang", "buffer", "row", "column", "bursts"), command[1:])
+    return " ".join([COMMANDS[command[0]], *(f"{name} {value}" for name, value in operands if value >= 0)])

@@ -1,0 +1,58 @@
+"""PIM by value: run a program's commands on a memory image and an input tensor."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tvm_ffi
+
+from pimflow import native
+from pimflow.core.program import MemoryImage, PimProgram
+from pimflow.errors import UsageError
+
+_execute = native.get("pimflow.simulators.execute")
+
+
+def lane_pages(image: MemoryImage, program: PimProgram) -> np.ndarray:
+    """The image's pages as the executor reads them: [pages, columns, elements, banks], fp32."""
+    shape = (len(image.pages), program.banks, program.columns_per_row, program.elements_per_column)
+    lanes = image.pages.astype(np.float32).reshape(shape).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(lanes)
+
+
+def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int | None = None) -> np.ndarray:
+    """What the PIM device computes.
+
+    Parameters
+    ----------
+    program : PimProgram
+    image : MemoryImage
+    x : ndarray, [n, h, w, c], float32
+        Input of the convolution; rounded to the program's storage type.
+    threads : int, optional
+        Channels simulated at a time; all processors by default. Values do not depend on it.
+
+    Returns
+    -------
+    ndarray, [pixel_end - pixel_begin, oc], float32
+        Values of the storage type; NaN where no READRES delivered a result.
+    """
+    g = program.geometry
+    if x.shape != (g.n, g.h, g.w, g.c):
+        raise UsageError(
+            f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"
+        )
+    words, offsets = program.packed()
+    out = np.empty((program.pixel_end - program.pixel_begin, g.oc), np.float32)
+    arrays = (
+        program.header(),
+        words,
+        offsets,
+        lane_pages(image, program),
+        np.ascontiguousarray(image.table, np.int32),
+        np.ascontiguousarray(x, np.float32),
+        out,
+    )
+    _execute(*(tvm_ffi.from_dlpack(a) for a in arrays), threads or os.cpu_count() or 1)
+    return out

@@ -1,0 +1,345 @@
+"""Analytic GPU model: a roofline quantised to tiles and waves, in closed form.
+
+A kernel takes ``launch_ns + execution_ns``, and execution combines three demands that overlap only
+in part::
+
+    execution = (compute**p + l2**p + dram**p)**(1/p)          p = `overlap`
+
+GEMM-like kernels (implicit GEMM per group: M output pixels, N output channels, K reduction) take the
+fastest of 13 tile shapes (tm, tn) and 6 split-K factors s, in core cycles::
+
+    blocks  = groups * ceil(M/tm) * ceil(N/tn) * s             iterations = ceil(ceil(K/tk) / s)
+    busy    = ceil(blocks/SMs) * iterations * tm*tn*tk / (FMA * mma * x/(x + tile_half))
+    latency = ceil(blocks/(SMs*resident)) * (block + iterations * iteration * (sqrt(tm*tn)/64)**tile_power)
+    compute = max(busy, latency)                               x = tm*tn/(tm + tn)
+    l2      = max(bytes through L2 / (channels * L2 bandwidth * l2), bytes of an SM / sm_port)
+    dram    = (reads + writes/dram_write) / (channels * channel bandwidth * dram)
+
+What every kernel reads and writes once costs DRAM traffic as far as it exceeds the share
+`l2_resident` of the L2; an operand larger than the share `l2_reuse` is partly read again by each
+column or row of tiles. Every term grows with K, M, N and bytes and shrinks with channels, for each
+tile, hence so does the minimum.
+
+Other kernels pass their bytes once: ``depthwise`` and ``stream`` on the SIMD units, and a GEMM also
+as a matrix-vector product that streams its weights, which is what wins where M is small.
+
+Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
+`simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.region import Kernel
+from pimflow.errors import SpecError, UsageError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.hardware.pim import ELEMENT_BYTES
+
+TILES = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (256, 64),
+    (64, 256),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (128, 32),
+    (32, 128),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+)
+SPLITS = (1, 2, 4, 8, 16, 32)
+ITERATION_K = {"fp16": 32, "fp32": 8}
+CHANNEL_ALIGNMENT = {"fp16": 8, "fp32": 1}  # tensor cores read 16 bytes of channels at a time
+IMAGE_CHANNELS = 4
+ACCUMULATOR_BYTES = 4
+ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
+RESIDENT_BLOCKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCost:
+    """What one kernel costs.
+
+    Attributes
+    ----------
+    launch_ns : float
+        The grid launch, `GpuSpec.launch_ns`.
+    execution_ns : float
+        The rest.
+    compute_ns, l2_ns, dram_ns : float
+        The demands that execution combines.
+    dram_bytes : float
+        DRAM traffic in both directions.
+    l2_bytes : float
+        Traffic between the SMs and the L2.
+    tile : tuple of int, optional
+        (tm, tn, split-K) of the fastest GEMM; None where no tile is used.
+    blocks : int
+        Thread blocks; zero where no tile is used.
+    """
+
+    launch_ns: float
+    execution_ns: float
+    compute_ns: float
+    l2_ns: float
+    dram_ns: float
+    dram_bytes: float
+    l2_bytes: float
+    tile: tuple[int, int, int] | None
+    blocks: int
+
+    @property
+    def total_ns(self) -> float:
+        return self.launch_ns + self.execution_ns
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Demands of kernels (rows) done in several ways (columns), in cycles and bytes."""
+
+    compute: np.ndarray
+    l2: np.ndarray
+    dram: np.ndarray
+    fixed: np.ndarray | float
+    dram_bytes: np.ndarray
+    l2_bytes: np.ndarray
+    blocks: np.ndarray | None = None
+    ways: Ways | None = None
+
+
+class Machine:
+    """A GPU at one dtype with some of its channels: rates per core cycle.
+
+    Raises
+    ------
+    UsageError
+        If the GPU has not that many channels.
+    SpecError
+        If it has no rate for `dtype`, or lacks a constant.
+    """
+
+    def __init__(self, gpu: GpuSpec, dtype: str, channels: int | None = None, family: str = "stream"):
+        if dtype not in ELEMENT_BYTES or dtype not in gpu.fma_per_sm_cycle:
+            raise SpecError(f"gpu '{gpu.name}': field 'fma_per_sm_cycle' has no '{dtype}'")
+        channels = gpu.memory_channels if channels is None else channels
+        if not 0 < channels <= gpu.memory_channels:
+            raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
+        self.gpu, self.dtype = gpu, dtype
+        self.keys = (f"_{family}_{dtype}", f"_{family}", f"_{dtype}", "")
+        self.cycles_per_ns = gpu.clock_mhz / 1e3
+        self.fma = gpu.fma_per_sm_cycle[dtype]
+        self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
+        self.l2_bytes = gpu.l2_bytes_per_channel * channels
+        self.l2_rate = gpu.l2_bytes_per_channel_cycle * channels * self["l2"]
+        self.dram_rate = gpu.channel_bytes_per_ns * channels / self.cycles_per_ns * self["dram"]
+        self.port_rate = self["sm_port_bytes_per_cycle"]
+
+    def __getitem__(self, name: str) -> float:
+        """A constant of the model: that of the family and dtype, family, dtype, or all kernels."""
+        constants = self.gpu.efficiency
+        for key in self.keys:
+            if name + key in constants:
+                return constants[name + key]
+        raise SpecError(f"gpu '{self.gpu.name}': field 'efficiency' lacks '{name}'")
+
+    def dram_traffic(self, inputs, weights, outputs, rereads=0.0):
+        """Bytes, and cycles, of DRAM traffic: what exceeds the resident part of the L2, reads first."""
+        reads, writes = inputs + weights, outputs * self.gpu.write_factor
+        resident = self["l2_resident"] * self.l2_bytes
+        cold_reads = np.maximum(reads - resident, 0.0) + rereads
+        cold_writes = np.maximum(writes - np.maximum(resident - reads, 0.0), 0.0)
+        cycles = (cold_reads + cold_writes / self["dram_write"]) / self.dram_rate
+        return cold_reads + cold_writes, cycles
+
+
+class Batch:
+    """Columns of kernels, one row each."""
+
+    def __init__(self, kernels: Sequence[Kernel]):
+        def column(name: str) -> np.ndarray:
+            return np.array([[getattr(kernel, name)] for kernel in kernels], dtype=float)
+
+        self.m, self.n, self.k, self.groups = map(column, ("m", "n", "k", "groups"))
+        self.window, self.stride, self.macs = map(column, ("window", "stride", "macs"))
+        self.inputs, self.weights, self.outputs = map(
+            column, ("input_bytes", "weight_bytes", "output_bytes")
+        )
+
+
+class Ways:
+    """Columns of (tile, split-K) choices."""
+
+    def __init__(self, choices: Sequence[tuple[int, int, int]]):
+        self.choices = tuple(choices)
+        self.tm, self.tn, self.split = (np.array([c[i] for c in choices], dtype=float) for i in range(3))
+        self.area = self.tm * self.tn
+        self.harmonic = self.area / (self.tm + self.tn)
+        self.side = np.sqrt(self.area) / 64
+        self.extra_splits = np.where(self.split > 1, self.split, 0.0)
+
+
+@functools.cache
+def every_way(split_limit: float) -> Ways:
+    """Every tile with every split-K factor up to a limit."""
+    splits = [split for split in SPLITS if split <= split_limit]
+    return Ways([(*tile, split) for tile, split in itertools.product(TILES, splits)])
+
+
+def family(kernel: Kernel) -> str:
+    """What decides which constants a kernel has: its kind, and for GEMMs the window it gathers.
+
+    Libraries read an image of 3 channels by kernels of their own: ``image``.
+    """
+    if kernel.kind != "gemm":
+        return kernel.kind
+    if kernel.k <= IMAGE_CHANNELS * kernel.window and kernel.window > 1:
+        return "image"
+    side = next((side for side in (1, 3, 5) if kernel.window <= side * side), 7)
+    return f"{side}x{side}_s{min(kernel.stride, 2)}"
+
+
+def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
+    """Demands of implicit GEMMs, one column per way."""
+    gpu, dtype = machine.gpu, machine.dtype
+    element, tk, align = ELEMENT_BYTES[dtype], ITERATION_K[dtype], CHANNEL_ALIGNMENT[dtype]
+    k = batch.window * np.ceil(batch.k / batch.window / align) * align
+    rows, columns = np.ceil(batch.m / ways.tm), np.ceil(batch.n / ways.tn)
+    iterations = np.ceil(np.ceil(k / tk) / ways.split)
+    blocks = batch.groups * rows * columns * ways.split
+    blocks_per_sm = np.ceil(blocks / gpu.sms)
+
+    smem = 2 * (ways.tm + ways.tn) * tk * element
+    accumulators = ways.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
+    resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
+    waves = np.ceil(blocks / (gpu.sms * np.clip(resident, 1, RESIDENT_BLOCKS)))
+
+    rate = machine.fma * machine["mma"] * ways.harmonic / (ways.harmonic + machine["tile_half"])
+    busy = blocks_per_sm * iterations * (ways.area * tk / rate)
+    iteration = machine["iteration_cycles"] * ways.side ** machine["tile_power"]
+    latency = waves * (machine["block_cycles"] + iterations * iteration)
+
+    partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * ways.extra_splits
+    stores = batch.outputs + partials
+    loads = blocks * (ways.tm + ways.tn) * (k / ways.split * element)
+    l2_bytes = loads + stores
+    port = blocks_per_sm * (ways.tm + ways.tn) * (k / ways.split * element) + stores / gpu.sms
+    l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
+
+    smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
+    overflow = np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
+    again = np.minimum(batch.inputs * (columns - 1), batch.weights * (rows - 1))
+    # A write-through L2 sends the partial sums on to DRAM.
+    outputs = batch.outputs + partials * (gpu.write_factor - 1) / gpu.write_factor
+    dram_bytes, dram = machine.dram_traffic(
+        batch.inputs, batch.weights, outputs, machine["reread"] * overflow * again
+    )
+    fixed = machine["kernel_cycles"] + np.where(ways.split > 1, machine["split_cycles"], 0.0)
+    return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
+
+
+def simd_demand(batch: Batch, machine: Machine, share: str, passes: np.ndarray | float = 1.0) -> Demand:
+    """Demands of kernels without tiles, which read their weights `passes` times."""
+    l2_bytes = batch.inputs + batch.weights * passes + batch.outputs
+    l2 = l2_bytes / np.minimum(machine.l2_rate, machine.gpu.sms * machine.port_rate)
+    compute = batch.macs / (machine.gpu.sms * machine.simd_fma * machine[share])
+    dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs)
+    return Demand(compute, l2, dram, machine["kernel_cycles"], dram_bytes, l2_bytes)
+
+
+def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None) -> list[Demand]:
+    """Demands of kernels of one kind: in the given ways, or in every way that the kind has."""
+    if kind == "gemm":
+        if ways is not None:
+            return [gemm_demand(batch, machine, ways)]
+        tiled = gemm_demand(batch, machine, every_way(machine["split_limit"]))
+        return [tiled, simd_demand(batch, machine, "gemv", passes=batch.m)]
+    if kind in ("depthwise", "stream"):
+        return [simd_demand(batch, machine, kind)]
+    raise ValueError(f"kernel kind '{kind}' is none of gemm, depthwise, stream")
+
+
+def execution_cycles(demand: Demand, machine: Machine) -> np.ndarray:
+    """Cycles of kernels (rows) in several ways (columns)."""
+    p = machine["overlap"]
+    return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed
+
+
+def kernel_cost(
+    kernel: Kernel,
+    gpu: GpuSpec,
+    *,
+    dtype: str,
+    channels: int | None = None,
+    tile: tuple[int, int] | None = None,
+) -> KernelCost:
+    """Latency and traffic of one kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    gpu : GpuSpec
+    dtype : str
+        Storage type, ``"fp16"`` or ``"fp32"``; accumulation is in fp32.
+    channels : int, optional
+        Memory channels that serve the GPU: DRAM bandwidth, L2 capacity and L2 bandwidth scale with
+        them. All by default.
+    tile : tuple of int, optional
+        (tm, tn) of a GEMM that is known to use it, without split-K; the fastest by default.
+
+    Raises
+    ------
+    UsageError
+        If the GPU has not that many channels.
+    SpecError
+        If it has no rate for `dtype`, or lacks a constant of the model.
+    """
+    machine = Machine(gpu, dtype, channels, family(kernel))
+    ways = None if tile is None else Ways([(*tile, 1)])
+    best = None
+    for demand in demands(kernel.kind, Batch([kernel]), machine, ways):
+        cycles = execution_cycles(demand, machine)[0]
+        at = int(cycles.argmin())
+        if best is None or cycles[at] < best[0]:
+            best = (cycles[at], at, demand)
+    cycles, at, demand = best
+    tiled = demand.ways is not None
+
+    def pick(values: np.ndarray) -> float:
+        return float(values[0, min(at, values.shape[1] - 1)])
+
+    return KernelCost(
+        launch_ns=gpu.launch_ns,
+        execution_ns=float(cycles) / machine.cycles_per_ns,
+        compute_ns=pick(demand.compute) / machine.cycles_per_ns,
+        l2_ns=pick(demand.l2) / machine.cycles_per_ns,
+        dram_ns=pick(demand.dram) / machine.cycles_per_ns,
+        dram_bytes=pick(demand.dram_bytes),
+        l2_bytes=pick(demand.l2_bytes),
+        tile=demand.ways.choices[at] if tiled else None,
+        blocks=int(pick(demand.blocks)) if tiled else 0,
+    )
+
+
+def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> float:
+    """Dynamic energy of one kernel: arithmetic, L2 and DRAM traffic.
+
+    Static power times latency is not in it; the plan that knows the latency adds it.
+    """
+    energy = gpu.energy
+    try:
+        return (
+            kernel.macs * energy[f"fma_{dtype}_pj"]
+            + cost.l2_bytes * energy["l2_pj_per_byte"]
+            + cost.dram_bytes * 8 * energy["dram_pj_per_bit"]
+        )
+    except KeyError as error:
+        raise SpecError(f"gpu '{gpu.name}': field 'energy' lacks {error}") from None

@@ -1,0 +1,73 @@
+/*!
+ * \brief Walk over the encoded command stream of one channel (see PimProgram.encoded in Python).
+ *
+ * A node is `opcode, size in words, operands`; an affine is a base and kMaxDepth coefficients over
+ * the counters of the enclosing loops, outermost first.
+ *
+ *   0 LOOP     extent, body nodes
+ *   1 GWRITE   buffer, pixel (affine), pixels, k (affine), columns
+ *   2 G_ACT    gang, row (affine)
+ *   3 COMP     buffer, row (affine), column (affine), count
+ *   4 READRES  buffer, pixel (affine), channel (affine)
+ */
+#ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
+#define PIMFLOW_SIMULATORS_PROGRAM_H_
+
+#include <cstdint>
+
+namespace pimflow {
+
+constexpr int kMaxDepth = 4;
+constexpr int kAffineWords = 1 + kMaxDepth;
+
+enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4 };
+
+inline int64_t At(const int64_t* affine, const int64_t* counters) {
+  int64_t value = affine[0];
+  for (int d = 0; d < kMaxDepth; ++d) value += affine[1 + d] * counters[d];
+  return value;
+}
+
+/*!
+ * \brief Call the visitor for every command, in order.
+ *
+ * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
+ * Comp(buffer, row, column, count), Readres(buffer, pixel, channel).
+ */
+template <typename Visitor>
+void Walk(const int64_t* words, const int64_t* end, int64_t* counters, int depth, Visitor* visit) {
+  for (const int64_t* node = words; node < end; node += node[1]) {
+    const int64_t* arg = node + 2;
+    switch (node[0]) {
+      case kLoop:
+        for (counters[depth] = 0; counters[depth] < arg[0]; ++counters[depth]) {
+          Walk(arg + 1, node + node[1], counters, depth + 1, visit);
+        }
+        counters[depth] = 0;
+        break;
+      case kGwrite:
+        visit->Gwrite(arg[0], At(arg + 1, counters), arg[1 + kAffineWords],
+                      At(arg + 2 + kAffineWords, counters), arg[2 + 2 * kAffineWords]);
+        break;
+      case kGAct:
+        visit->GAct(arg[0], At(arg + 1, counters));
+        break;
+      case kComp:
+        visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
+                    arg[1 + 2 * kAffineWords]);
+        break;
+      default:
+        visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+    }
+  }
+}
+
+template <typename Visitor>
+void Walk(const int64_t* words, int64_t size, Visitor* visit) {
+  int64_t counters[kMaxDepth + 1] = {};
+  Walk(words, words + size, counters, 0, visit);
+}
+
+}  // namespace pimflow
+
+#endif  // PIMFLOW_SIMULATORS_PROGRAM_H_

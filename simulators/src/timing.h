@@ -1,0 +1,103 @@
+/*!
+ * \brief What the timing engines share: command ids, the tally they return, and the walk over a
+ * stream, which is either an encoded program (int64 words, program.h) or a parsed `.pim` trace.
+ *
+ * A word of a parsed trace is `kind << 29 | address`; the address is, from its top bit, bank group
+ * [2], bank [2], row [14], column [5], offset [6].
+ */
+#ifndef PIMFLOW_SIMULATORS_TIMING_H_
+#define PIMFLOW_SIMULATORS_TIMING_H_
+
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <cstdint>
+
+#include "program.h"
+
+namespace pimflow {
+
+/*! \brief Ids in the order of pimflow.hardware.pim.COMMANDS. */
+enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kNumCommands };
+
+constexpr int kAddressBits = 29;
+constexpr int kOffsetBits = 6;
+constexpr int kColumnBits = 5;
+constexpr int kRowBits = 14;
+constexpr int kBankBits = 2;
+constexpr int kRowShift = kOffsetBits + kColumnBits;
+constexpr int kGangShift = kRowShift + kRowBits + kBankBits;
+
+/*! \brief Kinds of a trace word; G_ACT0..G_ACT3 are kTraceGAct0 + gang. */
+enum TraceKind : uint32_t { kTraceGwrite = 0, kTraceReadres = 1, kTraceComp = 2, kTraceGAct0 = 4 };
+
+inline int64_t TraceRow(uint32_t word) { return word >> kRowShift & ((1u << kRowBits) - 1); }
+inline int64_t TraceColumn(uint32_t word) { return word >> kOffsetBits & ((1u << kColumnBits) - 1); }
+
+template <typename T>
+T* Data(const tvm::ffi::TensorView& tensor) {
+  return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
+}
+
+/*! \brief Outcome of one run, as the int64 words that Python reads. */
+struct Tally {
+  int64_t cycles = 0;
+  int64_t commands[kNumCommands] = {};
+  int64_t gwrite_bursts = 0;
+  int64_t violations = 0;
+  int64_t first_violation = -1;
+
+  void Store(const tvm::ffi::TensorView& out) const {
+    int64_t* word = Data<int64_t>(out);
+    *word++ = cycles;
+    for (int64_t count : commands) *word++ = count;
+    *word++ = gwrite_bursts;
+    *word++ = violations;
+    *word = first_violation;
+  }
+};
+
+/*!
+ * \brief Visit a parsed trace as Walk visits a program: one buffer, GWRITE of `gwrite_columns`.
+ *
+ * Consecutive columns of one row are handed over as one run of COMPs.
+ */
+template <typename Visitor>
+void WalkTrace(const uint32_t* word, int64_t size, int64_t gwrite_columns, Visitor* visit) {
+  constexpr uint32_t kColumnStep = 1u << kOffsetBits;
+  constexpr uint32_t kLastColumn = (1u << kColumnBits) - 1;
+  for (const uint32_t* end = word + size; word < end;) {
+    const uint32_t first = *word;
+    const uint32_t kind = first >> kAddressBits;
+    if (kind == kTraceComp) {
+      const uint32_t* begin = word;
+      uint32_t previous = first;
+      for (++word; word < end && *word == previous + kColumnStep && TraceColumn(previous) < kLastColumn;) {
+        previous = *word++;
+      }
+      visit->Comp(0, TraceRow(first), TraceColumn(first), word - begin);
+      continue;
+    }
+    ++word;
+    if (kind == kTraceGwrite) {
+      visit->Gwrite(0, 0, 1, 0, gwrite_columns);
+    } else if (kind == kTraceReadres) {
+      visit->Readres(0, 0, 0);
+    } else {
+      visit->GAct(kind - kTraceGAct0, TraceRow(first));
+    }
+  }
+}
+
+/*! \brief Visit a stream of either form; uint32 elements make it a trace. */
+template <typename Visitor>
+void WalkStream(const tvm::ffi::TensorView& stream, int64_t gwrite_columns, Visitor* visit) {
+  if (stream.dtype().bits == 32) {
+    WalkTrace(Data<const uint32_t>(stream), stream.numel(), gwrite_columns, visit);
+  } else {
+    Walk(Data<const int64_t>(stream), stream.numel(), visit);
+  }
+}
+
+}  // namespace pimflow
+
+#endif  // PIMFLOW_SIMULATORS_TIMING_H_

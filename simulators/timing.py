@@ -1,0 +1,273 @@
+"""Cycles of DRAM-PIM programs and traces, in the two timings.
+
+``strict`` issues in order, one command a clock, under the constraint table of the `PimSpec`, inserts
+PRE and REF and reopens what a refresh closed; ``simulators/src/timing_strict.cc`` states the rules.
+``ramulator-pimflow`` reproduces the PIMFlow authors' Ramulator fork cycle for cycle, including what is
+physically wrong with it (no precharge on a row switch, a GWRITE hidden in one cycle).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow import native
+from pimflow.core.program import MAX_DEPTH, PimProgram
+from pimflow.errors import SpecError, TraceError, UnknownNameError
+from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
+from pimflow.simulators.trace import Trace, expand_to_pim
+
+__all__ = ["TIMINGS", "ISSUED", "TimingResult", "time_program", "time_trace", "issued", "expand_to_pim"]
+
+TIMINGS = ("strict", "ramulator-pimflow")
+ISSUED = np.dtype(
+    [(name, np.int64) for name in ("clock", "command", "gang", "buffer", "row", "column", "bursts")]
+)
+
+_strict = native.get("pimflow.simulators.time_strict")
+_ramulator = native.get("pimflow.simulators.time_ramulator")
+
+_FORK_GANGS = 4
+_FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
+_TALLY = ("cycles", *COMMANDS, "gwrite_bursts", "violations", "first_violation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingResult:
+    """What a program or trace takes on the channels of one device.
+
+    Attributes
+    ----------
+    cycles : int
+        Command clocks until the last channel is done, last data included.
+    time_ns : float
+        The same, in nanoseconds.
+    commands : dict of str to int
+        Issued commands under their canonical names, over all channels, PRE and REF included. A PRE is
+        one gang in ``strict`` and all banks of the channel in ``ramulator-pimflow``.
+    timing : str
+        ``"strict"`` or ``"ramulator-pimflow"``.
+    pim : str
+        Name of the device.
+    utilisation : float
+        Share of the clocks in which the multipliers work: COMPs times nCCDS over `cycles`, mean over
+        the channels; in [0, 1].
+    gwrite_bursts : int
+        Column-sized bursts of all GWRITEs, over all channels.
+    channel_cycles : tuple of int
+        Cycles of each channel.
+    violations : int
+        COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
+        program they are an error).
+    """
+
+    cycles: int
+    time_ns: float
+    commands: dict[str, int]
+    timing: str
+    pim: str
+    utilisation: float
+    gwrite_bursts: int
+    channel_cycles: tuple[int, ...]
+    violations: int = 0
+
+
+def time_program(
+    program: PimProgram, spec: PimSpec, timing: str = "strict", gwrite_hiding: bool = True
+) -> TimingResult:
+    """Time every channel of `program` on `spec`.
+
+    Channels that differ only in pixels, output channels or where their rows begin take the same time
+    and are timed once.
+
+    Parameters
+    ----------
+    timing : str
+        ``"strict"`` or ``"ramulator-pimflow"``.
+    gwrite_hiding : bool
+        ``ramulator-pimflow`` only: whether the fork hides the latency of a GWRITE.
+
+    Raises
+    ------
+    TraceError
+        A COMP on a row that is not open, or a gang or buffer that the device lacks, with the index of
+        the command in its channel; under ``ramulator-pimflow``, more than 32 pending refreshes.
+    SpecError
+        A device whose organisation is not the one that the program was lowered for.
+    """
+    _check_organisation(program, spec)
+    tallies: dict[bytes, dict[str, int]] = {}
+    per_channel = []
+    for channel in range(len(program.channels)):
+        words = _timing_signature(program.encoded(channel))
+        key = words.tobytes()
+        if key not in tallies:
+            where = f"region '{program.region}', channel {channel}"
+            tallies[key] = _run(words, spec, timing, gwrite_hiding, program.readres_bursts, where)
+            _raise_on_closed_row(tallies[key], where)
+        per_channel.append(tallies[key])
+    return _result(per_channel, spec, timing)
+
+
+def time_trace(
+    trace: Trace | str | os.PathLike | bytes,
+    spec: PimSpec,
+    timing: str = "strict",
+    gwrite_hiding: bool = True,
+) -> TimingResult:
+    """Time a ``.pim`` trace: a parsed one, a file, or the text as bytes. One channel, one buffer.
+
+    A GWRITE writes a whole buffer and a READRES is one burst. Under ``strict``, PRE and REF are
+    inserted, and COMPs on a row that is not open are counted in `TimingResult.violations`.
+
+    Raises
+    ------
+    TraceError
+        See `Trace.read`; under ``ramulator-pimflow``, more than 32 pending refreshes.
+    """
+    if not isinstance(trace, Trace):
+        trace = Trace.read(trace)
+    return _result([_run(trace.words, spec, timing, gwrite_hiding, 1, trace.name)], spec, timing)
+
+
+def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
+    """Commands of one channel as ``strict`` issues them, for a checker or a picture.
+
+    Returns
+    -------
+    ndarray, [commands], of dtype `ISSUED`
+        Clock (cycles), command (index into `COMMANDS`), gang, buffer, row, column (-1 where the
+        command has none) and bursts of each, PRE, REF and reopening G_ACT included.
+    """
+    _check_organisation(program, spec)
+    words = program.encoded(channel)
+    where = f"region '{program.region}', channel {channel}"
+    tally = _run(words, spec, "strict", True, program.readres_bursts, where)
+    _raise_on_closed_row(tally, where)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
+    _run(words, spec, "strict", True, program.readres_bursts, where, rows)
+    return rows.view(ISSUED)[:, 0]
+
+
+def _run(
+    stream: np.ndarray,
+    spec: PimSpec,
+    timing: str,
+    gwrite_hiding: bool,
+    readres_bursts: int,
+    where: str,
+    rows: np.ndarray | None = None,
+) -> dict[str, int]:
+    """Tally of one channel's stream: encoded words (int64) or a parsed trace (uint32)."""
+    if timing not in TIMINGS:
+        raise UnknownNameError("timing", timing, TIMINGS)
+    tally = np.zeros(len(_TALLY), dtype=np.int64)
+    try:
+        if timing == "strict":
+            nCL, nBL, nREFI = _latencies(spec, ("nCL", "nBL", "nREFI"))
+            organisation = (spec.gangs, spec.global_buffers, spec.columns_per_row, readres_bursts)
+            device = np.array([*organisation, nCL, nBL, nREFI], dtype=np.int64)
+            rows = np.empty((0, len(ISSUED)), dtype=np.int64) if rows is None else rows
+            _strict(stream, device, _constraint_table(spec), rows, tally)
+        else:
+            if spec.gangs != _FORK_GANGS:
+                raise SpecError(
+                    f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}"
+                )
+            latencies = [
+                *_latencies(spec, _FORK_LATENCIES),
+                gwrite_hiding,
+                readres_bursts,
+                spec.columns_per_row,
+            ]
+            _ramulator(stream, np.array(latencies, dtype=np.int64), tally)
+    except ValueError as error:
+        raise TraceError(f"{where}: {error}") from error
+    return dict(zip(_TALLY, tally.tolist()))
+
+
+def _constraint_table(spec: PimSpec) -> np.ndarray:
+    """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window."""
+    rows = [
+        (
+            LEVELS.index(rule.level),
+            sum(1 << COMMANDS.index(command) for command in set(rule.before)),
+            sum(1 << COMMANDS.index(command) for command in set(rule.after)),
+            spec.timing[rule.latency],
+            spec.timing[rule.per_burst] if rule.per_burst else 0,
+            rule.window,
+        )
+        for rule in spec.constraints
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+
+
+def _latencies(spec: PimSpec, names: tuple[str, ...]) -> list[int]:
+    for name in names:
+        if spec.timing.get(name, 0) < 1:
+            raise SpecError(f"pim '{spec.name}': [timing] needs '{name}', in cycles, above zero")
+    return [spec.timing[name] for name in names]
+
+
+def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
+    if program.gangs != spec.gangs or program.buffers > spec.global_buffers:
+        raise SpecError(
+            f"region '{program.region}' was lowered for {program.gangs} gangs and {program.buffers} buffers; "
+            f"pim '{spec.name}' has {spec.gangs} and {spec.global_buffers}; lower it again for this device"
+        )
+
+
+def _raise_on_closed_row(tally: dict[str, int], where: str) -> None:
+    if tally["violations"]:
+        raise TraceError(
+            f"{where}: command {tally['first_violation']}: COMP on a row that is not open in every gang "
+            f"({tally['violations']} such commands)"
+        )
+
+
+def _timing_signature(words: np.ndarray) -> np.ndarray:
+    """Encoded words less what no clock depends on: pixels, elements, channels, columns, the first row."""
+    words = words.copy()
+    affine = 1 + MAX_DEPTH
+    rows, node = [], 0
+    while node < len(words):
+        opcode, size, *_ = words[node : node + 2].tolist()
+        operands = node + 2
+        if opcode == 0:
+            node += 3
+            continue
+        if opcode == 1:
+            words[operands + 1 : operands + 1 + affine] = 0
+            words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
+        elif opcode == 4:
+            words[operands + 1 : operands + 1 + 2 * affine] = 0
+        else:
+            rows.append(operands + 1)
+        if opcode == 3:
+            words[operands + 1 + affine : operands + 1 + 2 * affine] = 0
+        node += size
+    if rows:
+        words[rows] -= words[rows].min()
+    return words
+
+
+def _result(per_channel: list[dict[str, int]], spec: PimSpec, timing: str) -> TimingResult:
+    totals = Counter()
+    for tally in per_channel:
+        totals.update(tally)
+    cycles = max(tally["cycles"] for tally in per_channel)
+    busy_cycles = totals["COMP"] * spec.timing.get("nCCDS", 1)
+    return TimingResult(
+        cycles=cycles,
+        time_ns=cycles * spec.tCK_ns,
+        commands={name: totals[name] for name in COMMANDS},
+        timing=timing,
+        pim=spec.name,
+        utilisation=busy_cycles / (cycles * len(per_channel)) if cycles else 0.0,
+        gwrite_bursts=totals["gwrite_bursts"],
+        channel_cycles=tuple(tally["cycles"] for tally in per_channel),
+        violations=totals["violations"],
+    )

@@ -1,0 +1,150 @@
+"""The checker catches what a broken engine would do to a stream."""
+
+import time
+
+import numpy as np
+import pytest
+from timing_programs import act_all, comp, loop, program, read, write
+
+from pimflow.core.program import Affine
+from pimflow.hardware.pim import COMMANDS
+from pimflow.simulators.checker import count_violations, violations
+from pimflow.simulators.timing import issued
+
+GWRITE, G_ACT, COMP, READRES, PRE, REF = range(len(COMMANDS))
+
+# Two buffers, two rows, three refreshes.
+STREAM = (
+    loop(
+        12,
+        write(0),
+        write(1, bursts=8),
+        *act_all(Affine(3, (2,))),
+        loop(2, comp(32, buffer=0, row=Affine(3, (2,))), comp(8, buffer=1, row=Affine(3, (2,)))),
+        *act_all(Affine(4, (2,))),
+        loop(2, comp(32, buffer=0, row=Affine(4, (2,))), comp(8, buffer=1, row=Affine(4, (2,)))),
+        read(0),
+        read(1),
+    ),
+)
+
+
+@pytest.fixture
+def legal(newton):
+    return issued(program(STREAM), newton, 0)
+
+
+def which(stream, command, nth=0):
+    return int(np.flatnonzero(stream["command"] == command)[nth])
+
+
+def test_legal_stream(newton, legal):
+    assert violations(legal, newton, program(STREAM)) == []
+    assert count_violations(legal, newton, program(STREAM)) == 0
+    assert (legal["command"] == REF).sum() >= 3
+
+
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES])
+def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
+    for index in np.flatnonzero(legal["command"] == command)[::7].tolist():
+        early = legal.copy()
+        early["clock"][index] -= 1
+        assert count_violations(early, newton) > 0, index
+
+
+@pytest.mark.parametrize("command", range(len(COMMANDS)), ids=COMMANDS)
+@pytest.mark.parametrize("nth", [0, 1, -1])
+def test_dropped_command(newton, legal, command, nth):
+    dropped = np.delete(legal, which(legal, command, nth))
+    # A dropped PRE leaves a G_ACT or REF on an open row, a dropped REF is overdue.
+    assert count_violations(dropped, newton, program(STREAM)) > 0
+    if command in (PRE, REF):
+        assert count_violations(dropped, newton) > 0
+
+
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES], ids=lambda c: COMMANDS[c])
+def test_repeated_command(newton, legal, command):
+    index = which(legal, command, -1)
+    repeated = np.insert(legal, index + 1, legal[index])
+    repeated["clock"][index + 1 :] += 100
+    assert count_violations(repeated, newton, program(STREAM)) > 0
+
+
+def test_swapped_commands(newton, legal):
+    for index in range(0, len(legal) - 1, 5):
+        a, b = legal[index].copy(), legal[index + 1].copy()
+        a["clock"] = b["clock"] = 0
+        if a == b:
+            continue
+        swapped = legal.copy()
+        swapped[[index, index + 1]] = swapped[[index + 1, index]]
+        swapped["clock"] = legal["clock"]
+        if a["command"] == b["command"] == PRE:
+            continue
+        assert count_violations(swapped, newton, program(STREAM)) > 0, index
+
+
+@pytest.mark.parametrize(
+    "command, field, problem",
+    [
+        (COMP, "row", "is not open in every bank"),
+        (G_ACT, "row", "is not open in every bank"),
+        (G_ACT, "gang", "a row is still open"),
+        (COMP, "column", "the program goes on with COMP"),
+        (COMP, "buffer", "the program goes on with COMP"),
+        (GWRITE, "bursts", "the program goes on with GWRITE"),
+        (READRES, "buffer", "the program goes on with READRES"),
+    ],
+)
+def test_wrong_operand(newton, legal, command, field, problem):
+    wrong = legal.copy()
+    index = which(legal, command, 50 if command in (COMP, G_ACT) else 5)
+    wrong[field][index] += 1 if wrong[field][index] < 3 else -1
+    assert any(problem in text for text in violations(wrong, newton, program(STREAM), limit=10**6))
+
+
+def test_refresh_too_early(newton, legal):
+    ref = which(legal, REF)
+    early = legal.copy()
+    early["clock"][:ref] -= early["clock"][:ref] // 2
+    early["clock"][ref] = 1899
+    assert any("before it is due" in text for text in violations(early, newton, limit=10**6))
+
+
+@pytest.mark.parametrize(
+    "command, field, value",
+    [(COMP, "command", 6), (COMP, "command", -1), (G_ACT, "gang", 4), (GWRITE, "buffer", 4), (COMP, "column", 32)],
+)
+def test_commands_that_do_not_exist(newton, legal, command, field, value):
+    index = which(legal, command)
+    legal[field][index] = value
+    (text,) = violations(legal, newton)
+    assert text.startswith(f"command {index} (") and "no such command on 'newton-gddr6'" in text
+
+
+def test_messages(newton, legal):
+    assert violations(legal[:0], newton, program(STREAM)) == [
+        "end of the stream: the program goes on with GWRITE buffer 0 bursts 32"
+    ]
+    # W@1, W@65, A0..A3@66, 83, 100, 117, C@128
+    index = which(legal, COMP)
+    legal["clock"][index] -= 1
+    assert violations(legal[: index + 1], newton) == [
+        f"command {index} (COMP at clock 127): nRCDR of gang 3 holds until clock 128"
+    ]
+
+
+def test_messages_are_bounded(newton, legal):
+    legal["row"][legal["command"] == COMP] = 0
+    texts = violations(legal, newton, limit=5)
+    assert len(texts) == 6
+    assert texts[-1] == f"… and {count_violations(legal, newton) - 5} more"
+
+
+def test_100k_commands_in_a_second(newton):
+    long = program((loop(110, *STREAM),))
+    stream = issued(long, newton, 0)
+    assert len(stream) > 100_000
+    begin_s = time.perf_counter()
+    assert violations(stream, newton, long) == []
+    assert time.perf_counter() - begin_s < 1

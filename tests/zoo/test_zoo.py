@@ -1,0 +1,284 @@
+"""Are the embedded networks the real ones, and is every bad model turned away in one clear line?"""
+
+import ast
+import dataclasses
+import runpy
+import timeit
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from pimflow import zoo
+from pimflow.errors import ModelError, PimflowError, UnknownNameError, UsageError
+
+# torchvision's own counts; multiply-accumulates to three digits
+PUBLISHED = {"mobilenet-v2": (3_504_872, 0.301e9, {"input": (1, 3, 224, 224)})}
+
+
+def run(model, inputs, every=False):
+    """Values by name: the outputs, or with `every` each intermediate as well."""
+    if every:
+        kept = {value.name for value in model.graph.output}
+        names = [name for node in model.graph.node for name in node.output]
+        model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in kept)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, inputs)))
+
+
+def small(dims=("N", 4), output=("N", 2)):
+    """x @ w, with w of ones."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [numpy_helper.from_array(np.ones((4, 2), np.float32), "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_the_published_ones(name):
+    parameters, macs, inputs = PUBLISHED[name]
+    info = zoo.describe(name)
+    assert info.parameters == parameters
+    assert info.macs == pytest.approx(macs, rel=5e-3)
+    assert info.inputs == inputs
+    assert info.nodes == len(zoo.load(name).graph.node)
+
+
+def test_toy_counts_by_hand():
+    pixels, norms = 16 * 16, 2 * (16 + 64 + 64 + 16)
+    layers = [27 * 16, 16 * 64, 9 * 64, 64 * 16, 16 * 64]
+    down = 64 * 9 * 32
+    info = zoo.describe("toy")
+    assert info.macs == pixels * sum(layers) + pixels // 4 * down + 32 * 10
+    assert info.parameters == sum(layers) + norms + 64 + down + 32 + 32 * 10 + 10
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.macs = 0
+
+
+@pytest.mark.parametrize("name", zoo.names())
+class TestEveryNetwork:
+    def test_is_valid_and_has_data_inputs_only(self, name):
+        model = zoo.load(name)
+        onnx.checker.check_model(model, full_check=True)
+        assert [value.name for value in model.graph.input] == list(zoo.describe(name).inputs)
+
+    def test_nodes_have_distinct_names_and_layers_are_named_after_their_weights(self, name):
+        nodes = zoo.load(name).graph.node
+        assert len({node.name for node in nodes} - {""}) == len(nodes)
+        for node in nodes:
+            if node.op_type in ("Conv", "Gemm", "BatchNormalization"):
+                assert all(weight.startswith(f"{node.name}.") for weight in node.input[1:])
+
+    def test_is_small_and_quick(self, name):
+        assert (zoo.GRAPHS / f"{name}.onnx").stat().st_size < 200_000
+        assert min(timeit.repeat(lambda: zoo.load(name), number=1, repeat=3)) < 0.5
+
+    def test_same_seed_same_bytes(self, name):
+        first, second = (zoo.load(name, seed=3).SerializeToString() for _ in range(2))
+        assert first == second
+        assert first != zoo.load(name, seed=4).SerializeToString()
+
+    def test_no_trained_value_is_neutral(self, name):
+        for tensor in zoo.load(name).graph.initializer:
+            values = numpy_helper.to_array(tensor)
+            assert values.ndim == 0 or np.unique(values).size > values.size // 2, tensor.name
+            assert not tensor.name.endswith(("var", "variance")) or values.min() >= 0.5
+
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    def test_values_are_of_order_one_and_follow_the_input(self, name, seed):
+        model = zoo.load(name, seed)
+        (output,) = [value.name for value in model.graph.output]
+        inputs = zoo.example_inputs(model, seed)
+        patched = {key: value.copy() for key, value in inputs.items()}
+        for value in patched.values():
+            value[..., : value.shape[-2] // 4, : value.shape[-1] // 4] = 0
+        values = run(model, inputs, every=True)
+        assert max(np.abs(value).max() for value in values.values()) < 1e3
+        peak = np.abs(values[output]).max()
+        assert 0.1 < peak < 10
+        for changed in (zoo.example_inputs(model, seed + 1), patched):
+            moved = np.abs(run(model, changed)[output] - values[output]).max()
+            assert moved > 0.01 * peak
+
+
+def test_example_inputs_are_reproducible_normal_and_typed():
+    model = zoo.load("mobilenet-v2")
+    (first,), (second,) = (zoo.example_inputs(model).values() for _ in range(2))
+    assert first.dtype == np.float32 and first.tobytes() == second.tobytes()
+    assert abs(first.mean()) < 0.01 and abs(first.std() - 1) < 0.01 and np.abs(first).max() <= 3
+    graph = small(dims=(2, 4), output=(2, 2))
+    for kind, dtype in ((TensorProto.INT64, np.int64), (TensorProto.FLOAT16, np.float16)):
+        graph.graph.input[0].type.tensor_type.elem_type = kind
+        drawn = zoo.example_inputs(graph)["x"]
+        assert drawn.dtype == dtype and drawn.shape == (2, 4)
+        assert kind == TensorProto.FLOAT16 or drawn.min() >= 0
+    graph.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    with pytest.raises(ModelError, match="input 'x'"):
+        zoo.example_inputs(graph)
+    with pytest.raises(ModelError, match="--shape x="):
+        zoo.example_inputs(small())
+
+
+def test_bit_identical_to_the_recorded_draw():
+    drawn = zoo.weights.uniform("fc.weight", 4, 0) * 2**23
+    assert drawn.tolist() == [6476451.0, -8216031.0, 5123300.0, -2666883.0]
+
+
+def test_the_generator_makes_the_file_that_is_shipped():
+    generator = runpy.run_path(str(Path(__file__).parents[2] / "scripts/build_zoo.py"))
+    assert set(generator["NETWORKS"]) == set(zoo.names())
+    assert generator["strip"](generator["toy"](), "toy") == onnx.load(zoo.GRAPHS / "toy.onnx")
+
+
+def test_imports_neither_tvm_nor_torch():
+    for path in zoo.GRAPHS.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {str(module).partition(".")[0] for module in modules} & {"tvm", "torch"}
+
+
+def test_load_model_takes_name_path_and_model(tmp_path, monkeypatch):
+    by_name = zoo.load_model("toy")
+    onnx.save(zoo.load("toy"), tmp_path / "copy.onnx")
+    (tmp_path / "bare").write_bytes((tmp_path / "copy.onnx").read_bytes())
+    (tmp_path / "toy").write_text("a file of that name does not hide the zoo's")
+    monkeypatch.chdir(tmp_path)
+    for given in ("toy", "copy.onnx", "bare", "./bare", tmp_path / "copy.onnx", zoo.load("toy")):
+        assert zoo.load_model(given) == by_name
+    assert zoo.load_model(zoo.GRAPHS / "toy.onnx", seed=5) == zoo.load_model("toy", seed=5)
+
+
+def test_shapes_fix_what_is_dynamic_and_are_inferred_again():
+    given = small()
+    before = given.SerializeToString()
+    model = zoo.load_model(given, {"x": (3, 4)})
+    (value,) = model.graph.output
+    assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [3, 2]
+    assert given.SerializeToString() == before
+    assert zoo.load_model(small(dims=None, output=None), {"x": (3, 4)}).graph.output
+
+
+def test_a_symbol_is_one_size_everywhere():
+    model = small()
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ("N",)))
+    fixed = zoo.load_model(model, {"x": (3, 4)})
+    assert fixed.graph.input[1].type.tensor_type.shape.dim[0].dim_value == 3
+    with pytest.raises(ModelError, match="'N' is both 3 and 5"):
+        zoo.load_model(model, {"x": (3, 4), "z": (5,)})
+
+
+def test_inputs_that_name_initializers_are_dropped():
+    model = small(dims=(1, 4), output=(1, 2))
+    model.ir_version = 3
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (4, 2)))
+    assert [value.name for value in zoo.load_model(model).graph.input] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "shapes", "error", "says"),
+    [
+        (("N", 4), None, ModelError, "input 'x' has dynamic shape .x4.* --shape x=1,4"),
+        (("N", 3, None, -1), None, ModelError, "--shape x=1,3,224,224"),
+        (None, None, ModelError, "unknown rank.* --shape x=1,3,224,224"),
+        (("N", 4), {"X": (1, 4)}, UnknownNameError, "unknown input 'X'.*x"),
+        (("N", 4), {"x": (1, 5)}, ModelError, "input 'x' has shape .x4, not 1x5"),
+        (("N", 4), {"x": (1, 4, 1)}, ModelError, "input 'x' has shape .x4, not 1x4x1"),
+        (("N", 4), {"x": (0, 4)}, UsageError, "input 'x'.* 1 or more"),
+        (("N", "M"), {"x": (1, 5)}, ModelError, "not a valid ONNX model"),
+    ],
+)
+def test_bad_shapes(dims, shapes, error, says):
+    with pytest.raises(error, match=says) as raised:
+        zoo.load_model(small(dims), shapes)
+    assert "\n" not in str(raised.value)
+
+
+def external(path, keep):
+    onnx.save(small((1, 4), output=(1, 2)), path, save_as_external_data=True, size_threshold=0)
+    data = [file for file in path.parent.iterdir() if file != path]
+    assert len(data) == 1
+    data[0].write_bytes(data[0].read_bytes()[:keep])
+    if not keep:
+        data[0].unlink()
+
+
+BAD_FILES = {
+    "missing": (lambda path: None, "No such file"),
+    "directory": (lambda path: path.mkdir(), "directory"),
+    "empty": (lambda path: path.write_bytes(b""), "no nodes"),
+    "text": (lambda path: path.write_text("hello, world\n" * 9), "not an ONNX file"),
+    "random": (lambda path: path.write_bytes(np.random.Philox(1).random_raw(99)), "not an ONNX"),
+    "truncated": (lambda path: path.write_bytes(small((1, 4)).SerializeToString()[:-9]), "damaged"),
+    "not UTF-8": (lambda path: path.write_bytes(small((1, 4)).SerializeToString().replace(
+        b"product", b"prod\xffct")), "damaged"),
+    "no graph": (lambda path: path.write_bytes(onnx.ModelProto(ir_version=9).SerializeToString()),
+                 "no nodes"),
+    "external data missing": (lambda path: external(path, 0), "with its data|No such file"),
+    "external data truncated": (lambda path: external(path, 7), "with its data|valid"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files(case, tmp_path):
+    make, says = BAD_FILES[case]
+    path = tmp_path / "net.onnx"
+    make(path)
+    for given in (path, str(path)):
+        with pytest.raises(ModelError, match=says) as raised:
+            zoo.load_model(given)
+        assert "\n" not in str(raised.value) and "net.onnx" in str(raised.value)
+
+
+def test_every_truncation_is_turned_away(tmp_path):
+    whole = zoo.load("toy").SerializeToString()
+    path = tmp_path / "net.onnx"
+    for length in range(0, len(whole), 397):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelError):
+            zoo.load_model(path)
+
+
+def test_bad_models():
+    dangling = small((1, 4), output=(1, 2))
+    dangling.graph.node[0].input[0] = "nowhere"
+    for model in (dangling, onnx.ModelProto()):
+        with pytest.raises(ModelError):
+            zoo.load_model(model)
+    unloaded = small((1, 4), output=(1, 2))
+    unloaded.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    with pytest.raises(ModelError, match="another file"):
+        zoo.load_model(unloaded)
+    malformed = onnx.load(zoo.GRAPHS / "toy.onnx")
+    malformed.graph.input[1].metadata_props[0].value = "weight:zero"
+    with pytest.raises(ModelError, match=r"'stem\.conv\.weight'.* 'weight:zero'"):
+        zoo.load_model(malformed)
+
+
+def test_unknown_names_and_seeds():
+    for call in (zoo.load, zoo.describe, zoo.load_model):
+        with pytest.raises(UnknownNameError, match=r"unknown model 'mobilenet_v2'.*mobilenet-v2"):
+            call("mobilenet_v2")
+    for seed in (-1, 2**64):
+        with pytest.raises(UsageError, match="seed"):
+            zoo.load("toy", seed)
+
+
+def test_parse_shape():
+    assert zoo.parse_shape("input=1,3,224,224") == ("input", (1, 3, 224, 224))
+    assert zoo.parse_shape("a=b=7") == ("a=b", (7,))
+    for junk in ("", "input", "=1,2", "x=", "x=1,,2", "x=1,-2", "x=0", "x=1.5", "x=1x3", "x=a"):
+        with pytest.raises(UsageError, match="input=1,3,224,224") as raised:
+            zoo.parse_shape(junk)
+        assert isinstance(raised.value, PimflowError) and raised.value.exit_code == 2
