@@ -6,14 +6,21 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.region import ConvGeometry, Region
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
 
 
-def extract_regions(mod: tvm.IRModule) -> tuple[Region, ...]:
+def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
     """Regions of `mod` in execution order: every kernel that a GPU-only build would launch.
+
+    Parameters
+    ----------
+    mod : IRModule
+        In canonical form.
+    name : str
+        Of the network.
 
     Raises
     ------
@@ -31,15 +38,15 @@ def extract_regions(mod: tvm.IRModule) -> tuple[Region, ...]:
         names.update((b.var, name) for b in group.bindings)
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
-    return tuple(regions)
+    return RegionGraph(name=name, regions=tuple(regions), outputs=_outputs(mod, groups))
 
 
-def graph_outputs(mod: tvm.IRModule) -> tuple[str, ...]:
+def _outputs(mod: tvm.IRModule, groups: list[KernelGroup]) -> tuple[str, ...]:
     """Names of the regions whose results ``main`` returns."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     wanted = set(relax.analysis.free_vars(result)) | {body}
-    return tuple(layer_name(mod, g.title) for g in kernel_groups(mod) if wanted & {b.var for b in g.bindings})
+    return tuple(layer_name(mod, g.title) for g in groups if wanted & {b.var for b in g.bindings})
 
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:

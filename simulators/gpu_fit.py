@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu_data import Sample
 from pimflow.simulators.gpu_model import Batch, Machine, Ways, demands, execution_cycles, family
 
-# constant -> (least, most): shares of a peak, cycles, bytes per cycle; Winograd makes `mma` exceed 1
+# constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
 OF_THE_GPU = {
-    "sm_port_bytes_per_cycle": (8.0, 64.0),
-    "l2": (0.1, 1.0),
-    "dram": (0.4, 1.0),
-    "dram_write": (0.4, 1.2),
-    "l2_resident": (0.01, 1.0),
-    "l2_reuse": (0.05, 2.0),
-    "reread": (0.01, 1.0),
-    "overlap": (1.0, 8.0),
+    "sm_port_bytes_per_cycle": (8.0, 32.0, 64.0),
+    "l2": (0.1, 0.7, 1.0),
+    "dram": (0.4, 0.85, 1.0),
+    "dram_write": (0.4, 1.0, 1.2),
+    "l2_resident": (0.01, 0.5, 1.0),
+    "l2_reuse": (0.05, 0.7, 2.0),
+    "reread": (0.01, 0.5, 1.0),
+    "overlap": (1.0, 4.0, 8.0),
 }
 OF_A_GEMM = {
-    "mma": (0.3, 2.5),
-    "tile_half": (0.5, 64.0),
-    "iteration_cycles": (20.0, 3000.0),
-    "tile_power": (0.05, 2.0),
-    "block_cycles": (50.0, 20000.0),
-    "kernel_cycles": (1.0, 40000.0),
-    "split_cycles": (50.0, 100000.0),
+    "mma": (0.3, 0.8, 2.5),  # beyond 1 for large `tile_half`, or by Winograd's algorithm
+    "tile_half": (0.5, 8.0, 64.0),
+    "iteration_cycles": (20.0, 300.0, 3000.0),
+    "tile_power": (0.05, 0.5, 2.0),
+    "block_cycles": (50.0, 1800.0, 20000.0),
+    "kernel_cycles": (1.0, 1.0, 40000.0),
+    "split_cycles": (50.0, 1000.0, 100000.0),
 }
-OF_A_FAMILY = {
-    "depthwise": {
-        "depthwise": (0.01, 1.0),
-        "kernel_cycles": (1.0, 40000.0),
-        "sm_port_bytes_per_cycle": (1.0, 64.0),
-    },
-    "stream": {"kernel_cycles": (1.0, 40000.0)},
+OF_A_DEPTHWISE = {
+    "depthwise": (0.01, 0.5, 1.0),
+    "kernel_cycles": (1.0, 700.0, 40000.0),
+    "l2": (0.05, 0.7, 1.0),
 }
-OWN_CONSTANTS = 50  # samples that a family needs to have constants of its own
+OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
+OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM}
+SPLIT_LIMITS = (1.0, 32.0)
+# The error has several minima: whether large tiles are worth it decides between them.
+STARTS = ({}, {"tile_half": 1.0, "tile_power": 0.1}, {"tile_half": 1.0, "tile_power": 1.5})
+OWN_CONSTANTS = 30  # samples that a family needs to have constants of its own
 ROUNDS = 3
 HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd choice of kernel
 
@@ -94,36 +101,52 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
 
     The error is logarithmic and robust. What belongs to the GPU (bandwidths, caches) is fitted to all
     samples; what belongs to a family of kernels (latencies, use of the tensor cores, whether the
-    library splits K) to those of the family, in turns. Constants that are zero stay zero.
+    library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
+    of split-K stay as they are where every sample's tile is known.
     """
     groups = group(samples)
-    families: dict[tuple[str, str], list[Group]] = {}
+    families: dict[str, list[Group]] = {}
     for member in groups:
-        own = sum(len(g.samples) for g in groups if (g.family, g.dtype) == (member.family, member.dtype))
-        key = (member.family, member.dtype) if own >= OWN_CONSTANTS else ("", "")
-        if member.family == "stream":
-            key = ("stream", "")
-        families.setdefault(key, []).append(member)
+        families.setdefault(_constants_of(member, groups), []).append(member)
+    first = {name: bounds[1] for name, bounds in OF_THE_GPU.items()}
+    for suffix, members in families.items():
+        kind = OF_A_KIND[members[0].samples[0].kernel.kind]
+        first |= {name + suffix: bounds[1] for name, bounds in kind.items()}
+    gpu = _with(gpu, {**first, **gpu.efficiency})
     for _ in range(ROUNDS):
-        for (name, dtype), members in families.items():
-            gpu = _fit_family(gpu, members, name, dtype)
-        gpu = _solve(gpu, groups, {name: (name, bounds) for name, bounds in OF_THE_GPU.items()})
-    for (name, dtype), members in families.items():
-        gpu = _fit_family(gpu, members, name, dtype)
+        for suffix, members in families.items():
+            gpu = _fit_family(gpu, members, suffix)
+        gpu = _solve(gpu, groups, OF_THE_GPU)
+    for suffix, members in families.items():
+        gpu = _fit_family(gpu, members, suffix)
     return gpu
 
 
-def _fit_family(gpu: GpuSpec, members: Sequence[Group], name: str, dtype: str) -> GpuSpec:
-    suffix = "".join(f"_{part}" for part in (name, dtype) if part)
-    bounds = OF_A_FAMILY.get(name, OF_A_GEMM)
-    free = {key + suffix: (key, limits) for key, limits in bounds.items()}
-    if name in OF_A_FAMILY or not name:
-        return _solve(gpu, members, free)
-    tried = [_solve(_with(gpu, {f"split_limit{suffix}": limit}), members, free) for limit in (1.0, 32.0)]
-    return min(tried, key=lambda candidate: _loss(np.concatenate([g.error(candidate) for g in members])))
+def _constants_of(member: Group, groups: Sequence[Group]) -> str:
+    """Suffix of the names of a group's constants; that of all its kind where samples are few."""
+    kind = member.samples[0].kernel.kind
+    alike = [g for g in groups if (g.family, g.dtype) == (member.family, member.dtype)]
+    if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
+        return f"_{member.family}_{member.dtype}"
+    return "" if kind == "gemm" else f"_{kind}"
 
 
-def _loss(error: np.ndarray) -> float:
+def _fit_family(gpu: GpuSpec, members: Sequence[Group], suffix: str) -> GpuSpec:
+    kind = members[0].samples[0].kernel.kind
+    splits = kind == "gemm" and any(member.ways is None for member in members)
+    names = [name for name in OF_A_KIND[kind] if splits or name != "split_cycles"]
+    free = {name + suffix: OF_A_KIND[kind][name] for name in names}
+    starts = [gpu]
+    if suffix:
+        first = {key: bounds[1] for key, bounds in free.items()}
+        starts += [_with(gpu, first | {name + suffix: value for name, value in s.items()}) for s in STARTS]
+    if splits:
+        starts = [_with(start, {f"split_limit{suffix}": n}) for start in starts for n in SPLIT_LIMITS]
+    return min((_solve(start, members, free) for start in starts), key=lambda found: _loss(found, members))
+
+
+def _loss(gpu: GpuSpec, members: Sequence[Group]) -> float:
+    error = np.concatenate([member.error(gpu) for member in members])
     return float(np.sum(np.sqrt(1 + (error / HUBER) ** 2) - 1))
 
 
@@ -131,21 +154,58 @@ def _with(gpu: GpuSpec, constants: Mapping[str, float]) -> GpuSpec:
     return dataclasses.replace(gpu, efficiency={**gpu.efficiency, **constants})
 
 
-def _solve(gpu: GpuSpec, members: Sequence[Group], free: dict[str, tuple[str, tuple[float, float]]]) -> GpuSpec:
-    """`gpu` with the constants `free` (key -> where its first value is, bounds) fitted to `members`."""
-    known = gpu.efficiency
-    start = {key: known.get(key, known[base]) for key, (base, _) in free.items() if known.get(key, known[base])}
-    lower, upper = np.log(np.array([free[key][1] for key in start])).T
+def _solve(gpu: GpuSpec, members: Sequence[Group], free: Mapping[str, tuple[float, float, float]]) -> GpuSpec:
+    """`gpu` with the constants `free` (least, first, most) fitted to `members`, from what they are."""
+    start = {key: gpu.efficiency[key] for key in free if gpu.efficiency[key] > 0}
+    lower, _, upper = np.log(np.array([free[key] for key in start])).T
     first = np.clip(np.log(list(start.values())), lower + 1e-6, upper - 1e-6)
 
     def constants(point: np.ndarray) -> dict[str, float]:
-        return dict(zip(start, map(float, np.exp(point))))
+        return {key: float(f"{value:.4g}") for key, value in zip(start, np.exp(point))}
 
     def error(point: np.ndarray) -> np.ndarray:
-        candidate = _with(gpu, constants(point))
+        candidate = _with(gpu, dict(zip(start, np.exp(point))))
         return np.concatenate([member.error(candidate) for member in members])
 
     found = least_squares(
         error, first, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
     return _with(gpu, constants(found.x))
+
+
+def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -> str:
+    """Source of the constants of a fit to `samples`; begins with ``assumed`` if some are not fitted."""
+    groups = group(samples)
+    fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
+    for member in groups:
+        kind, suffix = member.samples[0].kernel.kind, _constants_of(member, groups)
+        fitted |= {name + suffix for name in (*OF_A_KIND[kind], "split_limit")}
+        if member.ways is not None:
+            fitted -= {"split_cycles" + suffix, "split_limit" + suffix}
+    assumed = sorted(key for key in gpu.efficiency if key not in fitted)
+    half = "half of its shapes, by hash" if split == "hash" else "all of it"
+    source = f"scripts/fit_gpu_model.py, {len(samples)} rows of {data} ({half})"
+    return f"assumed: {', '.join(assumed)}; others fitted by {source}" if assumed else source
+
+
+def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
+    """Replace the table ``efficiency`` of a GPU's TOML file; the rest stays as it is.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read or written, or has no such table.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        table, count = re.subn(r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", "\0", text, flags=re.S | re.M)
+        if count != 1:
+            raise SpecError(f"{path}: has no table 'efficiency'")
+        values = "".join(f"{key} = {value:g}\n" for key, value in sorted(gpu.efficiency.items()))
+        fitted = f"[efficiency]\nsource = {json.dumps(source)}\n[efficiency.value]\n{values}\n"
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(table.replace("\0", fitted), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from error

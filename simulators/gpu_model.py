@@ -20,8 +20,8 @@ What every kernel reads and writes once costs DRAM traffic as far as it exceeds 
 column or row of tiles. Every term grows with K, M, N and bytes and shrinks with channels, for each
 tile, hence so does the minimum.
 
-Other kernels pass their bytes once: ``depthwise`` and ``stream`` on the SIMD units, and a GEMM also
-as a matrix-vector product that streams its weights, which is what wins where M is small.
+Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
+of one row as the matrix-vector product that it is, if that is faster.
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
@@ -29,10 +29,10 @@ Source of the form: GPU roofline with tile and wave quantisation; constants are 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,7 +65,7 @@ ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds op
 RESIDENT_BLOCKS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelCost:
     """What one kernel costs.
 
@@ -102,7 +102,7 @@ class KernelCost:
         return self.launch_ns + self.execution_ns
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Demand:
     """Demands of kernels (rows) done in several ways (columns), in cycles and bytes."""
 
@@ -134,7 +134,8 @@ class Machine:
         if not 0 < channels <= gpu.memory_channels:
             raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
         self.gpu, self.dtype = gpu, dtype
-        self.keys = (f"_{family}_{dtype}", f"_{family}", f"_{dtype}", "")
+        kind = family.partition("_")[0]
+        self.keys = (f"_{family}_{dtype}", f"_{family}", f"_{kind}_{dtype}", f"_{kind}", f"_{dtype}", "")
         self.cycles_per_ns = gpu.clock_mhz / 1e3
         self.fma = gpu.fma_per_sm_cycle[dtype]
         self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
@@ -144,7 +145,7 @@ class Machine:
         self.port_rate = self["sm_port_bytes_per_cycle"]
 
     def __getitem__(self, name: str) -> float:
-        """A constant of the model: that of the family and dtype, family, dtype, or all kernels."""
+        """A constant of the model: the most specific of family, kind of family and dtype."""
         constants = self.gpu.efficiency
         for key in self.keys:
             if name + key in constants:
@@ -170,9 +171,7 @@ class Batch:
 
         self.m, self.n, self.k, self.groups = map(column, ("m", "n", "k", "groups"))
         self.window, self.stride, self.macs = map(column, ("window", "stride", "macs"))
-        self.inputs, self.weights, self.outputs = map(
-            column, ("input_bytes", "weight_bytes", "output_bytes")
-        )
+        self.inputs, self.weights, self.outputs = map(column, ("input_bytes", "weight_bytes", "output_bytes"))
 
 
 class Ways:
@@ -195,16 +194,18 @@ def every_way(split_limit: float) -> Ways:
 
 
 def family(kernel: Kernel) -> str:
-    """What decides which constants a kernel has: its kind, and for GEMMs the window it gathers.
+    """What decides which constants a kernel has: window and stride, since libraries pick code by them.
 
-    Libraries read an image of 3 channels by kernels of their own: ``image``.
+    One of ``1x1_s1`` … ``7x7_s2``, ``image`` (a window over 3 channels, which has code of its own),
+    ``depthwise_1x1_s1`` … ``depthwise_7x7_s2``, ``stream``.
     """
-    if kernel.kind != "gemm":
+    if kernel.kind == "stream":
         return kernel.kind
-    if kernel.k <= IMAGE_CHANNELS * kernel.window and kernel.window > 1:
+    if kernel.kind == "gemm" and kernel.k <= IMAGE_CHANNELS * kernel.window and kernel.window > 1:
         return "image"
     side = next((side for side in (1, 3, 5) if kernel.window <= side * side), 7)
-    return f"{side}x{side}_s{min(kernel.stride, 2)}"
+    shape = f"{side}x{side}_s{min(kernel.stride, 2)}"
+    return f"depthwise_{shape}" if kernel.kind == "depthwise" else shape
 
 
 def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
@@ -246,9 +247,9 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
 
 
-def simd_demand(batch: Batch, machine: Machine, share: str, passes: np.ndarray | float = 1.0) -> Demand:
-    """Demands of kernels without tiles, which read their weights `passes` times."""
-    l2_bytes = batch.inputs + batch.weights * passes + batch.outputs
+def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
+    """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
+    l2_bytes = batch.inputs + batch.weights + batch.outputs
     l2 = l2_bytes / np.minimum(machine.l2_rate, machine.gpu.sms * machine.port_rate)
     compute = batch.macs / (machine.gpu.sms * machine.simd_fma * machine[share])
     dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs)
@@ -261,7 +262,11 @@ def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None)
         if ways is not None:
             return [gemm_demand(batch, machine, ways)]
         tiled = gemm_demand(batch, machine, every_way(machine["split_limit"]))
-        return [tiled, simd_demand(batch, machine, "gemv", passes=batch.m)]
+        vector = (batch.m == 1) & (batch.window == 1)
+        if not vector.any():
+            return [tiled]
+        streamed = simd_demand(batch, machine, "gemv")
+        return [tiled, dataclasses.replace(streamed, fixed=np.where(vector, streamed.fixed, np.inf))]
     if kind in ("depthwise", "stream"):
         return [simd_demand(batch, machine, kind)]
     raise ValueError(f"kernel kind '{kind}' is none of gemm, depthwise, stream")

@@ -363,8 +363,8 @@ class StrictEngine {
  * \param issued int64 [commands, 7], filled with (clock, command, gang, buffer, row, column, bursts) of
  * as many commands as it has room for; may have no rows.
  */
-void TimeStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules, ffi::TensorView issued,
-                ffi::TensorView tally) {
+void TimeStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules,
+                ffi::TensorView issued, ffi::TensorView tally) {
   const int64_t* d = Data<const int64_t>(device);
   StrictEngine engine({d[0], d[1], d[2], d[3], d[4], d[5], d[6]}, Data<const Constraint>(rules), rules.size(0),
                       Data<int64_t>(issued), issued.size(0));

@@ -4,6 +4,8 @@ import lzma
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from timing_programs import act, act_all, comp, program, read, write
 
 from pimflow.core.program import Affine, Loop
@@ -58,12 +60,21 @@ def test_long_lines_are_cut():
 def test_binary_and_unreadable_files(tmp_path):
     path = tmp_path / "trace.xz"
     path.write_bytes(lzma.compress(GOOD * 100))
-    with pytest.raises(TraceError, match="trace.xz:1: "):
+    with pytest.raises(TraceError, match=r"trace\.xz:1: "):
         Trace.read(path)
     with pytest.raises(TraceError, match="cannot be read: Is a directory"):
         Trace.read(tmp_path)
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         Trace.read(Path("absent.pim"))
+
+
+@given(st.lists(st.sampled_from([*GOOD.splitlines(True), b"\n", b"0x", b" ", b"#"]) | st.binary(max_size=12)))
+def test_any_bytes_are_a_trace_or_a_trace_error(pieces):
+    text = b"".join(pieces)
+    try:
+        assert len(Trace.read(text)) == text.count(b"\n")
+    except TraceError as error:
+        assert str(error).startswith("<bytes>:")
 
 
 def test_empty_trace_is_legal():

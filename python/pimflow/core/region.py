@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from dataclasses import dataclass
 
+from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
+from pimflow.errors import UnknownNameError
+
+ELEMENT_BYTES = {"fp16": 2, "fp32": 4}
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
@@ -171,5 +177,62 @@ class Region:
         return math.prod(self.output_shape)
 
     @property
+    def output_rows(self) -> int:
+        """Rows that a split may divide; 1 where the result is no feature map."""
+        return self.geometry.oh if self.geometry else 1
+
+    @property
     def input_elements(self) -> tuple[int, ...]:
         return tuple(math.prod(shape) for shape in self.input_shapes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionGraph:
+    """A network as regions, in execution order.
+
+    Attributes
+    ----------
+    name : str
+        Of the network.
+    regions : tuple of Region
+    outputs : tuple of str
+        Regions whose results the network returns.
+    """
+
+    name: str
+    regions: tuple[Region, ...]
+    outputs: tuple[str, ...]
+
+    def region(self, name: str) -> Region:
+        """Raises `UnknownNameError` if there is none of that name."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        raise UnknownNameError("region", name, [r.name for r in self.regions])
+
+    @functools.cached_property
+    def consumers(self) -> dict[str, tuple[str, ...]]:
+        """By region, the regions that read its result, once for each operand."""
+        readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
+        for region in self.regions:
+            for name in region.inputs:
+                if name in readers:
+                    readers[name].append(region.name)
+        return {name: tuple(found) for name, found in readers.items()}
+
+    def liveness(self, dtype: str) -> Liveness:
+        """Lifetimes of the regions' results and the graph's inputs, a step a region."""
+        element = ELEMENT_BYTES[dtype]
+        size_bytes = {r.name: r.output_elements * element for r in self.regions}
+        inputs = {}
+        for region in self.regions:
+            for name, elements in zip(region.inputs, region.input_elements):
+                if name.startswith("%"):
+                    inputs[name] = elements * element
+        steps = [(r.inputs, (r.name,)) for r in self.regions]
+        return Liveness.of(steps, size_bytes | inputs, inputs=inputs, outputs=self.outputs)
+
+    @property
+    def digest(self) -> str:
+        """Of everything a plan depends on: names, shapes, order. Weights do not matter."""
+        return hashlib.sha256(repr((self.regions, self.outputs)).encode()).hexdigest()[:16]

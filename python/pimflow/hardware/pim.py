@@ -6,12 +6,12 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import SpecError
 from pimflow.hardware.reader import build, positive, read_toml
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
-ELEMENT_BYTES = {"fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,312 @@
+"""Candidates of every region, with the tasks that they are charged for.
+
+What is charged is the table "What is charged" of docs/architecture.md, in one place: here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.errors import PlanError
+from pimflow.hardware import System
+from pimflow.pim_backend import lowering
+from pimflow.pim_backend.capability import refusal
+from pimflow.simulators.energy import pim_energy_pj
+from pimflow.simulators.gpu_model import KernelCost, kernel_cost, kernel_energy_pj
+from pimflow.simulators.timing import TimingResult, time_program
+
+SHARES = tuple(tenth / 10 for tenth in range(1, 10))
+COST_MODEL = "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PimRun:
+    """A program and how long it takes."""
+
+    program: PimProgram
+    timing: TimingResult
+
+
+class Candidates:
+    """Makes the candidates of one network on one system, and remembers what it simulated.
+
+    Parameters
+    ----------
+    graph : RegionGraph
+    system : System
+    simulated : Candidates, optional
+        Of the same network, on a system that differs in launch times only: what it knows is shared.
+    """
+
+    def __init__(self, graph: RegionGraph, system: System, simulated: Candidates | None = None):
+        self.graph, self.system = graph, system
+        self._runs: dict[tuple, PimRun] = simulated._runs if simulated else {}
+        self._best: dict[ConvGeometry, list[lowering.Schedule]] = simulated._best if simulated else {}
+        self._kernels: dict[tuple[Kernel, int], KernelCost] = simulated._kernels if simulated else {}
+
+    def all(self, region: Region) -> list[Candidate]:
+        """GPU; PIM; SPLIT in steps of a tenth of the rows, where PIM can run the region."""
+        found = [self.make(region, "GPU")]
+        if self.refusal(region):
+            return found
+        found.append(self.make(region, "PIM"))
+        rows = region.output_rows
+        for gpu_rows in sorted({round(share * rows) for share in SHARES} - {0, rows}):
+            if not self.unsplittable(region, gpu_rows):
+                found.append(self.make(region, "SPLIT", gpu_rows))
+        return found
+
+    def refusal(self, region: Region) -> str:
+        """Why PIM cannot run `region`; empty if it can."""
+        if self.system.pim_channels == 0:
+            return "the system has no PIM channels"
+        return refusal(region, self.system.pim)
+
+    def unsplittable(self, region: Region, gpu_rows: int) -> str:
+        """Why `region` cannot be split after `gpu_rows` rows; empty if it can."""
+        if region.operator != "conv2d":
+            return f"{region.operator} has no rows to split"
+        if region.geometry.n > 1:
+            return "rows of a batch are not contiguous"
+        total = region.output_rows
+        if not 0 < gpu_rows < total:
+            return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {gpu_rows}"
+        for begin, end in ((0, gpu_rows), (gpu_rows, total)):
+            if not len(region.geometry.rows.inputs(begin, end)):
+                return f"output rows {begin}..{end - 1} read only padding"
+        return ""
+
+    def make(
+        self, region: Region, mode: str, gpu_rows: int = 0, schedule: str = "", *, gpu_channels: int | None = None
+    ) -> Candidate:
+        """One candidate.
+
+        Parameters
+        ----------
+        region : Region
+        mode : str
+            ``GPU``, ``PIM`` or ``SPLIT``.
+        gpu_rows : int
+            For ``SPLIT``, output rows on the GPU.
+        schedule : str
+            Loop order of the PIM program; the fastest if empty.
+        gpu_channels : int, optional
+            Memory channels of the GPU; those of a mixed plan by default.
+
+        Raises
+        ------
+        PlanError
+            If the region cannot be done so.
+        """
+        channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
+        if mode == "GPU":
+            task = self._gpu_task(region.name, gpu_kernel(region, self.system.dtype), channels)
+            port = Port(dtype=self.system.dtype)
+            return Candidate(
+                name="GPU",
+                covers=(region.name,),
+                gpu_share=1.0,
+                input=replace(port, accepts_pending=True),
+                output=port,
+                tasks=(task,),
+                rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows),
+            )
+        problem = self.refusal(region) or (self.unsplittable(region, gpu_rows) if mode == "SPLIT" else "")
+        if problem:
+            raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
+        return self._with_pim(region, mode, gpu_rows if mode == "SPLIT" else 0, schedule, channels)
+
+    def _with_pim(self, region: Region, mode: str, gpu_rows: int, schedule: str, channels: int) -> Candidate:
+        run = self.pim_run(region, gpu_rows, schedule)
+        tasks = []
+        if gpu_rows:
+            kernel = gpu_kernel(region, self.system.dtype, rows=gpu_rows, epilogue=False)
+            tasks.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
+        tasks.append(self._pim_task(region, run))
+        if self.system.accounting == "full":
+            tasks.append(self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run)))
+            if gpu_rows:
+                tasks.append(self._transfer(f"{region.name} (GPU traffic)", tasks[0].moved_bytes))
+        pending = (("concat",) if gpu_rows else ()) + region.epilogue
+        defers = pending and self.defers(region)
+        if pending and not defers:
+            settle = self.settle(region).task
+            if settle:
+                tasks.append(replace(settle, after=tuple(range(len(tasks)))))
+        port = Port(dtype=self.system.dtype)
+        image_rows = run.program.rows
+        return Candidate(
+            name="PIM" if mode == "PIM" else f"SPLIT {gpu_rows}/{region.output_rows}",
+            covers=(region.name,),
+            gpu_share=gpu_rows / region.output_rows,
+            input=port,
+            output=replace(port, pending=pending if defers else ()),
+            tasks=tuple(tasks),
+            rewrite=Rewrite(mode=mode, gpu_rows=gpu_rows, schedule=run.program.schedule),
+            placed_rows=image_rows,
+            placed_bytes=image_rows * row_bytes(self.system) * self.system.pim_channels,
+        )
+
+    def defers(self, region: Region) -> bool:
+        """Whether what PIM leaves undone may wait for the consumer's kernel.
+
+        It may if one region reads the result, through its convolution or other anchor, and nothing
+        but constants enters what is left: `relay_passes.kernel_groups` fuses just that.
+        """
+        consumers = self.graph.consumers[region.name]
+        if region.name in self.graph.outputs or len(consumers) != 1 or len(region.inputs) != 1:
+            return False
+        return self.graph.region(consumers[0]).inputs[0] == region.name
+
+    def settle(self, region: Region) -> EdgeCost:
+        """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
+        if self.system.accounting == "paper":
+            return EdgeCost()
+        element = ELEMENT_BYTES[self.system.dtype]
+        out = region.output_elements * element
+        residual = sum(region.input_elements[1:]) * element
+        kernel = Kernel(kind="stream", input_bytes=out + residual, output_bytes=out)
+        return EdgeCost(task=self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels))
+
+    def pim_run(self, region: Region, gpu_rows: int, schedule: str = "") -> PimRun:
+        """The program for the rows that the GPU leaves, by the given or the fastest loop order."""
+        geometry = region.geometry
+        if schedule:
+            wanted = [s for s in self._schedules(geometry) if str(s) == schedule]
+            if not wanted:
+                names = ", ".join(repr(str(s)) for s in self._schedules(geometry))
+                raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
+            return self._run(region, gpu_rows, wanted[0])
+        if geometry not in self._best:
+            ranked = sorted(
+                self._schedules(geometry), key=lambda s: self._run(region, 0, s).timing.time_ns
+            )
+            self._best[geometry] = ranked[:2]
+        runs = [self._run(region, gpu_rows, s) for s in self._best[geometry]]
+        return min(runs, key=lambda run: run.timing.time_ns)
+
+    def _schedules(self, geometry: ConvGeometry) -> list[lowering.Schedule]:
+        return lowering.schedules(geometry, self.system.pim, self.system.dtype)
+
+    def _run(self, region: Region, gpu_rows: int, schedule: lowering.Schedule) -> PimRun:
+        key = (region.geometry, gpu_rows, schedule)
+        if key not in self._runs:
+            program = self.program(region, gpu_rows, schedule)
+            timing = time_program(program, self.system.pim, self.system.timing)
+            self._runs[key] = PimRun(program=program, timing=timing)
+        return self._runs[key]
+
+    def program(
+        self, region: Region, gpu_rows: int, schedule: lowering.Schedule, row_begin: int = 0
+    ) -> PimProgram:
+        geometry = region.geometry
+        return lowering.lower(
+            geometry,
+            self.system.pim,
+            region=region.name,
+            dtype=self.system.dtype,
+            channels=self.system.pim_channels,
+            schedule=schedule,
+            pixel_begin=gpu_rows * geometry.ow,
+            row_begin=self.system.pim.row_base + row_begin,
+        )
+
+    def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
+        """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
+        schedule = next(
+            s for s in self._schedules(region.geometry) if str(s) == candidate.rewrite.schedule
+        )
+        return self.program(region, candidate.rewrite.gpu_rows, schedule, row_begin)
+
+    def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
+        key = (kernel, channels)
+        if key not in self._kernels:
+            self._kernels[key] = kernel_cost(
+                kernel, self.system.gpu, dtype=self.system.dtype, channels=channels
+            )
+        cost = self._kernels[key]
+        return Task(
+            label=label,
+            resource="gpu",
+            launch_ns=self.system.gpu.launch_ns,
+            execution_ns=cost.execution_ns,
+            moved_bytes=round(cost.dram_bytes),
+            energy_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
+        )
+
+    def _pim_task(self, region: Region, run: PimRun) -> Task:
+        full = self.system.accounting == "full"
+        timing, program = run.timing, run.program
+        energy = pim_energy_pj(
+            timing.commands, timing.gwrite_bursts, program.readres_bursts, self.system.pim, program.dtype
+        )
+        return Task(
+            label=f"{region.name} (PIM)",
+            resource="pim",
+            launch_ns=self.system.pim_launch_ns if full else 0.0,
+            execution_ns=timing.time_ns,
+            energy_pj=sum(energy.values()),
+            known=Known.SIMULATED,
+        )
+
+    def _pim_bytes(self, run: PimRun) -> int:
+        """Bytes over the crossbar: what all GWRITEs write and all READRESs return."""
+        bursts = run.timing.gwrite_bursts + run.timing.commands["READRES"] * run.program.readres_bursts
+        return bursts * self.system.pim.column_bytes
+
+    def _transfer(self, label: str, moved_bytes: int) -> Task:
+        return Task(
+            label=label,
+            resource="crossbar",
+            execution_ns=moved_bytes / self.system.crossbar_bytes_per_ns,
+            moved_bytes=moved_bytes,
+        )
+
+
+def row_bytes(system: System) -> int:
+    """Bytes of one row across the banks of a PIM channel."""
+    pim = system.pim
+    return pim.banks * pim.columns_per_row * pim.column_bytes
+
+
+def gpu_kernel(region: Region, dtype: str, *, rows: int | None = None, epilogue: bool = True) -> Kernel:
+    """The kernel that computes `region`, or the first `rows` rows of it.
+
+    Parameters
+    ----------
+    rows : int, optional
+        Output rows; all by default. Only for convolutions.
+    epilogue : bool
+        Whether it applies bias, residual and activation too.
+    """
+    element = ELEMENT_BYTES[dtype]
+    g = region.geometry
+    side = sum(region.input_elements[1:]) * element if epilogue else 0
+    if g is None:
+        taken = sum(region.input_elements) * element
+        return Kernel(
+            kind="stream",
+            macs=sum(region.input_elements),
+            input_bytes=taken,
+            weight_bytes=region.weight_elements * element,
+            output_bytes=region.output_elements * element,
+        )
+    share = 1.0 if rows is None else rows / g.oh
+    input_rows = g.h if rows is None else len(g.rows.inputs(0, rows))
+    pixels = g.pixels if rows is None else g.n * rows * g.ow
+    return Kernel(
+        kind="depthwise" if g.depthwise else "gemm",
+        m=0 if g.depthwise else pixels,
+        n=0 if g.depthwise else g.oc // g.groups,
+        k=0 if g.depthwise else g.reduction,
+        groups=1 if g.depthwise else g.groups,
+        window=g.kh * g.kw,
+        stride=max(g.stride),
+        macs=pixels * g.oc * g.reduction,
+        input_bytes=g.n * input_rows * g.w * g.c * element + round(side * share),
+        weight_bytes=g.oc * g.reduction * element,
+        output_bytes=pixels * g.oc * element,
+    )

@@ -1,0 +1,85 @@
+"""One evaluator for every plan: a timeline of both devices, and the energy under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pimflow.core.candidate import RESOURCES, Candidate, Event, Task, Timeline
+from pimflow.core.region import RegionGraph
+from pimflow.core.candidate import CostTable
+from pimflow.hardware import System
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a plan does over time.
+
+    Attributes
+    ----------
+    timeline : Timeline
+    latency_ns : float
+        End of the last event.
+    region_ns : dict of str to float
+        By region, from the end of its inputs to its own end, the transition into it included.
+    energy_pj : float
+        Of all tasks, and the static power of both devices over the latency.
+    """
+
+    timeline: Timeline
+    latency_ns: float
+    region_ns: dict[str, float]
+    energy_pj: float
+
+
+def evaluate(
+    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
+) -> Evaluation:
+    """Run the tasks of `candidates`, in region order, each as early as its inputs and resource allow.
+
+    A resource does one task at a time, in order; tasks of a region follow the regions it reads.
+    """
+    free_ns = dict.fromkeys(RESOURCES, 0.0)
+    ready_ns: dict[str, float] = {}
+    region_ns: dict[str, float] = {}
+    events: list[Event] = []
+    pending: set[str] = set()
+    energy_pj = 0.0
+
+    def run(task: Task, start_ns: float) -> float:
+        nonlocal energy_pj
+        start_ns = max(start_ns, free_ns[task.resource])
+        end_ns = start_ns + task.duration_ns
+        free_ns[task.resource] = end_ns
+        events.append(
+            Event(
+                start_ps=round(start_ns * 1000), end_ps=round(end_ns * 1000), resource=task.resource, label=task.label
+            )
+        )
+        energy_pj += task.energy_pj
+        return end_ns
+
+    for region, candidate in zip(graph.regions, candidates):
+        begin_ns = start_ns = max((ready_ns.get(name, 0.0) for name in region.inputs), default=0.0)
+        for name in sorted(pending & set(region.inputs)):
+            task = table.settle[name].task
+            if task and not candidate.input.accepts_pending:
+                start_ns = run(task, start_ns)
+            pending.discard(name)
+        ends: list[float] = []
+        for task in candidate.tasks:
+            ends.append(run(task, max([start_ns, *(ends[i] for i in task.after)])))
+        ready_ns[region.name] = max(ends)
+        region_ns[region.name] = ready_ns[region.name] - begin_ns
+        if candidate.output.pending:
+            pending.add(region.name)
+
+    timeline = Timeline(events=tuple(events))
+    latency_ns = max(ready_ns.values())
+    static_w = system.gpu.energy["static_w"]
+    static_w += system.pim_channels * system.pim.energy["background_mw_per_channel"] / 1000
+    return Evaluation(
+        timeline=timeline,
+        latency_ns=latency_ns,
+        region_ns=region_ns,
+        energy_pj=energy_pj + static_w * latency_ns * 1000,
+    )

@@ -1,0 +1,152 @@
+"""Random legal programs: legal as issued, complete, as early as possible, and the same however written."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timing_programs import GANGS, act, comp, loop, program, read, with_timing, write
+
+from pimflow.core.program import Affine, Comp, GAct, Loop, Node, PimProgram
+from pimflow.hardware.pim import COMMANDS, PimSpec
+from pimflow.simulators.checker import count_violations, violations
+from pimflow.simulators.timing import issued, time_program, time_trace
+from pimflow.simulators.trace import expand_to_pim
+
+NEWTON = PimSpec.load("newton-gddr6")
+SPECS = (
+    NEWTON,
+    with_timing(NEWTON, nREFI=400, nRFC=60),
+    with_timing(NEWTON, nREFI=700, nRFC=300, nFAW=3, nRAS=60, nTURN=20),
+    with_timing(NEWTON, nCCDS=5, nTREE=9, nRTP=14, nRC=70, nBL=3, nREFI=1000),
+)
+PRE, REF = COMMANDS.index("PRE"), COMMANDS.index("REF")
+
+
+@st.composite
+def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
+    """Commands of one loop body; a COMP comes only once this body opened its row in every gang."""
+    nodes: list[Node] = []
+    rows: dict[int, Affine] = {}
+    for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(("write", "act", "comp", "comp", "read", "loop")))
+        buffer = draw(st.integers(0, 3))
+        if kind == "write":
+            nodes.append(write(buffer, draw(st.integers(1, 32))))
+        elif kind == "read":
+            nodes.append(read(buffer))
+        elif kind == "loop":
+            if depth < 3:
+                nodes.append(loop(draw(st.integers(1, 5)), *draw(bodies(depth + 1))))
+                rows.clear()
+        else:
+            coefficients = tuple(draw(st.integers(0, 2)) for _ in range(depth))
+            row = Affine(draw(st.integers(0, 3)), coefficients)
+            if kind == "act":
+                gang = draw(st.sampled_from(GANGS))
+                nodes.append(act(gang, row))
+                rows[gang] = row
+            else:
+                if len(rows) == len(GANGS) and len(set(rows.values())) == 1:
+                    row = rows[0]
+                for gang in draw(st.permutations(GANGS)):
+                    if rows.get(gang) != row:
+                        nodes.append(act(gang, row))
+                        rows[gang] = row
+                count = draw(st.integers(1, 32))
+                nodes.append(comp(count, buffer, row, draw(st.integers(0, 32 - count))))
+    return tuple(nodes)
+
+
+programs = bodies().map(lambda body: program((loop(9, *_deeper(body)),)))
+
+
+def _deeper(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The same nodes inside one more loop, whose counter they ignore."""
+
+    def shift(affine: Affine) -> Affine:
+        return Affine(affine.base, (0, *affine.coefficients))
+
+    out = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            node = replace(node, body=_deeper(node.body))
+        elif isinstance(node, GAct | Comp):
+            node = replace(node, row=shift(node.row))
+        out.append(node)
+    return tuple(out)
+
+
+def unrolled(source: PimProgram) -> PimProgram:
+    """Loop-free and COMP by COMP."""
+    nodes = []
+    for command in source.commands(0):
+        if command.name == "GWRITE":
+            nodes.append(write(command.buffer, command.bursts))
+        elif command.name == "G_ACT":
+            nodes.append(act(command.gang, command.row))
+        elif command.name == "COMP":
+            nodes.append(comp(1, command.buffer, command.row, command.column))
+        else:
+            nodes.append(read(command.buffer))
+    return program(tuple(nodes))
+
+
+@settings(max_examples=600, deadline=None)
+@given(programs, st.sampled_from(SPECS))
+def test_issued_stream(source, spec):
+    stream = issued(source, spec, 0)
+    assert violations(stream, spec, source) == []
+
+    result = time_program(source, spec)
+    expanded = Counter(command.name for command in source.commands(0))
+    assert all(result.commands[name] == expanded[name] for name in ("GWRITE", "COMP", "READRES"))
+    assert result.commands["G_ACT"] >= expanded["G_ACT"]
+    assert list(result.commands.values()) == np.bincount(stream["command"], minlength=len(COMMANDS)).tolist()
+    assert result.cycles > stream["clock"].max(initial=-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs, st.sampled_from(SPECS), st.data())
+def test_no_command_could_issue_sooner(source, spec, data):
+    stream = issued(source, spec, 0)
+    accesses = np.flatnonzero(~np.isin(stream["command"], (PRE, REF)))
+    for index in data.draw(st.lists(st.sampled_from(accesses.tolist()), min_size=1, max_size=8)):
+        early = stream.copy()
+        early["clock"][index] -= 1
+        assert count_violations(early, spec) > 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(programs, st.sampled_from(SPECS), st.sampled_from(("strict", "ramulator-pimflow")))
+def test_loops_and_runs_change_nothing(source, spec, timing):
+    assert time_program(source, spec, timing) == time_program(unrolled(source), spec, timing)
+
+
+@settings(max_examples=80, deadline=None)
+@given(programs)
+def test_text_has_the_same_ramulator_cycles(source):
+    text = expand_to_pim(source, 0)
+    timed = time_program(source, NEWTON, "ramulator-pimflow")
+    assert time_trace(text, NEWTON, "ramulator-pimflow").cycles == timed.cycles
+
+
+@settings(max_examples=80, deadline=None)
+@given(programs, st.integers(0, 900))
+def test_channels_that_differ_in_place_only(source, rows):
+    def moved(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            replace(node, body=moved(node.body))
+            if isinstance(node, Loop)
+            else replace(node, row=Affine(node.row.base + rows, node.row.coefficients))
+            if isinstance(node, GAct | Comp)
+            else node
+            for node in nodes
+        )
+
+    both = time_program(program(*source.channels, moved(source.channels[0])), NEWTON)
+    alone = time_program(source, NEWTON)
+    assert both.channel_cycles == 2 * alone.channel_cycles
+    assert both.utilisation == alone.utilisation
+    assert both.commands == {name: 2 * count for name, count in alone.commands.items()}
