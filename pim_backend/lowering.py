@@ -8,7 +8,9 @@ Units are dealt to the channels in contiguous runs whose lengths differ by at mo
 Three loop orders, named by what stays in place:
 
 ``input``
-    Fill the buffers with pixels, then run all rows over them. Units are dealt pixel by pixel.
+    Fill the buffers with pixels, then run rows over them. Units are dealt pixel by pixel, within one
+    group of tiles after the other: fewer, larger groups write a pixel into fewer channels, more and
+    smaller ones open a row for more pixels.
 ``weight``
     Open a row, then stream pixels past it, filling one half of the buffers while the other computes.
     Units are dealt tile by tile.
@@ -19,6 +21,7 @@ Three loop orders, named by what stays in place:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pimflow.core.program import Affine, Comp, GAct, Gwrite, Loop, Node, PimProgram, Readres
@@ -27,17 +30,38 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 
 STATIONARY = ("input", "weight", "output")
+TILE_GROUPS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A loop order (one of `STATIONARY`) and how many global buffers it uses."""
+    """A loop order.
+
+    Attributes
+    ----------
+    stationary : str
+        One of `STATIONARY`.
+    buffers : int
+        Global buffers that it uses.
+    tile_groups : int
+        For ``input``, into how many groups the tiles are dealt.
+    """
 
     stationary: str
     buffers: int
+    tile_groups: int = 1
 
     def __str__(self) -> str:
-        return f"{self.stationary}-stationary, {self.buffers} buffer{'s'[: self.buffers > 1]}"
+        groups = f", {self.tile_groups} tile groups" if self.tile_groups > 1 else ""
+        return f"{self.stationary}-stationary, {self.buffers} buffer{'s'[: self.buffers > 1]}{groups}"
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The inverse of ``str``; raises `ValueError` if `text` is none."""
+        match = re.fullmatch(r"(\w+)-stationary, (\d+) buffers?(?:, (\d+) tile groups)?", text)
+        if not match or match[1] not in STATIONARY:
+            raise ValueError(f"{text!r} is no schedule")
+        return cls(stationary=match[1], buffers=int(match[2]), tile_groups=int(match[3] or 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +99,16 @@ class Tiling:
 
 
 def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[Schedule]:
-    """Every loop order that computes `geometry` on `pim`, each with one, half and all of its buffers."""
+    """Every loop order that computes `geometry` on `pim`, worth trying or not."""
+    tiling = Tiling.of(geometry, pim, dtype)
     counts = sorted({1, max(1, pim.global_buffers // 2), pim.global_buffers})
-    orders = ("output",) if Tiling.of(geometry, pim, dtype).chunks > 1 else ("input", "weight")
-    return [Schedule(stationary=order, buffers=count) for order in orders for count in counts]
+    if tiling.chunks > 1:
+        return [Schedule(stationary="output", buffers=count) for count in counts]
+    groups = [g for g in TILE_GROUPS if g <= tiling.tiles]
+    return [
+        *(Schedule(stationary="input", buffers=count, tile_groups=g) for count in counts for g in groups),
+        *(Schedule(stationary="weight", buffers=count) for count in counts),
+    ]
 
 
 def lower(
@@ -114,10 +144,7 @@ def lower(
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
     tiling = Tiling.of(geometry, pim, dtype)
-    if schedule not in schedules(geometry, pim, dtype) and not (
-        1 <= schedule.buffers <= pim.global_buffers
-        and (schedule.stationary == "output") == (tiling.chunks > 1)
-    ):
+    if schedule not in schedules(geometry, pim, dtype):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     end = geometry.pixels if pixel_end is None else pixel_end
     runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
@@ -156,21 +183,35 @@ def tiles_of_channel(program: PimProgram, tiling: Tiling, channel: int) -> range
     """Tiles whose weights `channel` of `program` holds, in the order of its rows."""
     pixels = program.pixel_end - program.pixel_begin
     begin, stop = units_of_channels(pixels * tiling.tiles, len(program.channels))[channel]
-    return _tiles(begin, stop, pixels, tiling, program.schedule.startswith("input"))
+    return _tiles(_blocks(begin, stop, pixels, tiling.tiles, Schedule.parse(program.schedule)))
 
 
-def _tiles(begin: int, stop: int, pixels: int, tiling: Tiling, by_pixel: bool) -> range:
-    if begin == stop:
+Block = tuple[range, range]  # pixels, tiles
+
+
+def _blocks(begin: int, stop: int, pixels: int, tiles: int, schedule: Schedule) -> list[Block]:
+    """Units ``[begin, stop)`` in the order in which `schedule` deals them, as blocks."""
+    if schedule.stationary != "input":
+        return [(inner, outer) for outer, inner in _rectangles(begin, stop, pixels)]
+    blocks = []
+    for group in range(schedule.tile_groups):
+        first = tiles * group // schedule.tile_groups
+        width = tiles * (group + 1) // schedule.tile_groups - first
+        low, high = max(begin, first * pixels), min(stop, (first + width) * pixels)
+        for outer, inner in _rectangles(low - first * pixels, high - first * pixels, width):
+            blocks.append((outer, range(first + inner.start, first + inner.stop)))
+    return blocks
+
+
+def _tiles(blocks: list[Block]) -> range:
+    """The tiles that `blocks` touch, and what lies between."""
+    if not blocks:
         return range(0)
-    if not by_pixel:
-        return range(begin // pixels, (stop - 1) // pixels + 1)
-    if begin // tiling.tiles == (stop - 1) // tiling.tiles:
-        return range(begin % tiling.tiles, (stop - 1) % tiling.tiles + 1)
-    return range(tiling.tiles)
+    return range(min(tiles.start for _, tiles in blocks), max(tiles.stop for _, tiles in blocks))
 
 
 def _rectangles(begin: int, stop: int, inner: int) -> list[tuple[range, range]]:
-    """Units ``[begin, stop)`` of a grid with rows of `inner`, as at most three (outer, inner) blocks."""
+    """Cells ``[begin, stop)`` of a grid with rows of `inner`, as at most three (outer, inner) blocks."""
     blocks = []
     while begin < stop:
         outer, offset = divmod(begin, inner)
@@ -194,14 +235,11 @@ class _Stream:
         self.rows = self.first_tile = 0
 
     def nodes(self, begin: int, stop: int, pixels: int) -> tuple[Node, ...]:
-        by_pixel = self.schedule.stationary == "input"
-        tiles = _tiles(begin, stop, pixels, self.t, by_pixel)
+        blocks = _blocks(begin, stop, pixels, self.t.tiles, self.schedule)
+        tiles = _tiles(blocks)
         self.first_tile, self.rows = tiles.start, len(tiles) * self.t.chunks
         emit = {"input": self._input, "weight": self._weight, "output": self._output}[self.schedule.stationary]
-        nodes: list[Node] = []
-        for outer, inner in _rectangles(begin, stop, self.t.tiles if by_pixel else pixels):
-            nodes += emit(outer, inner) if by_pixel else emit(inner, outer)
-        return tuple(nodes)
+        return tuple(node for block in blocks for node in emit(*block))
 
     def _row(self, tile: int, chunk: int, *coefficients: int) -> Affine:
         local = (tile - self.first_tile) * self.t.chunks + chunk

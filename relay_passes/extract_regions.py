@@ -89,6 +89,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         input_shapes=tuple(shape(v) for v in operands),
         output_shape=shape(group.result),
         weight_elements=weights,
+        anchored=group.anchor is not None,
     )
 
 

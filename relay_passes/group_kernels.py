@@ -13,7 +13,7 @@ from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
 class GroupKernels:
     """Every `kernel_groups` group as a primitive function, which `FuseTIR` makes one kernel.
 
-    Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x)``.
+    Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x, w, b)``.
     Preserves: values exactly.
     """
 
@@ -29,11 +29,17 @@ class GroupKernels:
                     if group is None:
                         continue
                     value = substitute(binding.value, env)
-                    if group.fusible:
-                        operands, primitive = _primitive(group)
-                        callee = builder.add_func(primitive, f"fused_{group.title.name}")
-                        value = relax.Call(callee, [substitute(v, env) for v in operands])
-                    env[binding.var] = builder.emit(value, name_hint=binding.var.name)
+                    if not group.fusible:
+                        env[binding.var] = builder.emit(value, name_hint=binding.var.name)
+                        continue
+                    operands, primitive = _primitive(group)
+                    callee = builder.add_func(primitive, f"fused_{group.title.name}")
+                    call = relax.Call(callee, [substitute(v, env) for v in operands])
+                    results = [*group.kept, binding.var]
+                    made = builder.emit(call, name_hint=binding.var.name if len(results) == 1 else "results")
+                    for index, var in enumerate(results):
+                        part = relax.TupleGetItem(made, index)
+                        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=var.name)
                 output = builder.emit_output(substitute(function.body.body, env))
             builder.emit_func_output(output)
         built = builder.get()
@@ -76,6 +82,8 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
         with builder.dataflow():
             for var, value, args in lifted:
                 call = relax.Call(value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args)
-                env[var] = builder.emit(call) if var is not lifted[-1][0] else builder.emit_output(call)
-        builder.emit_func_output(env[group.result])
+                env[var] = builder.emit(call)
+            results = [env[var] for var in (*group.kept, group.result)]
+            output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+        builder.emit_func_output(output)
     return operands, builder.get()["primitive"]

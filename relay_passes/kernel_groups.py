@@ -23,20 +23,19 @@ class KernelGroup:
     Attributes
     ----------
     bindings : list of VarBinding
-        In order; only the last one's variable is used outside.
+        In order.
     anchor : VarBinding or None
         The operator that is not elementwise, if there is one.
     fusible : bool
         False for calls of other functions, which stay by themselves.
-    tensors : int
-        Most tensors that an elementwise operator of the group takes: a group of more than one does
-        not go into its consumer's kernel.
+    kept : list of Var
+        Results of absorbed operators that other kernels read too: outputs beside the last one.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
     anchor: relax.VarBinding | None = None
     fusible: bool = True
-    tensors: int = 1
+    kept: list[relax.Var] = field(default_factory=list)
 
     @property
     def result(self) -> relax.Var:
@@ -55,12 +54,14 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
     An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
-    cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of its
-    consumer, if that has an anchor and is the only one. What is left is a kernel of its own.
+    cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
+    first operator with an anchor that reads it; if others read it too, that kernel also stores it.
+    What is left is a kernel of its own.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
+    read: set[relax.Var] = set()  # by a kernel other than the one that made it
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -75,20 +76,20 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
             else:
                 group = KernelGroup()
                 groups.append(group)
-            if kind in BINARY:
-                tensors = sum(isinstance(a, relax.Var) for a in binding.value.args)
-                group.tensors = max(group.tensors, tensors)
         else:
             single = kind != "" and isinstance(binding.var.ty, relax.TensorType) and kind != "call_dps_packed"
             group = KernelGroup(anchor=binding, fusible=single)
             for var in operands if single else ():
                 before = made[var]
-                if sole(var) and before.anchor is None and before.fusible and before.tensors == 1:
+                floats = before.anchor is None and before.fusible and var == before.result
+                if floats and before in groups and var not in read:
                     group.bindings += before.bindings
+                    group.kept += [] if sole(var) else [var]
                     groups.remove(before)
             groups.append(group)
         group.bindings.append(binding)
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
+        read.update(v for v in operands if made[v] is not group)
     return groups

@@ -15,6 +15,11 @@ PROGRAM_ATTR = "pim.program"
 _GATHERED = (*GATHERS, "nn.pad")
 
 
+def symbol(name: str) -> str:
+    """What the function that computes variable `name` is called."""
+    return f"pim_{name}"
+
+
 @tvm.transform.module_pass(opt_level=0, name="OutlinePim")
 class OutlinePim:
     """Products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
@@ -40,9 +45,9 @@ class OutlinePim:
             if program is None or operator(value) != "matmul":
                 return None
             source, function = _outlined(value, builder)
-            symbol = f"pim_{var.name}"
-            attrs = {"Codegen": "pim", "global_symbol": symbol, PROGRAM_ATTR: program.to_json()}
-            callee = builder.add_func(function.with_attrs(attrs), symbol)
+            name = symbol(var.name)
+            attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
+            callee = builder.add_func(function.with_attrs(attrs), name)
             return builder.emit(relax.Call(callee, [source]), name_hint=var.name)
 
         return rebuild(mod, rewrite)

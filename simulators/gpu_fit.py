@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu_data import Sample
-from pimflow.simulators.gpu_model import Batch, Machine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu_roofline import Batch, Machine, Ways, demands, execution_cycles, family
 
 # constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
 OF_THE_GPU = {
@@ -29,8 +29,8 @@ OF_THE_GPU = {
     "overlap": (1.0, 4.0, 8.0),
 }
 OF_A_GEMM = {
-    "mma": (0.3, 0.8, 2.5),  # beyond 1 for large `tile_half`, or by Winograd's algorithm
-    "tile_half": (0.5, 8.0, 64.0),
+    "mma": (0.3, 0.8, 1.0),
+    "tile_half": (0.005, 0.1, 1.0),
     "iteration_cycles": (20.0, 300.0, 3000.0),
     "tile_power": (0.05, 0.5, 2.0),
     "block_cycles": (50.0, 1800.0, 20000.0),
@@ -44,9 +44,10 @@ OF_A_DEPTHWISE = {
 }
 OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
 OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM}
+WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
-STARTS = ({}, {"tile_half": 1.0, "tile_power": 0.1}, {"tile_half": 1.0, "tile_power": 1.5})
+STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
 OWN_CONSTANTS = 30  # samples that a family needs to have constants of its own
 ROUNDS = 3
 HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd choice of kernel
@@ -136,6 +137,8 @@ def _fit_family(gpu: GpuSpec, members: Sequence[Group], suffix: str) -> GpuSpec:
     splits = kind == "gemm" and any(member.ways is None for member in members)
     names = [name for name in OF_A_KIND[kind] if splits or name != "split_cycles"]
     free = {name + suffix: OF_A_KIND[kind][name] for name in names}
+    if members[0].family == WINOGRAD[0] and suffix:
+        free["mma" + suffix] = (0.3, 0.8, WINOGRAD[1])
     starts = [gpu]
     if suffix:
         first = {key: bounds[1] for key, bounds in free.items()}

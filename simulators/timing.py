@@ -20,7 +20,7 @@ from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
 from pimflow.simulators.trace import Trace, expand_to_pim
 
-__all__ = ["TIMINGS", "ISSUED", "TimingResult", "time_program", "time_trace", "issued", "expand_to_pim"]
+__all__ = ["TIMINGS", "ISSUED", "TimingResult", "time_program", "time_trace", "distinct_channels", "issued", "expand_to_pim"]
 
 TIMINGS = ("strict", "ramulator-pimflow")
 ISSUED = np.dtype(
@@ -131,6 +131,17 @@ def time_trace(
     if not isinstance(trace, Trace):
         trace = Trace.read(trace)
     return _result([_run(trace.words, spec, timing, gwrite_hiding, 1, trace.name)], spec, timing)
+
+
+def distinct_channels(program: PimProgram) -> dict[int, int]:
+    """One channel of each kind that takes its own time, and how many are of that kind."""
+    first: dict[bytes, int] = {}
+    counts: dict[int, int] = {}
+    for channel in range(len(program.channels)):
+        key = _timing_signature(program.encoded(channel)).tobytes()
+        index = first.setdefault(key, channel)
+        counts[index] = counts.get(index, 0) + 1
+    return counts
 
 
 def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:

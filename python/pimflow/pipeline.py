@@ -8,11 +8,12 @@ import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
+from pimflow.errors import UnknownNameError
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.outline_pim import OutlinePim
+from pimflow.relay_passes.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
 
 codegen.register()
@@ -32,13 +33,27 @@ def apply_plan(
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program.
     """
+    names = _variables(mod, gpu_rows, programs)
+    phases = [SplitMdDp(gpu_rows), DecomposeToMatrixVector(names), OutlinePim(names)]
+    return tvm.transform.Sequential(phases)(mod)
+
+
+def symbols(
+    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+) -> dict[str, PimProgram]:
+    """Programs by the symbol under which the executable calls them; see `apply_plan`."""
+    return {symbol(name): program for name, program in _variables(mod, gpu_rows, programs).items()}
+
+
+def _variables(
+    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+) -> dict[str, PimProgram]:
+    """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
-    names = {
+    return {
         variables[region] + (PIM_SUFFIX if region in gpu_rows else ""): program
         for region, program in programs.items()
     }
-    phases = [SplitMdDp(gpu_rows), DecomposeToMatrixVector(names), OutlinePim(names)]
-    return tvm.transform.Sequential(phases)(mod)
 
 
 def lower_phases() -> list[tvm.transform.Pass]:
@@ -65,9 +80,27 @@ def lower_phases() -> list[tvm.transform.Pass]:
     ]
 
 
-def build(mod: tvm.IRModule, target: str = "llvm") -> relax.VMExecutable:
-    """Executable of a graph that `apply_plan` made."""
-    resolved = tvm.target.Target(target)
+TARGETS = {"llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]}}
+
+
+def register_targets() -> None:
+    """Make TVM know the targets by name."""
+    for name, config in TARGETS.items():
+        if name not in tvm.target.list_tags():
+            tvm.target.register_tag(name, config)
+
+
+def build(mod: tvm.IRModule, target: str = "llvm+pim") -> relax.VMExecutable:
+    """Executable of a graph that `apply_plan` made, or of any canonical one.
+
+    Raises
+    ------
+    UnknownNameError
+        If `target` is none of `TARGETS`.
+    """
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS)
+    resolved = tvm.target.Target(TARGETS[target])
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow")
     def pipeline(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:

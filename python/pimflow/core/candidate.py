@@ -196,8 +196,9 @@ class CostTable:
         By region and candidate name.
     refused : dict of str to str
         Why a region has no PIM candidate.
-    settle : dict of str to EdgeCost
-        By region: the kernel that applies what its PIM output leaves pending.
+    settle, absorb : dict of str to EdgeCost
+        By region: the price of applying what its PIM output leaves pending, by a kernel of its own,
+        and inside the kernel of the first consumer.
     digest : str
         Of model, system and cost-model version.
     """
@@ -206,13 +207,15 @@ class CostTable:
     costs: dict[tuple[str, str], Cost]
     refused: dict[str, str]
     settle: dict[str, EdgeCost]
+    absorb: dict[str, EdgeCost]
     digest: str = ""
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
         return self.costs[region, candidate.name]
 
-    def named(self, region: str, name: str) -> Candidate | None:
-        return next((c for c in self.candidates[region] if c.name == name), None)
+    def transition(self, region: str, consumer: Candidate) -> EdgeCost:
+        """The price of handing what `region` left pending to `consumer`."""
+        return (self.absorb if consumer.input.accepts_pending else self.settle)[region]
 
 
 @dataclass(frozen=True, kw_only=True)

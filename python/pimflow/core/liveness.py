@@ -54,8 +54,9 @@ class Liveness:
         Raises
         ------
         ValueError
-            If a step reads what no earlier step wrote and is no input.
+            If a step reads what no earlier step wrote and is no input, or an output is never written.
         """
+        inputs, outputs = tuple(inputs), tuple(outputs)
         begin = dict.fromkeys(inputs, 0)
         end: dict[str, int] = dict.fromkeys(inputs, 1)
         pinned = set(inputs) | set(outputs)
@@ -68,6 +69,8 @@ class Liveness:
                 begin.setdefault(name, step)
                 end[name] = max(end.get(name, 0), step + 1)
         for name in outputs:
+            if name not in begin:
+                raise ValueError(f"output '{name}' is never written")
             end[name] = len(steps)
         lifetimes = [
             Lifetime(

@@ -44,7 +44,7 @@ class RangeMap:
     def output_extent(self) -> int:
         """Length of the output axis."""
         reach = (self.window - 1) * self.dilation + 1
-        return (self.extent + self.pad_before + self.pad_after - reach) // self.stride + 1
+        return max(0, (self.extent + self.pad_before + self.pad_after - reach) // self.stride + 1)
 
     def inputs(self, begin: int, end: int) -> Range:
         """Inputs that outputs ``[begin, end)`` read.
@@ -62,7 +62,13 @@ class RangeMap:
         last = (end - 1) * self.stride - self.pad_before + (self.window - 1) * self.dilation + 1
         lo, hi = min(max(first, 0), self.extent), max(min(last, self.extent), 0)
         hi = max(lo, hi)
-        return Range(begin=lo, end=hi, pad_before=max(0, -first), pad_after=max(0, last - self.extent))
+        reach = last - first
+        return Range(
+            begin=lo,
+            end=hi,
+            pad_before=min(max(0, -first), reach),
+            pad_after=min(max(0, last - self.extent), reach),
+        )
 
     def restricted(self, begin: int, end: int) -> RangeMap:
         """The map of outputs ``[begin, end)`` alone, over just the inputs they read."""

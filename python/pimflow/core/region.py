@@ -157,6 +157,8 @@ class Region:
         Their shapes.
     output_shape : tuple of int
     weight_elements : int
+    anchored : bool
+        False if every operator is elementwise or moves data.
     role : str
         One of `ROLES`; only a decomposition sets it.
     """
@@ -170,6 +172,7 @@ class Region:
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
     weight_elements: int = 0
+    anchored: bool = True
     role: str = ""
 
     @property

@@ -55,6 +55,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
+        absorb={r.name: maker.absorb(r) for r in capable},
         digest=_digest(graph, maker.system),
     )
 
@@ -71,7 +72,9 @@ def search(graph: RegionGraph, system: System, simulated: Candidates | None = No
     return _searched(graph, system, maker, table, solution, gpu_only)
 
 
-def apply(graph: RegionGraph, system: System, plan: Plan) -> Searched:
+def apply(
+    graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None
+) -> Searched:
     """An edited or stored plan on `system`.
 
     Raises
@@ -88,7 +91,7 @@ def apply(graph: RegionGraph, system: System, plan: Plan) -> Searched:
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
         raise PlanError(f"the plan does not cover the regions of '{graph.name}' one by one: {odd[0]}")
-    maker = Candidates(graph, system)
+    maker = Candidates(graph, system, simulated)
     table = profile(graph, maker)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)

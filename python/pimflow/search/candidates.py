@@ -151,25 +151,43 @@ class Candidates:
         )
 
     def defers(self, region: Region) -> bool:
-        """Whether what PIM leaves undone may wait for the consumer's kernel.
+        """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
-        It may if one region reads the result, through its convolution or other anchor, and nothing
-        but constants enters what is left: `relay_passes.kernel_groups` fuses just that.
+        It may if the first region that reads the result reads it through its anchor, or is the only
+        one: `relay_passes.kernel_groups` fuses just that.
         """
         consumers = self.graph.consumers[region.name]
-        if region.name in self.graph.outputs or len(consumers) != 1 or len(region.inputs) != 1:
+        if region.name in self.graph.outputs or not consumers:
             return False
-        return self.graph.region(consumers[0]).inputs[0] == region.name
+        first = self.graph.region(consumers[0])
+        return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
-        if self.system.accounting == "paper":
+        return self._epilogue(region, self._residual_bytes(region), own=True)
+
+    def absorb(self, region: Region) -> EdgeCost:
+        """The same inside the kernel of the first consumer: the bytes that this one does not touch anyway.
+
+        They are what a residual adds, and the finished result if others read that too.
+        """
+        return self._epilogue(region, self._residual_bytes(region), own=False)
+
+    def _residual_bytes(self, region: Region) -> int:
+        return sum(region.input_elements[1:]) * ELEMENT_BYTES[self.system.dtype]
+
+    def _epilogue(self, region: Region, residual_bytes: int, own: bool) -> EdgeCost:
+        result_bytes = region.output_elements * ELEMENT_BYTES[self.system.dtype]
+        shared = len(self.graph.consumers[region.name]) > 1
+        kernel = Kernel(
+            kind="stream",
+            input_bytes=residual_bytes + (result_bytes if own else 0),
+            output_bytes=result_bytes if own or shared else 0,
+        )
+        if self.system.accounting == "paper" or not (kernel.input_bytes or kernel.output_bytes):
             return EdgeCost()
-        element = ELEMENT_BYTES[self.system.dtype]
-        out = region.output_elements * element
-        residual = sum(region.input_elements[1:]) * element
-        kernel = Kernel(kind="stream", input_bytes=out + residual, output_bytes=out)
-        return EdgeCost(task=self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels))
+        task = self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels)
+        return EdgeCost(task=task if own else replace(task, launch_ns=0.0))
 
     def pim_run(self, region: Region, gpu_rows: int, schedule: str = "") -> PimRun:
         """The program for the rows that the GPU leaves, by the given or the fastest loop order."""

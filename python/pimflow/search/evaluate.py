@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.core.candidate import RESOURCES, Candidate, Event, Task, Timeline
+from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline
 from pimflow.core.region import RegionGraph
-from pimflow.core.candidate import CostTable
 from pimflow.hardware import System
 
 
@@ -61,8 +60,8 @@ def evaluate(
     for region, candidate in zip(graph.regions, candidates):
         begin_ns = start_ns = max((ready_ns.get(name, 0.0) for name in region.inputs), default=0.0)
         for name in sorted(pending & set(region.inputs)):
-            task = table.settle[name].task
-            if task and not candidate.input.accepts_pending:
+            task = table.transition(name, candidate).task
+            if task:
                 start_ns = run(task, start_ns)
             pending.discard(name)
         ends: list[float] = []

@@ -32,7 +32,7 @@ def solve_dp(graph: RegionGraph, table: CostTable) -> Solution:
             read = pending & set(region.inputs)
             for candidate in table.candidates[region.name]:
                 cost_ns = latency_ns + table.cost(region.name, candidate).latency_ns
-                cost_ns += transition_ns(table, read, candidate)
+                cost_ns += sum(table.transition(name, candidate).latency_ns for name in read)
                 state = pending - read
                 if candidate.output.pending and consumers[region.name]:
                     state |= {region.name}
@@ -41,10 +41,3 @@ def solve_dp(graph: RegionGraph, table: CostTable) -> Solution:
         states = following
     latency_ns, chosen = min(states.values(), key=lambda found: found[0])
     return Solution(candidates=chosen, latency_ns=latency_ns)
-
-
-def transition_ns(table: CostTable, pending: frozenset[str], candidate: Candidate) -> float:
-    """What it costs to hand `candidate` inputs of which `pending` have operators to be applied."""
-    if candidate.input.accepts_pending:
-        return 0.0
-    return sum(table.settle[name].latency_ns for name in pending)

@@ -1,0 +1,157 @@
+"""What a compilation found, as data and as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pimflow.core.candidate import Cost, Task
+from pimflow.core.region import Region
+from pimflow.hardware import System
+from pimflow.search import Searched
+from pimflow.verify import Verification
+
+
+def build(
+    searched: Searched,
+    verification: Verification,
+    *,
+    speedup_without_launch: float,
+    conventions: list[dict[str, Any]],
+    search_seconds: float,
+    wall_seconds: float,
+) -> dict[str, Any]:
+    """The contents of ``report.json``; times in ns, energies in pJ, shares in [0, 1].
+
+    Parameters
+    ----------
+    speedup_without_launch : float
+        Of a search with both devices' launches at zero.
+    conventions : list of dict
+        Speed-ups under the other accounting and other PIM launch times.
+    """
+    system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
+    regions = [
+        {
+            "name": region.name,
+            "mode": candidate.rewrite.mode,
+            "gpu_share": candidate.gpu_share,
+            "latency_gpu_only_ns": gpu_only.region_ns[region.name],
+            "latency_ns": evaluation.region_ns[region.name],
+            "known": Cost.of(candidate).known.value,
+            "schedule": candidate.rewrite.schedule,
+            "reason": choice.reason,
+        }
+        for region, candidate, choice in zip(searched.graph.regions, searched.candidates, searched.plan.choices)
+    ]
+    placed_bytes = sum(c.placed_bytes for c in searched.candidates)
+    return {
+        "model": searched.graph.name,
+        "system": system.name,
+        "gpu": system.gpu.name,
+        "pim": system.pim.name,
+        "gpu_channels": searched.plan.gpu_channels,
+        "pim_channels": system.pim_channels,
+        "dtype": system.dtype,
+        "accounting": system.accounting,
+        "timing": system.timing,
+        "latency_gpu_only_ns": gpu_only.latency_ns,
+        "latency_ns": evaluation.latency_ns,
+        "speedup": gpu_only.latency_ns / evaluation.latency_ns,
+        "speedup_without_launch": speedup_without_launch,
+        "conventions": conventions,
+        "energy_gpu_only_pj": gpu_only.energy_pj,
+        "energy_pj": evaluation.energy_pj,
+        "verified": verification.verified,
+        "max_relative_error": verification.max_relative_error,
+        "regions_verified": sum(r.matches for r in verification.regions),
+        "timing_violations": verification.timing_violations,
+        "weight_load_ns": weight_load_ns(system, placed_bytes),
+        "weight_bytes": placed_bytes,
+        "peak_activation_bytes": searched.graph.liveness(system.dtype).peak_bytes,
+        "regions": regions,
+        "assumed": system.assumptions(),
+        "search_seconds": search_seconds,
+        "wall_seconds": wall_seconds,
+    }
+
+
+def weight_load_ns(system: System, placed_bytes: int) -> float:
+    """Time to write weights into the PIM channels, all at once, each at the rate of its bus."""
+    if not placed_bytes:
+        return 0.0
+    bytes_per_ns = system.pim.column_bytes / (system.pim.timing["nBL"] * system.pim.tCK_ns)
+    return placed_bytes / (bytes_per_ns * system.pim_channels)
+
+
+def table(report: dict[str, Any], out: str | None) -> str:
+    """The report as text for people."""
+    regions = report["regions"]
+    capable = sum(not _never(r["reason"]) for r in regions)
+    pim = [r for r in regions if r["mode"] != "GPU"]
+    channels = (
+        f"{report['gpu_channels']} GPU + {report['pim_channels']} PIM channels"
+        if pim
+        else f"all {report['gpu_channels']} channels on the GPU"
+    )
+    lines = [
+        f"system    {report['gpu']} (analytic) + {report['pim']} ({report['timing']}), {channels}, "
+        f"accounting {report['accounting']}",
+        f"model     {report['model']}: {len(regions)} regions, {capable} PIM-capable, "
+        f"{len(regions) - capable} GPU only",
+    ]
+    width = max([len(r["name"]) for r in regions] + [6])
+    lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'GPU only → plan':>20}")
+    for r in regions:
+        before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
+        lines.append(f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us")
+    violations = report["timing_violations"]
+    legality = "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
+    verdict = "match" if report["verified"] else "DIFFER"
+    lines += [
+        f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
+        f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
+        f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
+        f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
+        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
+    ]
+    if out:
+        lines.append(f"wrote     {out}")
+    return "\n".join(lines)
+
+
+def _never(reason: str) -> bool:
+    return "convolution" in reason or "no product" in reason or "no PIM channels" in reason
+
+
+def explain(searched: Searched, region: Region) -> str:
+    """Every candidate of a region with its tasks and costs; the chosen one is marked."""
+    position = searched.graph.regions.index(region)
+    chosen = searched.candidates[position]
+    lines = [f"region    {region.name}: {' + '.join(region.operators)}, {region.output_shape}"]
+    if region.name in searched.table.refused:
+        lines.append(f"          not on PIM: {searched.table.refused[region.name]}")
+    candidates = list(searched.table.candidates[region.name])
+    if chosen not in candidates:
+        candidates.append(chosen)
+    for candidate in candidates:
+        cost = Cost.of(candidate)
+        mark = "*" if candidate == chosen else " "
+        pending = f", leaves {', '.join(candidate.output.pending)}" if candidate.output.pending else ""
+        lines.append(
+            f"{mark} {candidate.name:<14} {cost.latency_ns / 1e3:>8.2f} us  {cost.energy_pj / 1e6:>8.2f} uJ"
+            f"  {cost.known.value}  {candidate.rewrite.schedule}{pending}"
+        )
+        lines += [f"      {_task(task)}" for task in candidate.tasks]
+    reason = searched.plan.choices[position].reason
+    if reason:
+        lines.append(f"reason    {reason}")
+    return "\n".join(lines)
+
+
+def _task(task: Task) -> str:
+    launch = f"launch {task.launch_ns / 1e3:.2f} + " if task.launch_ns else ""
+    return (
+        f"{task.resource:<8} {launch}{task.execution_ns / 1e3:.2f} us, {task.moved_bytes} bytes, "
+        f"{task.energy_pj / 1e6:.3f} uJ ({task.known.value})  {task.label}"
+    )

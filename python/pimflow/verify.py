@@ -1,0 +1,204 @@
+"""Verification: what was compiled is run, and compared with references that share no code with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+import tvm
+from tvm import relax
+
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import VerificationError
+from pimflow.hardware import PimSpec, System
+from pimflow.pim_backend import codegen
+from pimflow.simulators.checker import count_violations
+from pimflow.simulators.timing import distinct_channels, issued
+
+OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}
+_UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
+_HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
+_HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionCheck:
+    """One PIM region against its reference.
+
+    Attributes
+    ----------
+    region : str
+    error_over_bound : float
+        Largest error of an element over its own bound; the region matches up to 1.
+    """
+
+    region: str
+    error_over_bound: float
+
+    @property
+    def matches(self) -> bool:
+        return self.error_over_bound <= 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What a run showed.
+
+    Attributes
+    ----------
+    regions : tuple of RegionCheck
+        Every PIM region, on the inputs that it actually got.
+    max_relative_error : float
+        Of the network's outputs: largest error over the largest magnitude of the reference.
+    bound : float
+        On `max_relative_error`.
+    timing_violations : int or None
+        Commands that the independent checker found issued too early, or None where the timing is
+        the published one, which is not legal.
+    """
+
+    regions: tuple[RegionCheck, ...]
+    max_relative_error: float
+    bound: float
+    timing_violations: int | None
+
+    @property
+    def verified(self) -> bool:
+        return self.max_relative_error <= self.bound and all(r.matches for r in self.regions)
+
+    def require(self) -> None:
+        """Raise `VerificationError`, naming what differs, unless `verified` and free of violations."""
+        wrong = [r.region for r in self.regions if not r.matches]
+        if wrong:
+            raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
+        if not self.verified:
+            raise VerificationError(
+                f"outputs differ from ONNX Runtime by {self.max_relative_error:.2e} of the largest value; "
+                f"the bound is {self.bound:.0e}"
+            )
+        if self.timing_violations:
+            raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
+
+
+def run_executable(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.ndarray]) -> list:
+    """Outputs of one inference on the CPU, as arrays."""
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [r.numpy() for r in results]
+
+
+def verify(
+    model: onnx.ModelProto,
+    executable: relax.VMExecutable,
+    programs: Mapping[str, PimProgram],
+    filters: Mapping[str, np.ndarray],
+    system: System,
+    inputs: Mapping[str, np.ndarray],
+) -> Verification:
+    """Run `executable` and check every PIM region, the outputs, and the legality of the commands.
+
+    Parameters
+    ----------
+    model : ModelProto
+        The network as it was given; ONNX Runtime computes the reference in fp32.
+    programs : mapping of str to PimProgram
+        By the symbol that the executable calls.
+    filters : mapping of str to ndarray
+        By region, [OC, K] in (kh, kw, c) order.
+    inputs : mapping of str to ndarray
+    """
+    checks: list[RegionCheck] = []
+
+    def check(symbol: str, x: np.ndarray, y: np.ndarray) -> None:
+        program = programs[symbol]
+        checks.append(check_region(program, filters[program.region], x, y))
+
+    codegen.observe(check)
+    try:
+        outputs = run_executable(executable, list(inputs.values()))
+    finally:
+        codegen.observe(None)
+    missing = {p.region for p in programs.values()} - {c.region for c in checks}
+    checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, dict(inputs))
+    violations = None
+    if system.timing == "strict":
+        violations = sum(program_violations(program, system.pim) for program in programs.values())
+    return Verification(
+        regions=tuple(checks),
+        max_relative_error=max(_relative_error(y, r) for y, r in zip(outputs, expected, strict=True)),
+        bound=OUTPUT_BOUND[system.dtype],
+        timing_violations=violations,
+    )
+
+
+def check_region(program: PimProgram, filters: np.ndarray, x: np.ndarray, y: np.ndarray) -> RegionCheck:
+    """A region's result against products of its rounded operands, summed in double precision.
+
+    The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
+    the last place of the storage type.
+    """
+    g = program.geometry
+    rounding = np.float16 if program.dtype == "fp16" else np.float32
+    x64 = x.reshape(g.n, g.h, g.w, g.c).astype(rounding).astype(np.float64)
+    w64 = filters.astype(rounding).astype(np.float64)
+    pixels = slice(program.pixel_begin, program.pixel_end)
+    expected = convolve(x64, w64, g)[pixels]
+    magnitude = convolve(np.abs(x64), np.abs(w64), g)[pixels]
+    roundoff = g.reduction * _UNIT_ROUNDOFF
+    error = roundoff / (1 - roundoff) * magnitude
+    bound = error + _HALF_ULP[program.dtype] * (np.abs(expected) + error) + _HALF_SUBNORMAL[program.dtype]
+    difference = np.abs(y.reshape(expected.shape).astype(np.float64) - expected)
+    over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
+    worst = float(over.max())
+    return RegionCheck(region=program.region, error_over_bound=worst if worst == worst else float("inf"))
+
+
+def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
+    """Dense convolution, tap by tap.
+
+    Parameters
+    ----------
+    x : ndarray, [n, h, w, c]
+    filters : ndarray, [oc, kh*kw*c]
+
+    Returns
+    -------
+    ndarray, [n*oh*ow, oc]
+    """
+    top, left, bottom, right = g.padding
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    taps = filters.reshape(g.oc, g.kh, g.kw, g.c)
+    out = np.zeros((g.n * g.oh * g.ow, g.oc))
+    for i in range(g.kh):
+        for j in range(g.kw):
+            y, z = i * g.dilation[0], j * g.dilation[1]
+            part = padded[
+                :,
+                y : y + (g.oh - 1) * g.stride[0] + 1 : g.stride[0],
+                z : z + (g.ow - 1) * g.stride[1] + 1 : g.stride[1],
+            ]
+            out += part.reshape(-1, g.c) @ taps[:, i, j].T
+    return out
+
+
+def program_violations(program: PimProgram, pim: PimSpec) -> int:
+    """Illegal commands over the issued clocks of all channels, by the independent checker's judgement."""
+    return sum(
+        alike * count_violations(issued(program, pim, channel), pim, program, channel)
+        for channel, alike in distinct_channels(program).items()
+    )
+
+
+def _relative_error(result: np.ndarray, reference: np.ndarray) -> float:
+    if result.shape != reference.shape or not np.isfinite(result).all():
+        return float("inf")
+    scale = float(np.abs(reference).max())
+    error = float(np.abs(result.astype(np.float64) - reference).max())
+    return error / scale if scale else error

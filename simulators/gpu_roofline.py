@@ -1,0 +1,244 @@
+"""The equations of the GPU model, for many kernels (rows) in many ways (columns) at once.
+
+Execution combines three demands that overlap only in part::
+
+    execution = (compute**p + l2**p + dram**p)**(1/p)          p = `overlap`
+
+GEMM-like kernels (implicit GEMM per group: M output pixels, N output channels, K reduction) take the
+fastest of 13 tile shapes (tm, tn) and 6 split-K factors s, in core cycles::
+
+    blocks  = groups * ceil(M/tm) * ceil(N/tn) * s             iterations = ceil(ceil(K/tk) / s)
+    busy    = ceil(blocks/SMs) * iterations * tm*tn*tk / (FMA * mma * (1 + tile_half) * x/(x + tile_half))
+    latency = ceil(blocks/(SMs*resident)) * (block + iterations * iteration * (sqrt(tm*tn)/64)**tile_power)
+    compute = max(busy, latency)                               x = tm*tn/(tm + tn), 1 for the largest
+    l2      = max(bytes through L2 / (channels * L2 bandwidth * l2), bytes of an SM / sm_port)
+    dram    = (reads + writes/dram_write) / (channels * channel bandwidth * dram)
+
+What every kernel reads and writes once costs DRAM traffic as far as it exceeds the share
+`l2_resident` of the L2; an operand larger than the share `l2_reuse` is partly read again by each
+column or row of tiles. Every term grows with K, M, N and bytes and shrinks with channels, for each
+tile, hence so does the minimum.
+
+Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
+of one row as the matrix-vector product that it is, if that is faster.
+
+Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
+`simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pimflow.core.region import Kernel
+from pimflow.errors import SpecError, UsageError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.hardware.pim import ELEMENT_BYTES
+
+TILES = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (256, 64),
+    (64, 256),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (128, 32),
+    (32, 128),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+)
+LARGEST = max(tm * tn / (tm + tn) for tm, tn in TILES)  # operations per element loaded
+SPLITS = (1, 2, 4, 8, 16, 32)
+ITERATION_K = {"fp16": 32, "fp32": 8}
+CHANNEL_ALIGNMENT = {"fp16": 8, "fp32": 1}  # tensor cores read 16 bytes of channels at a time
+IMAGE_CHANNELS = 4
+ACCUMULATOR_BYTES = 4
+ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
+RESIDENT_BLOCKS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Demands of kernels (rows) done in several ways (columns), in cycles and bytes."""
+
+    compute: np.ndarray
+    l2: np.ndarray
+    dram: np.ndarray
+    fixed: np.ndarray | float
+    dram_bytes: np.ndarray
+    l2_bytes: np.ndarray
+    blocks: np.ndarray | None = None
+    ways: Ways | None = None
+
+
+class Machine:
+    """A GPU at one dtype with some of its channels: rates per core cycle.
+
+    Raises
+    ------
+    UsageError
+        If the GPU has not that many channels.
+    SpecError
+        If it has no rate for `dtype`, or lacks a constant.
+    """
+
+    def __init__(self, gpu: GpuSpec, dtype: str, channels: int | None = None, family: str = "stream"):
+        if dtype not in ELEMENT_BYTES or dtype not in gpu.fma_per_sm_cycle:
+            raise SpecError(f"gpu '{gpu.name}': field 'fma_per_sm_cycle' has no '{dtype}'")
+        channels = gpu.memory_channels if channels is None else channels
+        if not 0 < channels <= gpu.memory_channels:
+            raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
+        self.gpu, self.dtype = gpu, dtype
+        kind = family.partition("_")[0]
+        self.keys = (f"_{family}_{dtype}", f"_{family}", f"_{kind}_{dtype}", f"_{kind}", f"_{dtype}", "")
+        self.cycles_per_ns = gpu.clock_mhz / 1e3
+        self.fma = gpu.fma_per_sm_cycle[dtype]
+        self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
+        self.l2_bytes = gpu.l2_bytes_per_channel * channels
+        self.l2_rate = gpu.l2_bytes_per_channel_cycle * channels * self["l2"]
+        self.dram_rate = gpu.channel_bytes_per_ns * channels / self.cycles_per_ns * self["dram"]
+        self.port_rate = self["sm_port_bytes_per_cycle"]
+
+    def __getitem__(self, name: str) -> float:
+        """A constant of the model: the most specific of family, kind of family and dtype."""
+        constants = self.gpu.efficiency
+        for key in self.keys:
+            if name + key in constants:
+                return constants[name + key]
+        raise SpecError(f"gpu '{self.gpu.name}': field 'efficiency' lacks '{name}'")
+
+    def dram_traffic(self, inputs, weights, outputs, rereads=0.0):
+        """Bytes, and cycles, of DRAM traffic: what exceeds the resident part of the L2, reads first."""
+        reads, writes = inputs + weights, outputs * self.gpu.write_factor
+        resident = self["l2_resident"] * self.l2_bytes
+        cold_reads = np.maximum(reads - resident, 0.0) + rereads
+        cold_writes = np.maximum(writes - np.maximum(resident - reads, 0.0), 0.0)
+        cycles = (cold_reads + cold_writes / self["dram_write"]) / self.dram_rate
+        return cold_reads + cold_writes, cycles
+
+
+class Batch:
+    """Columns of kernels, one row each."""
+
+    def __init__(self, kernels: Sequence[Kernel]):
+        def column(name: str) -> np.ndarray:
+            return np.array([[getattr(kernel, name)] for kernel in kernels], dtype=float)
+
+        self.m, self.n, self.k, self.groups = map(column, ("m", "n", "k", "groups"))
+        self.window, self.stride, self.macs = map(column, ("window", "stride", "macs"))
+        self.inputs, self.weights, self.outputs = map(column, ("input_bytes", "weight_bytes", "output_bytes"))
+
+
+class Ways:
+    """Columns of (tile, split-K) choices."""
+
+    def __init__(self, choices: Sequence[tuple[int, int, int]]):
+        self.choices = tuple(choices)
+        self.tm, self.tn, self.split = (np.array([c[i] for c in choices], dtype=float) for i in range(3))
+        self.area = self.tm * self.tn
+        self.relative = self.area / (self.tm + self.tn) / LARGEST
+        self.side = np.sqrt(self.area) / 64
+        self.extra_splits = np.where(self.split > 1, self.split, 0.0)
+
+
+@functools.cache
+def every_way(split_limit: float) -> Ways:
+    """Every tile with every split-K factor up to a limit."""
+    splits = [split for split in SPLITS if split <= split_limit]
+    return Ways([(*tile, split) for tile, split in itertools.product(TILES, splits)])
+
+
+def family(kernel: Kernel) -> str:
+    """What decides which constants a kernel has: window and stride, since libraries pick code by them.
+
+    One of ``1x1_s1`` … ``7x7_s2``, ``image`` (a window over 3 channels, which has code of its own),
+    ``depthwise_1x1_s1`` … ``depthwise_7x7_s2``, ``stream``.
+    """
+    if kernel.kind == "stream":
+        return kernel.kind
+    few = kernel.groups == 1 and kernel.k <= IMAGE_CHANNELS * kernel.window
+    if kernel.kind == "gemm" and kernel.window > 1 and few:
+        return "image"
+    side = next((side for side in (1, 3, 5) if kernel.window <= side * side), 7)
+    shape = f"{side}x{side}_s{min(kernel.stride, 2)}"
+    return f"depthwise_{shape}" if kernel.kind == "depthwise" else shape
+
+
+def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
+    """Demands of implicit GEMMs, one column per way."""
+    gpu, dtype = machine.gpu, machine.dtype
+    element, tk, align = ELEMENT_BYTES[dtype], ITERATION_K[dtype], CHANNEL_ALIGNMENT[dtype]
+    k = batch.window * np.ceil(batch.k / batch.window / align) * align
+    rows, columns = np.ceil(batch.m / ways.tm), np.ceil(batch.n / ways.tn)
+    iterations = np.ceil(np.ceil(k / tk) / ways.split)
+    blocks = batch.groups * rows * columns * ways.split
+    blocks_per_sm = np.ceil(blocks / gpu.sms)
+
+    smem = 2 * (ways.tm + ways.tn) * tk * element
+    accumulators = ways.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
+    resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
+    waves = np.ceil(blocks / (gpu.sms * np.clip(resident, 1, RESIDENT_BLOCKS)))
+
+    half = machine["tile_half"]
+    share = machine["mma"] * ways.relative / (ways.relative + half) * (1 + half)
+    rate = machine.fma * share
+    busy = blocks_per_sm * iterations * (ways.area * tk / rate)
+    iteration = machine["iteration_cycles"] * ways.side ** machine["tile_power"]
+    latency = waves * (machine["block_cycles"] + iterations * iteration)
+
+    partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * ways.extra_splits
+    stores = batch.outputs + partials
+    loads = blocks * (ways.tm + ways.tn) * (k / ways.split * element)
+    l2_bytes = loads + stores
+    port = blocks_per_sm * (ways.tm + ways.tn) * (k / ways.split * element) + stores / gpu.sms
+    l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
+
+    smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
+    overflow = np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
+    again = np.minimum(batch.inputs * (columns - 1), batch.weights * (rows - 1))
+    # A write-through L2 sends the partial sums on to DRAM.
+    outputs = batch.outputs + partials * (gpu.write_factor - 1) / gpu.write_factor
+    dram_bytes, dram = machine.dram_traffic(
+        batch.inputs, batch.weights, outputs, machine["reread"] * overflow * again
+    )
+    fixed = machine["kernel_cycles"] + np.where(ways.split > 1, machine["split_cycles"], 0.0)
+    return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
+
+
+def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
+    """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
+    l2_bytes = batch.inputs + batch.weights + batch.outputs
+    l2 = l2_bytes / np.minimum(machine.l2_rate, machine.gpu.sms * machine.port_rate)
+    compute = batch.macs / (machine.gpu.sms * machine.simd_fma * machine[share])
+    dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs)
+    return Demand(compute, l2, dram, machine["kernel_cycles"], dram_bytes, l2_bytes)
+
+
+def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None) -> list[Demand]:
+    """Demands of kernels of one kind: in the given ways, or in every way that the kind has."""
+    if kind == "gemm":
+        if ways is not None:
+            return [gemm_demand(batch, machine, ways)]
+        tiled = gemm_demand(batch, machine, every_way(machine["split_limit"]))
+        vector = (batch.m == 1) & (batch.window == 1)
+        if not vector.any():
+            return [tiled]
+        streamed = simd_demand(batch, machine, "gemv")
+        return [tiled, dataclasses.replace(streamed, fixed=np.where(vector, streamed.fixed, np.inf))]
+    if kind in ("depthwise", "stream"):
+        return [simd_demand(batch, machine, kind)]
+    raise ValueError(f"kernel kind '{kind}' is none of gemm, depthwise, stream")
+
+
+def execution_cycles(demand: Demand, machine: Machine) -> np.ndarray:
+    """Cycles of kernels (rows) in several ways (columns)."""
+    p = machine["overlap"]
+    return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed
