@@ -47,7 +47,7 @@ def observe(observer: Callable[[str, np.ndarray, np.ndarray], None] | None) -> N
         return
 
     def copy(symbol: str, x: object, y: object) -> None:
-        observer(str(symbol), np.from_dlpack(x).copy(), np.from_dlpack(y).copy())
+        observer(str(symbol), np.from_dlpack(x), np.from_dlpack(y))
 
     _set_observer(tvm_ffi.convert(copy))
 

@@ -33,9 +33,9 @@ def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
     for group in groups:
         if not isinstance(group.result.ty, relax.TensorType) or not group.fusible:
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
-        name = layer_name(mod, group.title)
-        regions.append(_region(name, group, names))
-        names.update((b.var, name) for b in group.bindings)
+        layer = layer_name(mod, group.title)
+        regions.append(_region(layer, group, names))
+        names.update((b.var, layer) for b in group.bindings)
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
     return RegionGraph(name=name, regions=tuple(regions), outputs=_outputs(mod, groups))

@@ -9,7 +9,7 @@ import tvm_ffi
 
 from pimflow import native
 from pimflow.core.program import MemoryImage, PimProgram
-from pimflow.errors import UsageError
+from pimflow.errors import TraceError, UsageError
 
 _execute = native.get("pimflow.simulators.execute")
 
@@ -37,8 +37,22 @@ def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int
     -------
     ndarray, [pixel_end - pixel_begin, oc], float32
         Values of the storage type; NaN where no READRES delivered a result.
+
+    Raises
+    ------
+    TraceError
+        If `program` cannot be executed, see `PimProgram.validate`.
+    UsageError
+        If `image` or `x` is not `program`'s.
     """
     g = program.geometry
+    try:
+        program.validate()
+    except ValueError as error:
+        raise TraceError(f"region '{program.region}': {error}") from error
+    held = (len(program.channels), program.rows)
+    if image.table.shape != held or image.table.max(initial=-1) >= len(image.pages):
+        raise UsageError(f"region '{program.region}': the memory image is another program's")
     if x.shape != (g.n, g.h, g.w, g.c):
         raise UsageError(
             f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau
 
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.hardware.pim import ELEMENT_BYTES
 from pimflow.simulators.gpu_model import kernel_cost
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "stream")

@@ -41,6 +41,13 @@ ffi::Tensor ToTensor(const std::vector<T>& values, ffi::Shape shape, DLDataType 
   return tensor;
 }
 
+ffi::Tensor CopyOf(const ffi::TensorView& view) {
+  ffi::Tensor copy = ffi::Tensor::FromNDAlloc(Allocator(), view.shape(), view.dtype(), view.device());
+  const char* data = static_cast<const char*>(view.data_ptr()) + view.byte_offset();
+  std::memcpy(copy.data_ptr(), data, view.numel() * ((view.dtype().bits + 7) / 8));
+  return copy;
+}
+
 constexpr DLDataType kInt64{kDLInt, 64, 1}, kInt32{kDLInt, 32, 1}, kFloat32{kDLFloat, 32, 1};
 
 inline float FromHalf(uint16_t half) {
@@ -139,7 +146,7 @@ class Reader {
   const char *at_, *end_;
 };
 
-/*! \brief Called after each region with (symbol, input, output), if set. */
+/*! \brief Called after each region with (symbol, copies of input and output), if set. */
 ffi::Optional<ffi::Function>& Observer() {
   static ffi::Optional<ffi::Function> observer;
   return observer;
@@ -167,7 +174,7 @@ class PimModuleObj : public ffi::ModuleObj {
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
       execute(*region->header_tensor, *region->words_tensor, *region->offsets_tensor, *region->lanes_tensor,
               *region->table_tensor, x, y, threads);
-      if (Observer()) (*Observer())(name, x, y);
+      if (Observer()) (*Observer())(name, CopyOf(x), CopyOf(y));
     });
   }
 

@@ -20,7 +20,8 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.hardware import PimSpec, System, system
 from pimflow.relay_passes.extract_regions import extract_regions, filters
-from pimflow.search import Searched
+from pimflow.core.region import RegionGraph
+from pimflow.search import Candidates, Searched
 from pimflow.search import apply as apply_plan
 from pimflow.search import search as search_graph
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
@@ -61,9 +62,10 @@ def search(
     model: str | os.PathLike | onnx.ModelProto | tvm.IRModule,
     target_system: System | None = None,
     *,
+    plan: Plan | str | os.PathLike | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Searched:
-    """The best plan for a network on a system.
+    """The best plan for a network on a system, with the candidates it was chosen from.
 
     Parameters
     ----------
@@ -71,6 +73,8 @@ def search(
         Name of the embedded zoo, ONNX file or model, or a canonical Relax module.
     target_system : System, optional
         `pimflow.system()` by default.
+    plan : Plan or path, optional
+        Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that an ONNX file leaves open.
     """
@@ -78,7 +82,20 @@ def search(
         graph = extract_regions(model, "module")
     else:
         graph = extract_regions(frontend.load(model, shapes)[1], _name(model))
-    return search_graph(graph, target_system or system())
+    return _search(graph, target_system or system(), _plan(plan))
+
+
+def _plan(plan: Plan | str | os.PathLike | None) -> Plan | None:
+    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+
+
+def _search(
+    graph: RegionGraph, target_system: System, plan: Plan | None, simulated: Candidates | None = None
+) -> Searched:
+    """Searched, or with `plan` applied."""
+    if plan is None:
+        return search_graph(graph, target_system, simulated)
+    return apply_plan(graph, target_system, plan, simulated)
 
 
 def compile(
@@ -126,15 +143,14 @@ def compile(
     target_system = target_system or system()
     if out is not None:
         artifact.check_target(out)
-    if plan is not None and not isinstance(plan, Plan):
-        plan = Plan.load(plan)
+    plan = _plan(plan)
     progress("loading")
     proto, mod = frontend.load(model, shapes)
     graph = extract_regions(mod, _name(model))
 
     progress("searching")
     search_begin = time.perf_counter()
-    searched = apply_plan(graph, target_system, plan) if plan else search_graph(graph, target_system)
+    searched = _search(graph, target_system, plan)
     search_seconds = time.perf_counter() - search_begin
     compare = _comparison(searched, plan)
 
@@ -246,11 +262,7 @@ def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, each searched (or applied) anew."""
 
     def speedup(other: System, shares: bool) -> float:
-        maker = searched.maker if shares else None
-        if plan is None:
-            found = search_graph(searched.graph, other, maker)
-        else:
-            found = apply_plan(searched.graph, other, plan, maker)
+        found = _search(searched.graph, other, plan, searched.maker if shares else None)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.errors import ArtifactError
+from pimflow.execution import infer, load, store
 from pimflow.simulators.trace import expand_to_pim
-from pimflow.verify import run_executable
 
 LIBRARY, PLAN, REPORT, INTERFACE = "model.so", "plan.json", "report.json", "interface.json"
 
@@ -106,7 +105,7 @@ def write(
         Whether to add a ``.pim`` file for every region and channel.
     """
     with new_directory(target) as directory:
-        executable.export_library(str(directory / LIBRARY))
+        store(executable, directory / LIBRARY)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / INTERFACE).write_text(interface.to_json(), encoding="utf-8")
@@ -151,4 +150,4 @@ def run(directory: str | os.PathLike, inputs: Mapping[str, np.ndarray]) -> list[
         arrays.append(array.astype(dtype))
     if not (path / LIBRARY).exists():
         raise ArtifactError(f"{path}: {LIBRARY} is missing; compile again")
-    return run_executable(tvm.runtime.load_module(str(path / LIBRARY)), arrays)
+    return infer(load(path / LIBRARY), arrays)

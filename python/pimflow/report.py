@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from pimflow.core.candidate import Cost, Task
+from pimflow.core.candidate import Cost
 from pimflow.core.region import Region
 from pimflow.hardware import System
 from pimflow.search import Searched
@@ -124,34 +125,57 @@ def _never(reason: str) -> bool:
     return "convolution" in reason or "no product" in reason or "no PIM channels" in reason
 
 
-def explain(searched: Searched, region: Region) -> str:
-    """Every candidate of a region with its tasks and costs; the chosen one is marked."""
+def explanation(searched: Searched, region: Region) -> dict[str, Any]:
+    """Every candidate of a region with its tasks and costs, and which one was chosen why."""
     position = searched.graph.regions.index(region)
     chosen = searched.candidates[position]
-    lines = [f"region    {region.name}: {' + '.join(region.operators)}, {region.output_shape}"]
-    if region.name in searched.table.refused:
-        lines.append(f"          not on PIM: {searched.table.refused[region.name]}")
     candidates = list(searched.table.candidates[region.name])
     if chosen not in candidates:
         candidates.append(chosen)
-    for candidate in candidates:
-        cost = Cost.of(candidate)
-        mark = "*" if candidate == chosen else " "
-        pending = f", leaves {', '.join(candidate.output.pending)}" if candidate.output.pending else ""
+    return {
+        "region": region.name,
+        "operators": list(region.operators),
+        "output_shape": list(region.output_shape),
+        "refused": searched.table.refused.get(region.name, ""),
+        "reason": searched.plan.choices[position].reason,
+        "candidates": [
+            {
+                "name": candidate.name,
+                "chosen": candidate == chosen,
+                "gpu_share": candidate.gpu_share,
+                "schedule": candidate.rewrite.schedule,
+                "pending": list(candidate.output.pending),
+                "cost": {**asdict(Cost.of(candidate)), "known": Cost.of(candidate).known.value},
+                "tasks": [{**asdict(task), "known": task.known.value} for task in candidate.tasks],
+            }
+            for candidate in candidates
+        ],
+    }
+
+
+def explain(searched: Searched, region: Region) -> str:
+    """`explanation` as text; the chosen candidate is starred."""
+    found = explanation(searched, region)
+    lines = [f"region    {region.name}: {' + '.join(found['operators'])}, {found['output_shape']}"]
+    if found["refused"]:
+        lines.append(f"          not on PIM: {found['refused']}")
+    for candidate in found["candidates"]:
+        cost = candidate["cost"]
+        mark = "*" if candidate["chosen"] else " "
+        pending = f", leaves {', '.join(candidate['pending'])}" if candidate["pending"] else ""
         lines.append(
-            f"{mark} {candidate.name:<14} {cost.latency_ns / 1e3:>8.2f} us  {cost.energy_pj / 1e6:>8.2f} uJ"
-            f"  {cost.known.value}  {candidate.rewrite.schedule}{pending}"
+            f"{mark} {candidate['name']:<14} {cost['latency_ns'] / 1e3:>8.2f} us  "
+            f"{cost['energy_pj'] / 1e6:>8.2f} uJ  {cost['known']}  {candidate['schedule']}{pending}"
         )
-        lines += [f"      {_task(task)}" for task in candidate.tasks]
-    reason = searched.plan.choices[position].reason
-    if reason:
-        lines.append(f"reason    {reason}")
+        lines += [f"      {_task(task)}" for task in candidate["tasks"]]
+    if found["reason"]:
+        lines.append(f"reason    {found['reason']}")
     return "\n".join(lines)
 
 
-def _task(task: Task) -> str:
-    launch = f"launch {task.launch_ns / 1e3:.2f} + " if task.launch_ns else ""
+def _task(task: dict[str, Any]) -> str:
+    launch = f"launch {task['launch_ns'] / 1e3:.2f} + " if task["launch_ns"] else ""
     return (
-        f"{task.resource:<8} {launch}{task.execution_ns / 1e3:.2f} us, {task.moved_bytes} bytes, "
-        f"{task.energy_pj / 1e6:.3f} uJ ({task.known.value})  {task.label}"
+        f"{task['resource']:<8} {launch}{task['execution_ns'] / 1e3:.2f} us, {task['moved_bytes']} bytes, "
+        f"{task['energy_pj'] / 1e6:.3f} uJ ({task['known']})  {task['label']}"
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnxruntime
-import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import VerificationError
+from pimflow.execution import infer
 from pimflow.hardware import PimSpec, System
 from pimflow.pim_backend import codegen
 from pimflow.simulators.checker import count_violations
@@ -84,14 +84,6 @@ class Verification:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
 
 
-def run_executable(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.ndarray]) -> list:
-    """Outputs of one inference on the CPU, as arrays."""
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
-    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [r.numpy() for r in results]
-
-
 def verify(
     model: onnx.ModelProto,
     executable: relax.VMExecutable,
@@ -120,7 +112,7 @@ def verify(
 
     codegen.observe(check)
     try:
-        outputs = run_executable(executable, list(inputs.values()))
+        outputs = infer(executable, list(inputs.values()))
     finally:
         codegen.observe(None)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pimflow.errors import PlanError
+from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT")
 FORMAT = "pimflow-plan/1"
@@ -65,7 +65,11 @@ class Plan:
     lower_bound_ns: float
 
     def choice(self, region: str) -> Choice:
-        return next(c for c in self.choices if c.region == region)
+        """Raises `UnknownNameError` if there is none of that region."""
+        for choice in self.choices:
+            if choice.region == region:
+                return choice
+        raise UnknownNameError("region", region, [c.region for c in self.choices])
 
     def to_json(self) -> str:
         table = {"format": FORMAT, **self.__dict__, "choices": [dict(c.__dict__) for c in self.choices]}
@@ -84,6 +88,8 @@ class Plan:
             table = json.loads(text)
         except json.JSONDecodeError as error:
             raise PlanError(f"{where}:{error.lineno}: {error.msg}") from error
+        except (ValueError, RecursionError) as error:  # numbers and nesting beyond what Python reads
+            raise PlanError(f"{where}: {error}") from error
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise PlanError(f"{where}: not a {FORMAT} file")
         rows = table.pop("choices", None)
@@ -94,6 +100,7 @@ class Plan:
             plan = cls(**table, choices=choices)
         except TypeError as error:
             raise PlanError(f"{where}: {error}") from error
+        _check_types(plan, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)
         if type(plan.gpu_channels) is not int or plan.gpu_channels < 1:
             raise PlanError(f"{where}: field 'gpu_channels' is not an integer above zero")
         return plan
@@ -118,8 +125,17 @@ def _choice(row: object, index: int, where: str) -> Choice:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    if isinstance(choice.gpu_share, bool) or not isinstance(choice.gpu_share, int | float):
-        raise PlanError(f"{place}: gpu_share {choice.gpu_share!r} is not a number")
+    _check_types(choice, ("schedule", "reason"), ("gpu_share", "latency_ns"), place)
     if not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice
+
+
+def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[str, ...], place: str) -> None:
+    for name in texts:
+        if not isinstance(getattr(owner, name), str):
+            raise PlanError(f"{place}: {name} {getattr(owner, name)!r} is not a text")
+    for name in numbers:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PlanError(f"{place}: {name} {value!r} is not a number")

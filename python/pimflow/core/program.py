@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 MAX_DEPTH = 4
 FORMAT = "pimprog/1"
+_SIZE_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,8 @@ class PimProgram:
             lines = text.splitlines()
             line = lines[error.lineno - 1].strip()[:80] if error.lineno <= len(lines) else ""
             raise TraceError(f"{where}:{error.lineno}: {error.msg}: {line!r}") from error
+        except (ValueError, RecursionError) as error:  # numbers and nesting beyond what Python reads
+            raise TraceError(f"{where}: {error}") from error
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise TraceError(f"{where}:1: not a {FORMAT} file")
         try:
@@ -225,23 +228,57 @@ class PimProgram:
         return program
 
     def validate(self) -> None:
-        """Raise `ValueError` if a command names a buffer, row, column or pixel that is not there."""
-        for name in ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"field '{name}' is not an integer above zero")
+        """Raise `ValueError` for what cannot be executed.
+
+        That is a field out of its range, a command that names a buffer, row, column or pixel that is
+        not there, loops nested deeper than `MAX_DEPTH`, and an affine over more loops than enclose it.
+        """
+        self._validate_fields()
         if not 0 <= self.pixel_begin < self.pixel_end <= self.geometry.pixels:
             raise ValueError(f"pixels [{self.pixel_begin}, {self.pixel_end}) are not in the output")
         if not self.channels:
             raise ValueError("no channels")
         for index, nodes in enumerate(self.channels):
-            for node, extents in _leaves(nodes, ()):
-                try:
+            try:
+                for node, extents in _leaves(nodes, ()):
                     self._validate_node(node, extents)
-                except ValueError as error:
-                    raise ValueError(f"channel {index}: {error}") from None
+            except ValueError as error:
+                raise ValueError(f"channel {index}: {error}") from None
+
+    def _validate_fields(self) -> None:
+        for name in ("region", "pim", "schedule"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"field '{name}' is not a text")
+        if self.dtype not in ELEMENT_BYTES:
+            raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
+        positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "readres_bursts")
+        for name in positive:
+            _check_size(name, getattr(self, name), 1)
+        for name in ("pixel_begin", "pixel_end", "row_begin", "rows"):
+            _check_size(name, getattr(self, name), 0)
+        if self.banks % self.gangs:
+            raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
+        for name, value in self.geometry.__dict__.items():
+            least = 0 if name == "padding" else 1
+            length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
+            if length is None:
+                _check_size(f"geometry.{name}", value, least)
+            elif not isinstance(value, tuple) or len(value) != length:
+                raise ValueError(f"field 'geometry.{name}' is not a list of {length}")
+            else:
+                for item in value:
+                    _check_size(f"geometry.{name}", item, least)
 
     def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
+        for name in ("pixels", "columns", "count"):
+            if hasattr(node, name):
+                _check_size(name, getattr(node, name), 1)
+
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
+            if len(affine.coefficients) > len(extents):
+                raise ValueError(f"{what} of {type(node).__name__} uses more loops than enclose it")
+            for coefficient in affine.coefficients:
+                _check_size(f"{what} coefficient", abs(coefficient), 0)
             reach = [c * (n - 1) for c, n in zip(affine.coefficients, extents)]
             low = affine.base + sum(min(0, r) for r in reach)
             high = affine.base + sum(max(0, r) for r in reach)
@@ -307,12 +344,20 @@ def _expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) ->
 
 
 def _leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Every command node with the extents of the loops around it."""
+    """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
     for node in nodes:
         if isinstance(node, Loop):
+            _check_size("extent", node.extent, 1)
+            if len(extents) == MAX_DEPTH:
+                raise ValueError(f"loops are nested deeper than {MAX_DEPTH}")
             yield from _leaves(node.body, (*extents, node.extent))
         else:
             yield node, extents
+
+
+def _check_size(name: str, value: object, least: int) -> None:
+    if type(value) is not int or not least <= value < _SIZE_LIMIT:
+        raise ValueError(f"field '{name}' is {value!r}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
 _OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from pimflow.hardware.reader import build, positive, read_toml
+from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,13 @@ class GpuSpec:
             l2_bytes_per_channel=self.l2_bytes_per_channel,
             l2_bytes_per_channel_cycle=self.l2_bytes_per_channel_cycle,
             write_factor=self.write_factor,
+            shared_memory_bytes=self.shared_memory_bytes,
+            registers_bytes=self.registers_bytes,
+            **{f"fma_per_sm_cycle.{key}": value for key, value in self.fma_per_sm_cycle.items()},
+            **{f"simd_fma_per_sm_cycle.{key}": value for key, value in self.simd_fma_per_sm_cycle.items()},
         )
-        if self.launch_ns < 0:
-            raise ValueError(f"field 'launch_ns': {self.launch_ns} is below zero")
+        energies = {f"energy.{key}": value for key, value in self.energy.items()}
+        not_negative(launch_ns=self.launch_ns, **energies)
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:

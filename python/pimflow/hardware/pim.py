@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import SpecError
-from pimflow.hardware.reader import build, positive, read_toml
+from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
@@ -113,6 +113,13 @@ class PimSpec:
             column_bytes=self.column_bytes,
             global_buffers=self.global_buffers,
         )
+        not_negative(
+            row_base=self.row_base,
+            **{f"timing.{key}": value for key, value in self.timing.items()},
+            **{f"energy.{key}": value for key, value in self.energy.items()},
+        )
+        if self.row_base >= self.rows_per_bank:
+            raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
         for dtype in self.dtypes:
             if dtype not in ELEMENT_BYTES:
                 raise ValueError(f"dtype '{dtype}' is none of {', '.join(ELEMENT_BYTES)}")
@@ -135,7 +142,9 @@ class PimSpec:
         )
         for section in ("timing", "energy"):
             plain = {}
-            for key, value in dict(table.get(section, {})).items():
+            if not isinstance(table.get(section, {}), dict):
+                raise SpecError(f"{where}: field '{section}' is not a table")
+            for key, value in table.get(section, {}).items():
                 if isinstance(value, dict):
                     sources[f"{section}.{key}"] = str(value.get("source", ""))
                     value = value.get("value")

@@ -51,11 +51,15 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
     `cls` has one. Raises `SpecError` on a missing, unknown or wrongly typed field.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name != "sources"}
+    if not isinstance(table, dict):
+        raise SpecError(f"{where}: {table!r} is not a table")
+    fields = {
+        f.name: f for f in dataclasses.fields(cls) if f.init and f.name != "sources" and f.name not in extra
+    }
     hints = typing.get_type_hints(cls)
     values, sources = dict(extra), {}
     for key, value in table.items():
-        if key not in fields or key in extra:
+        if key not in fields:
             raise SpecError(f"{where}: unknown field '{key}'; known: {', '.join(sorted(fields))}")
         if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
             sources[key] = str(value.get("source", ""))
@@ -101,4 +105,11 @@ def positive(**values: float | None) -> None:
     """Raise `ValueError` for the first value that is not a finite number above zero."""
     for name, value in values.items():
         if value is not None and not (0 < value < float("inf")):
-            raise ValueError(f"field '{name}': {value} is not above zero")
+            raise ValueError(f"field '{name}': {value} is not a finite number above zero")
+
+
+def not_negative(**values: float | None) -> None:
+    """Raise `ValueError` for the first value that is not a finite number of zero or more."""
+    for name, value in values.items():
+        if value is not None and not (0 <= value < float("inf")):
+            raise ValueError(f"field '{name}': {value} is not a finite number of zero or more")

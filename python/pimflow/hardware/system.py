@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.reader import build, positive, read_toml
+from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
 TIMINGS = ("strict", "ramulator-pimflow")
@@ -57,6 +57,7 @@ class System:
 
     def __post_init__(self) -> None:
         positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
+        not_negative(pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns)
         if not 0 <= self.pim_channels < self.gpu.memory_channels:
             raise ValueError(
                 f"pim_channels {self.pim_channels} leaves the GPU no channel of its "
@@ -114,12 +115,14 @@ def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> Sy
     changes = {key: value for key, value in changes.items() if value is not None}
     unknown = set(changes) - {f.name for f in dataclasses.fields(System)}
     if unknown:
-        raise UnknownNameError("system field", unknown.pop(), [f.name for f in dataclasses.fields(System)])
+        raise UnknownNameError("system field", min(unknown), [f.name for f in dataclasses.fields(System)])
     devices = {}
     for key, loader in (("gpu", GpuSpec), ("pim", PimSpec)):
         device = changes.pop(key, table.pop(key, None))
         if device is None:
             raise SpecError(f"system '{stem}': missing field '{key}'")
+        if not isinstance(device, loader | str | os.PathLike):
+            raise SpecError(f"system '{stem}': field '{key}': {device!r} is no name or file")
         devices[key] = device if isinstance(device, loader) else loader.load(device)
     for key, value in changes.items():
         table[key] = list(value) if isinstance(value, tuple) else value

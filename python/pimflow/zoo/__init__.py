@@ -195,7 +195,7 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
         If an input has a dynamic dimension or does not hold numbers.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
-    drawn = {}
+    wanted = {}
     for value in model.graph.input:
         if value.name in stored:
             continue
@@ -203,14 +203,21 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
         dims = fixed_dims(value, f"model '{model.graph.name}'")
-        first, second, third = weights.uniform(value.name, 3 * math.prod(dims), seed).reshape(3, -1)
+        wanted[value.name] = (dims, helper.tensor_dtype_to_np_dtype(kind))
+    return example_arrays(wanted, seed)
+
+
+def example_arrays(wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0) -> dict[str, np.ndarray]:
+    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype)."""
+    drawn = {}
+    for name, (dims, dtype) in wanted.items():
+        first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
         normal = (first + second + third).reshape(dims)
-        if kind == onnx.TensorProto.BOOL:
+        if np.issubdtype(dtype, np.bool_):
             normal = normal > 0
-        dtype = helper.tensor_dtype_to_np_dtype(kind)
-        if np.issubdtype(dtype, np.integer):
+        elif np.issubdtype(dtype, np.integer):
             normal = np.abs(normal).clip(max=2)
-        drawn[value.name] = normal.astype(dtype)
+        drawn[name] = normal.astype(dtype)
     return drawn
 
 

@@ -1,0 +1,246 @@
+"""The ``pimflow`` command: thin over the public API.
+
+Exit codes: 0 ok, 1 our bug, 2 usage, 3 bad input or unwritable output, 4 infeasible, 5 verification
+mismatch, 130 interrupted. Results go to stdout, progress and errors to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pimflow import zoo
+from pimflow.errors import ArtifactError, PimflowError, UsageError
+from pimflow.hardware import System, system
+from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
+
+# What --accounting implies for the timing of PIM where --timing does not say.
+TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        args = _parser().parse_args(argv)
+        args.command(args)
+        sys.stdout.flush()
+    except PimflowError as error:
+        print(f"pimflow: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("pimflow: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pimflow", description="A TVM back end for GPUs whose DRAM computes")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=run)
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.add_argument("--quiet", action="store_true", help="no progress")
+        return sub
+
+    sub = command("compile", _compile, "search, compile, run and verify a network")
+    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models') or ONNX file")
+    sub.add_argument("-o", "--output", metavar="DIR", help="compiled directory to write")
+    sub.add_argument("--plan", metavar="FILE", help="apply this plan instead of searching")
+    sub.add_argument("--explain", metavar="REGION", help="print every candidate of a region, and write nothing")
+    sub.add_argument("--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)")
+    sub.add_argument(
+        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
+    )
+    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
+    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of the system")
+    sub.add_argument("--pim", metavar="NAME|FILE", help="PIM device of the system")
+    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
+    sub.add_argument("--target", default="llvm+pim", help="what to build for (default: %(default)s)")
+    sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
+    sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
+    sub.add_argument("--dtype", help="storage type: fp16, fp32")
+
+    sub = command("run", _run, "run a compiled network")
+    sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
+    sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
+    sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
+
+    sub = command("simulate", _simulate, "cycles of a PIM program or command trace")
+    sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
+    sub.add_argument("--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)")
+    sub.add_argument("--timing", default="strict", help=f"{', '.join(TIMINGS)} (default: %(default)s)")
+    sub.add_argument(
+        "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
+    )
+
+    command("models", _models, "list the networks of the zoo")
+    return parser
+
+
+def _system(args: argparse.Namespace) -> System:
+    timing = args.timing or TIMING_OF.get(args.accounting)
+    return system(
+        args.system,
+        gpu=args.gpu,
+        pim=args.pim,
+        pim_channels=args.pim_channels,
+        timing=timing,
+        accounting=args.accounting,
+        dtype=args.dtype,
+    )
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A status line on stderr; plain lines where that is no terminal, nothing if `quiet`."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("") as status:
+            yield lambda text: status.update(f"{text} …")
+    else:
+        yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
+
+
+def _compile(args: argparse.Namespace) -> None:
+    from pimflow import api, report
+
+    shapes = dict(zoo.parse_shape(text) for text in args.shape)
+    target_system = _system(args)
+    if args.explain is not None:
+        with _progress(args.quiet) as progress:
+            progress("searching")
+            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan)
+        region = searched.graph.region(args.explain)
+        if args.json:
+            _print_json(report.explanation(searched, region))
+        else:
+            print(report.explain(searched, region))
+        return
+    with _progress(args.quiet) as progress:
+        compiled = api.compile(
+            args.model,
+            args.output,
+            target_system=target_system,
+            target=args.target,
+            plan=args.plan,
+            shapes=shapes,
+            emit_traces=args.emit_traces,
+            progress=progress,
+        )
+    if args.json:
+        _print_json(compiled.report)
+    else:
+        print(report.table(compiled.report, args.output))
+
+
+def _run(args: argparse.Namespace) -> None:
+    from pimflow import api
+
+    inputs: dict[str, np.ndarray] | np.ndarray | None = None
+    for text in args.input:
+        name, equals, path = text.rpartition("=")
+        array = _read_array(path)
+        if not equals and len(args.input) == 1:
+            inputs = array
+        elif not equals:
+            raise UsageError("several inputs: give each as --input NAME=FILE.npy")
+        else:
+            inputs = {**(inputs or {}), name: array}
+    outputs = api.run(args.directory, inputs)
+    if args.output:
+        for index, y in enumerate(outputs):
+            path = Path(args.output)
+            _write_array(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
+    summary = [
+        {"output": index, "shape": list(y.shape), "dtype": str(y.dtype), "min": y.min(), "max": y.max()}
+        for index, y in enumerate(outputs)
+    ]
+    if args.json:
+        _print_json({"outputs": summary, "wrote": args.output})
+    else:
+        for row in summary:
+            print(f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}")
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    from pimflow import api
+
+    result, violations = api.simulate(
+        args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding
+    )
+    row = {
+        "cycles": result.cycles,
+        "time_ns": result.time_ns,
+        "commands": result.commands,
+        "timing": result.timing,
+        "pim": result.pim,
+        "utilisation": result.utilisation,
+        "timing_violations": violations,
+    }
+    if args.json:
+        _print_json(row)
+        return
+    counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
+    print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
+    print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
+    if violations is None:
+        print("legality not checked: the published timing has no precharge")
+    else:
+        print(f"{violations} timing violations")
+
+
+def _models(args: argparse.Namespace) -> None:
+    rows = [zoo.describe(name) for name in zoo.names()]
+    if args.json:
+        _print_json([dict(row.__dict__) for row in rows])
+        return
+    print(f"{'model':<16} {'parameters':>12} {'GMAC':>8}  inputs")
+    for row in rows:
+        shapes = ", ".join(f"{name}={','.join(map(str, shape))}" for name, shape in row.inputs.items())
+        print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}")
+
+
+def _read_array(path: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise ArtifactError(f"{path}: not a .npy file") from error
+    if not isinstance(array, np.ndarray):
+        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
+    return array
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            np.save(file, array)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

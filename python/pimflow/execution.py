@@ -1,0 +1,47 @@
+"""Executables of TVM's virtual machine: stored, loaded, run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+
+
+def infer(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Outputs of one inference on the CPU."""
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [r.numpy() for r in results]
+
+
+def store(executable: relax.VMExecutable, path: Path) -> None:
+    """Write `executable` as a shared library."""
+    with _without_tvm_warnings():
+        executable.export_library(str(path))
+
+
+def load(path: Path) -> tvm.runtime.Module:
+    """Read what `store` wrote."""
+    with _without_tvm_warnings():
+        return tvm.runtime.load_module(str(path))
+
+
+@contextlib.contextmanager
+def _without_tvm_warnings() -> Iterator[None]:
+    """Drop what TVM's C++ side prints: it warns of every scope it saves or loads, and no level turns that off."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
