@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
 from pimflow.relay_passes.recognise_clip import RecogniseClip
 from pimflow.relay_passes.sink_layout import SinkLayout
@@ -28,14 +29,15 @@ class Canonicalise:
         transform = relax.transform
         mod = tvm.transform.Sequential(
             [
-                transform.FoldConstant(),
+                EvaluateConstants(),
                 RecogniseClip(),
                 transform.FoldBatchnormToConv2D(),
                 transform.DecomposeOpsForInference(),
-                transform.FoldConstant(),
+                EvaluateConstants(),
                 transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
-                transform.FoldConstant(),
+                EvaluateConstants(),
                 SinkLayout(),
+                EvaluateConstants(),
                 transform.FoldConstant(),
                 transform.CanonicalizeBindings(),
                 transform.DeadCodeElimination(["main"]),

@@ -9,10 +9,8 @@ from tvm import relax
 
 from pimflow.core.program import PimProgram
 from pimflow.relay_passes.flat import operator, rebuild, substitute
-from pimflow.relay_passes.kernel_groups import GATHERS
 
 PROGRAM_ATTR = "pim.program"
-_GATHERED = (*GATHERS, "nn.pad")
 
 
 def symbol(name: str) -> str:
@@ -44,7 +42,7 @@ class OutlinePim:
             program = self.programs.get(var.name)
             if program is None or operator(value) != "matmul":
                 return None
-            source, function = _outlined(value, builder)
+            source, function = _outlined(value, _gather_depth(program), builder)
             name = symbol(var.name)
             attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
             callee = builder.add_func(function.with_attrs(attrs), name)
@@ -53,19 +51,34 @@ class OutlinePim:
         return rebuild(mod, rewrite)
 
 
-def _outlined(product: relax.Call, outer: relax.BlockBuilder) -> tuple[relax.Var, relax.Function]:
-    """The tensor that `product` gathers from, and the function of it that computes `product`."""
+def _gather_depth(program: PimProgram) -> int:
+    """How many operators lie between the layer's input and the windows: what else moves data stays.
+
+    Those of `SplitMdDp` and `DecomposeToMatrixVector`: row slice, padding, a slice a tap, and their
+    concatenation, as far as the convolution needs them.
+    """
+    g = program.geometry
+    rows = g.rows.inputs(program.pixel_begin // g.ow % g.oh, g.oh)
+    taps = g.kh * g.kw
+    padded = rows.pad_before or rows.pad_after or g.padding[1] or g.padding[3]
+    return (len(rows) < g.h) + bool(padded) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
+
+
+def _outlined(
+    product: relax.Call, depth: int, outer: relax.BlockBuilder
+) -> tuple[relax.Var, relax.Function]:
+    """The tensor that `product` gathers from by `depth` operators, and the function that computes it."""
     gathers: dict[relax.Var, relax.Expr] = {}
 
-    def visit(var: relax.Var) -> relax.Var:
-        value = outer.lookup_binding(var)
-        if value is None or operator(value) not in _GATHERED:
+    def visit(var: relax.Var, depth: int) -> relax.Var:
+        if depth == 0:
             return var
-        roots = [visit(v) for v in relax.analysis.free_vars(value)]
+        value = outer.lookup_binding(var)
+        (root,) = {visit(v, depth - 1) for v in relax.analysis.free_vars(value)}
         gathers.setdefault(var, value)
-        return roots[0]
+        return root
 
-    source = visit(product.args[0])
+    source = visit(product.args[0], depth)
     builder = relax.BlockBuilder()
     x = relax.Var("x", source.ty)
     env: dict[relax.Var, relax.Expr] = {source: x}

@@ -17,7 +17,7 @@ class RecogniseClip:
 
     Rewrite: ``call_tir(minimum, call_tir(maximum, x, lo), hi) -> clip(x, lo, hi)``; with lo = 0 and
     hi = infinity, ``relu(x)``.
-    Preserves: values (NaN bounds excepted), names, shapes.
+    Preserves: values (what becomes of a NaN excepted), names, shapes.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -29,8 +29,12 @@ class RecogniseClip:
             if found is None:
                 return None
             kind, bound = found
-            source, low, high = bounds.get(value.args[1][0], (value.args[1][0], -float("inf"), float("inf")))
+            operand = value.args[1][0]
+            source, low, high = bounds.get(operand, (operand, -float("inf"), float("inf")))
             low, high = (max(low, bound), high) if kind == "max" else (low, min(high, bound))
+            if low > high:  # two clamps after another give the second bound, clip the lower one
+                source, low, high = operand, -float("inf"), float("inf")
+                low, high = (bound, high) if kind == "max" else (low, bound)
             new = relax.op.clip(source, low, high)
             if (low, high) == (0.0, float("inf")):
                 new = relax.op.nn.relu(source)
@@ -42,11 +46,16 @@ class RecogniseClip:
 
 
 def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
-    """("max" or "min", bound) if `value` calls a kernel that clamps a tensor by a constant scalar."""
+    """("max" or "min", bound) if `value` calls a kernel that clamps a float tensor by a constant scalar.
+
+    Integers have no infinity to stand for the bound that a one-sided clip lacks.
+    """
     if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
         return None
     args = value.args[1]
     if len(args) != 2 or not isinstance(args[1], tvm.ir.GenericConst) or args[1].value.ndim:
+        return None
+    if not str(args[1].value.dtype).startswith("float"):
         return None
     statement = mod[value.args[0]].body
     while not isinstance(statement, tirx.BufferStore):
@@ -58,4 +67,7 @@ def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
         return None
     if len(getattr(clamp.b, "indices", (None,))):
         return None  # the second operand is not a scalar buffer
+    read, written = getattr(clamp.a, "indices", ()), statement.indices
+    if len(read) != len(written) or not all(r.same_as(w) for r, w in zip(read, written)):
+        return None  # the first is not the element itself
     return ("max" if isinstance(clamp, tirx.Max) else "min"), float(args[1].value.numpy())

@@ -34,10 +34,10 @@ class SinkLayout:
                 if None in args:
                     return None
             elif kind in REDUCE and value.args[0] in nhwc and value.attrs.keepdims:
-                axes = [TO_NCHW[int(a) % 4] for a in value.attrs.axis]
+                axes = value.attrs.axis and [TO_NCHW[int(a) % 4] for a in value.attrs.axis]
                 reduce = getattr(relax.op, kind)
                 return builder.emit(reduce(nhwc[value.args[0]], axis=axes, keepdims=True), name_hint=name)
-            elif kind == "concat" and all(f in nhwc for f in value.args[0].fields):
+            elif kind == "concat" and all(f in nhwc for f in getattr(value.args[0], "fields", (None,))):
                 fields = [nhwc[f] for f in value.args[0].fields]
                 axis = TO_NCHW[int(value.attrs.axis) % 4]
                 return builder.emit(relax.op.concat(fields, axis=axis), name_hint=name)
@@ -46,7 +46,7 @@ class SinkLayout:
             return builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args), name_hint=name)
 
         def rewrite(builder, var, value):
-            if operator(value) == "permute_dims":
+            if operator(value) == "permute_dims" and value.attrs.axes is not None:
                 axes = tuple(int(a) for a in value.attrs.axes)
                 if axes == TO_NHWC and value.args[0] in nhwc:
                     return nhwc[value.args[0]]

@@ -35,10 +35,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pimflow.core.region import Kernel
+from pimflow.core.region import ELEMENT_BYTES, Kernel
 from pimflow.errors import SpecError, UsageError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.hardware.pim import ELEMENT_BYTES
 
 TILES = (
     (256, 128),
@@ -191,14 +190,16 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     share = machine["mma"] * ways.relative / (ways.relative + half) * (1 + half)
     rate = machine.fma * share
     busy = blocks_per_sm * iterations * (ways.area * tk / rate)
-    iteration = machine["iteration_cycles"] * ways.side ** machine["tile_power"]
-    latency = waves * (machine["block_cycles"] + iterations * iteration)
+    latency = machine["block_cycles"] + iterations * machine["iteration_cycles"]
+    latency = waves * latency * ways.side ** machine["tile_power"]
 
     partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * ways.extra_splits
     stores = batch.outputs + partials
     loads = blocks * (ways.tm + ways.tn) * (k / ways.split * element)
     l2_bytes = loads + stores
-    port = blocks_per_sm * (ways.tm + ways.tn) * (k / ways.split * element) + stores / gpu.sms
+    tile_stores = np.minimum(ways.tm, batch.m) * np.minimum(ways.tn, batch.n) * element
+    tile_loads = (ways.tm + ways.tn) * (k / ways.split * element)
+    port = blocks_per_sm * (tile_loads + tile_stores)
     l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
 
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
