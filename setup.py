@@ -10,7 +10,7 @@ PACKAGES = {
     "pimflow": "python/pimflow",
     "pimflow.core": "python/pimflow/core",
     "pimflow.hardware": "python/pimflow/hardware",
-    "pimflow.search": "python/pimflow/search",
+    "pimflow.placement": "python/pimflow/placement",
     "pimflow.zoo": "python/pimflow/zoo",
     "pimflow.relay_passes": "relay_passes",
     "pimflow.pim_backend": "pim_backend",

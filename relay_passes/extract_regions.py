@@ -84,6 +84,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
         operators=tuple(kinds),
         geometry=geometry,
+        prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
         epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]) if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),

@@ -70,9 +70,7 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
                     new = value
                 done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
                 env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
-            body = substitute(function.body.body, env)
-            name = body.name if isinstance(body, relax.Var) else ""
-            output = builder.emit_output(body, name_hint=name)
+            output = builder.emit_output(substitute(function.body.body, env))
         builder.emit_func_output(output)
     built = builder.get()
     functions = {gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")}
@@ -81,8 +79,27 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
         if key != "global_symbol":
             main = main.with_attr(key, value)
     functions[mod.get_global_var("main")] = main
-    result = tvm.IRModule(functions, attrs=mod.attrs)
-    return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
+    result = relax.transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=mod.attrs))
+    return _named_output(relax.transform.DeadCodeElimination(["main"])(result), function.body.body)
+
+
+def _named_output(mod: tvm.IRModule, old: relax.Expr) -> tvm.IRModule:
+    """`mod` with the name of `old` for its result: the builder gives names only once."""
+    function, bindings = mod["main"], main_bindings(mod)
+    body = function.body.body
+    if not isinstance(body, relax.Var) or not isinstance(old, relax.Var) or body.name == old.name:
+        return mod
+    renamed = {body: relax.Var(old.name, body.ty)}
+    if body in function.params or old.name in {v.name for v in (*function.params, *(b.var for b in bindings))}:
+        return mod
+    bindings = [
+        relax.VarBinding(renamed.get(b.var, b.var), substitute(b.value, renamed)) for b in bindings
+    ]
+    sequence = relax.SeqExpr([relax.DataflowBlock(bindings)], renamed[body])
+    mod["main"] = relax.Function(
+        function.params, sequence, function.ret_ty, function.is_pure, function.attrs
+    )
+    return mod
 
 
 def operator(expr: relax.Expr) -> str:

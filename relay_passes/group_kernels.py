@@ -47,7 +47,7 @@ class GroupKernels:
             gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_grouped", "main")
         }
         functions[mod.get_global_var("main")] = built["pimflow_grouped"].with_attr("global_symbol", "main")
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return relax.transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=mod.attrs))
 
 
 def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:

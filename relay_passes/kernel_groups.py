@@ -70,7 +70,13 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
         kind = operator(binding.value)
         operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
         if kind in UNARY + BINARY + MOVES + GATHERS:
-            hosts = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+            hosts = [
+                made[v]
+                for v in operands
+                if kind not in GATHERS and sole(v) and made[v].fusible
+                # others wait for what it keeps: it cannot wait for them
+                and read.isdisjoint(made[v].kept)
+            ]
             if hosts:
                 group = max(hosts, key=groups.index)
             else:

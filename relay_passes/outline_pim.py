@@ -58,10 +58,13 @@ def _gather_depth(program: PimProgram) -> int:
     concatenation, as far as the convolution needs them.
     """
     g = program.geometry
-    rows = g.rows.inputs(program.pixel_begin // g.ow % g.oh, g.oh)
+    top, left, bottom, right = g.padding
+    sliced = False
+    if program.pixel_begin > 0:
+        rows = g.rows.inputs(program.pixel_begin // g.ow, g.oh)
+        top, bottom, sliced = rows.pad_before, rows.pad_after, len(rows) < g.h
     taps = g.kh * g.kw
-    padded = rows.pad_before or rows.pad_after or g.padding[1] or g.padding[3]
-    return (len(rows) < g.h) + bool(padded) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
+    return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 
 
 def _outlined(

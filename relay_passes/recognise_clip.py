@@ -13,7 +13,7 @@ class RecogniseClip:
     """Clamp kernels back to ``clip``, which other passes understand.
 
     The ONNX importer writes ReLU6 (Clip) as two opaque kernels behind NaN tests of its bounds;
-    `FoldConstant` must have folded those.
+    `EvaluateConstants` must have folded those.
 
     Rewrite: ``call_tir(minimum, call_tir(maximum, x, lo), hi) -> clip(x, lo, hi)``; with lo = 0 and
     hi = infinity, ``relu(x)``.
@@ -31,10 +31,8 @@ class RecogniseClip:
             kind, bound = found
             operand = value.args[1][0]
             source, low, high = bounds.get(operand, (operand, -float("inf"), float("inf")))
-            low, high = (max(low, bound), high) if kind == "max" else (low, min(high, bound))
-            if low > high:  # two clamps after another give the second bound, clip the lower one
-                source, low, high = operand, -float("inf"), float("inf")
-                low, high = (bound, high) if kind == "max" else (low, bound)
+            clamp = max if kind == "max" else min
+            low, high = clamp(low, bound), clamp(high, bound)  # both: the later clamp wins a crossed pair
             new = relax.op.clip(source, low, high)
             if (low, high) == (0.0, float("inf")):
                 new = relax.op.nn.relu(source)
@@ -52,11 +50,6 @@ def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
     """
     if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
         return None
-    args = value.args[1]
-    if len(args) != 2 or not isinstance(args[1], tvm.ir.GenericConst) or args[1].value.ndim:
-        return None
-    if not str(args[1].value.dtype).startswith("float"):
-        return None
     statement = mod[value.args[0]].body
     while not isinstance(statement, tirx.BufferStore):
         statement = getattr(statement, "block", None) or getattr(statement, "body", None)
@@ -65,9 +58,18 @@ def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
     clamp = statement.value
     if not isinstance(clamp, tirx.Max | tirx.Min):
         return None
-    if len(getattr(clamp.b, "indices", (None,))):
-        return None  # the second operand is not a scalar buffer
     read, written = getattr(clamp.a, "indices", ()), statement.indices
     if len(read) != len(written) or not all(r.same_as(w) for r, w in zip(read, written)):
-        return None  # the first is not the element itself
-    return ("max" if isinstance(clamp, tirx.Max) else "min"), float(args[1].value.numpy())
+        return None  # the first operand is not the element itself
+    bound = _bound(clamp.b, value.args[1])
+    return None if bound is None else ("max" if isinstance(clamp, tirx.Max) else "min", bound)
+
+
+def _bound(operand: tirx.Expr, args: relax.Tuple) -> float | None:
+    """The constant that a clamp of ``args[0]`` has as second operand; None if it is no constant float."""
+    if len(args) == 1 and isinstance(operand, tirx.FloatImm):  # ONNX opset 6 to 10
+        return float(operand.value)
+    if len(args) != 2 or not isinstance(args[1], tvm.ir.GenericConst) or args[1].value.ndim:
+        return None
+    scalar = not len(getattr(operand, "indices", (None,)))
+    return float(args[1].value.numpy()) if scalar and str(args[1].value.dtype).startswith("float") else None

@@ -1,6 +1,7 @@
-"""Speed of the PIM timing engines: ``bench_pim.py [--commands N] [--json]``.
+"""Speed of the PIM simulators: ``bench_pim.py [--commands N] [--model NAME] [--json]``.
 
-Parses and times a ``.pim`` trace, and times the same commands in memory and as a program with loops.
+Parses and times a ``.pim`` trace, times the same commands in memory and as a program with loops, and
+executes a network's layers by value. Measured on this machine, on one core.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import json
 import time
 from collections.abc import Callable
 
+import numpy as np
+import pimflow
 from pimflow.core.program import Affine, Comp, GAct, Gwrite, Loop, PimProgram, Readres
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
+from pimflow.pim_backend.layout import memory_image
+from pimflow.simulators.functional import Device
 from pimflow.simulators.timing import TIMINGS, time_program, time_trace
 from pimflow.simulators.trace import Trace, expand_to_pim
 
@@ -58,11 +63,32 @@ def best_s(function: Callable, *operands: object, repeats: int = 3) -> float:
     return min(times_s)
 
 
+def macs_per_s(model: str) -> tuple[float, float]:
+    """MACs a second, on one core, of all PIM-capable layers of `model` executed by value.
+
+    Returns the rate over all layers, and that of the slowest one.
+    """
+    searched = pimflow.search(model)
+    draw = np.random.default_rng(0)
+    macs, seconds, slowest = 0, 0.0, float("inf")
+    for region in searched.graph.regions:
+        if region.name in searched.table.refused:
+            continue
+        g, program = region.geometry, searched.maker.pim_run(region, 0).program
+        weights = draw.standard_normal((g.oc, g.reduction))
+        device = Device(program, memory_image(program, weights, searched.system.pim))
+        x = draw.standard_normal((g.n, g.h, g.w, g.c)).astype(np.float32)
+        layer_s = best_s(device.run, x, 1)
+        macs, seconds, slowest = macs + g.macs, seconds + layer_s, min(slowest, g.macs / layer_s)
+    return macs / seconds, slowest
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--commands", type=int, default=2_000_000)
+    parser.add_argument("--model", default="mobilenet-v2", help="network whose layers are executed by value")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
@@ -79,6 +105,8 @@ def main() -> None:
             f"{key}_trace_commands_per_s": commands / best_s(time_trace, trace, spec, timing),
             f"{key}_program_commands_per_s": commands / best_s(time_program, program, spec, timing),
         }
+    rate, slowest = macs_per_s(options.model)
+    results |= {"by_value_macs_per_s": rate, "by_value_slowest_layer_macs_per_s": slowest}
     if options.json:
         print(json.dumps(results))
         return

@@ -21,6 +21,49 @@ def lane_pages(image: MemoryImage, program: PimProgram) -> np.ndarray:
     return np.ascontiguousarray(lanes)
 
 
+class Device:
+    """PIM channels that hold a region's weights, ready to run its program any number of times.
+
+    Parameters
+    ----------
+    program : PimProgram
+    image : MemoryImage
+
+    Raises
+    ------
+    TraceError
+        If `program` cannot be executed, see `PimProgram.validate`.
+    UsageError
+        If `image` is not `program`'s.
+    """
+
+    def __init__(self, program: PimProgram, image: MemoryImage):
+        try:
+            program.validate()
+        except ValueError as error:
+            raise TraceError(f"region '{program.region}': {error}") from error
+        held = (len(program.channels), program.rows)
+        page = (program.banks, program.columns_per_row * program.elements_per_column)
+        fits = image.table.shape == held and image.pages.shape[1:] == page
+        if not fits or image.table.max(initial=-1) >= len(image.pages):
+            raise UsageError(f"region '{program.region}': the memory image is another program's")
+        self.program = program
+        table = np.ascontiguousarray(image.table, np.int32)
+        self._arrays = (program.header(), *program.packed(), lane_pages(image, program), table)
+
+    def run(self, x: np.ndarray, threads: int | None = None) -> np.ndarray:
+        """What the device computes; see `execute`."""
+        g, program = self.program.geometry, self.program
+        if x.shape != (g.n, g.h, g.w, g.c):
+            raise UsageError(
+                f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"
+            )
+        out = np.empty((program.pixel_end - program.pixel_begin, g.oc), np.float32)
+        arrays = (*self._arrays, np.ascontiguousarray(x, np.float32), out)
+        _execute(*(tvm_ffi.from_dlpack(a) for a in arrays), threads or os.cpu_count() or 1)
+        return out
+
+
 def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int | None = None) -> np.ndarray:
     """What the PIM device computes.
 
@@ -45,28 +88,4 @@ def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int
     UsageError
         If `image` or `x` is not `program`'s.
     """
-    g = program.geometry
-    try:
-        program.validate()
-    except ValueError as error:
-        raise TraceError(f"region '{program.region}': {error}") from error
-    held = (len(program.channels), program.rows)
-    if image.table.shape != held or image.table.max(initial=-1) >= len(image.pages):
-        raise UsageError(f"region '{program.region}': the memory image is another program's")
-    if x.shape != (g.n, g.h, g.w, g.c):
-        raise UsageError(
-            f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"
-        )
-    words, offsets = program.packed()
-    out = np.empty((program.pixel_end - program.pixel_begin, g.oc), np.float32)
-    arrays = (
-        program.header(),
-        words,
-        offsets,
-        lane_pages(image, program),
-        np.ascontiguousarray(image.table, np.int32),
-        np.ascontiguousarray(x, np.float32),
-        out,
-    )
-    _execute(*(tvm_ffi.from_dlpack(a) for a in arrays), threads or os.cpu_count() or 1)
-    return out
+    return Device(program, image).run(x, threads)

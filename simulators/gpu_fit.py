@@ -49,7 +49,8 @@ SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
 STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
 OWN_CONSTANTS = 30  # samples that a family needs to have constants of its own
-ROUNDS = 3
+MOST_ROUNDS = 12
+CONVERGED = 0.005  # least relative gain of a round that is worth another
 HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd choice of kernel
 
 
@@ -65,13 +66,16 @@ class Group:
     batch: Batch
     log_measured_ns: np.ndarray
 
+    @property
+    def kind(self) -> str:
+        return self.samples[0].kernel.kind
+
     def error(self, gpu: GpuSpec) -> np.ndarray:
         """log(predicted / measured) of each sample."""
         machine = Machine(gpu, self.dtype, self.channels, self.family)
-        kind = self.samples[0].kernel.kind
         cycles = [
             execution_cycles(demand, machine).min(axis=1)
-            for demand in demands(kind, self.batch, machine, self.ways)
+            for demand in demands(self.kind, self.batch, machine, self.ways)
         ]
         predicted_ns = np.min(cycles, axis=0) / machine.cycles_per_ns + gpu.launch_ns
         return np.log(predicted_ns) - self.log_measured_ns
@@ -111,39 +115,50 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
         families.setdefault(_constants_of(member, groups), []).append(member)
     first = {name: bounds[1] for name, bounds in OF_THE_GPU.items()}
     for suffix, members in families.items():
-        kind = OF_A_KIND[members[0].samples[0].kernel.kind]
-        first |= {name + suffix: bounds[1] for name, bounds in kind.items()}
-    gpu = _with(gpu, {**first, **gpu.efficiency})
-    for _ in range(ROUNDS):
+        first |= {key: bounds[1] for key, bounds in _free(members, suffix).items()}
+    off = {key: 0.0 for key in first if gpu.efficiency.get(key) == 0}
+    gpu = _with(gpu, first | off)
+    loss = _loss(gpu, groups)
+    for _ in range(MOST_ROUNDS):
+        before = loss
+        gpu = _solve(gpu, groups, OF_THE_GPU)
         for suffix, members in families.items():
             gpu = _fit_family(gpu, members, suffix)
-        gpu = _solve(gpu, groups, OF_THE_GPU)
-    for suffix, members in families.items():
-        gpu = _fit_family(gpu, members, suffix)
+        loss = _loss(gpu, groups)
+        if loss > before * (1 - CONVERGED):
+            break
     return gpu
 
 
 def _constants_of(member: Group, groups: Sequence[Group]) -> str:
     """Suffix of the names of a group's constants; that of all its kind where samples are few."""
-    kind = member.samples[0].kernel.kind
     alike = [g for g in groups if (g.family, g.dtype) == (member.family, member.dtype)]
     if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
         return f"_{member.family}_{member.dtype}"
-    return "" if kind == "gemm" else f"_{kind}"
+    return "" if member.kind == "gemm" else f"_{member.kind}"
+
+
+def _splits(members: Sequence[Group]) -> bool:
+    return members[0].kind == "gemm" and any(member.ways is None for member in members)
+
+
+def _free(members: Sequence[Group], suffix: str) -> dict[str, tuple[float, float, float]]:
+    """The constants of a family, with least, first and most."""
+    bounds = dict(OF_A_KIND[members[0].kind])
+    if members[0].family == WINOGRAD[0] and suffix:
+        bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
+    if not _splits(members):
+        bounds.pop("split_cycles", None)
+    return {name + suffix: limits for name, limits in bounds.items()}
 
 
 def _fit_family(gpu: GpuSpec, members: Sequence[Group], suffix: str) -> GpuSpec:
-    kind = members[0].samples[0].kernel.kind
-    splits = kind == "gemm" and any(member.ways is None for member in members)
-    names = [name for name in OF_A_KIND[kind] if splits or name != "split_cycles"]
-    free = {name + suffix: OF_A_KIND[kind][name] for name in names}
-    if members[0].family == WINOGRAD[0] and suffix:
-        free["mma" + suffix] = (0.3, 0.8, WINOGRAD[1])
+    free = _free(members, suffix)
     starts = [gpu]
-    if suffix:
+    if members[0].kind == "gemm":
         first = {key: bounds[1] for key, bounds in free.items()}
         starts += [_with(gpu, first | {name + suffix: value for name, value in s.items()}) for s in STARTS]
-    if splits:
+    if _splits(members):
         starts = [_with(start, {f"split_limit{suffix}": n}) for start in starts for n in SPLIT_LIMITS]
     return min((_solve(start, members, free) for start in starts), key=lambda found: _loss(found, members))
 
@@ -181,10 +196,10 @@ def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -
     groups = group(samples)
     fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
-        kind, suffix = member.samples[0].kernel.kind, _constants_of(member, groups)
-        fitted |= {name + suffix for name in (*OF_A_KIND[kind], "split_limit")}
-        if member.ways is not None:
-            fitted -= {"split_cycles" + suffix, "split_limit" + suffix}
+        suffix = _constants_of(member, groups)
+        fitted |= set(_free([member], suffix))
+        if _splits([member]):
+            fitted.add(f"split_limit{suffix}")
     assumed = sorted(key for key in gpu.efficiency if key not in fitted)
     half = "half of its shapes, by hash" if split == "hash" else "all of it"
     source = f"scripts/fit_gpu_model.py, {len(samples)} rows of {data} ({half})"

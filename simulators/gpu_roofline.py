@@ -9,7 +9,7 @@ fastest of 13 tile shapes (tm, tn) and 6 split-K factors s, in core cycles::
 
     blocks  = groups * ceil(M/tm) * ceil(N/tn) * s             iterations = ceil(ceil(K/tk) / s)
     busy    = ceil(blocks/SMs) * iterations * tm*tn*tk / (FMA * mma * (1 + tile_half) * x/(x + tile_half))
-    latency = ceil(blocks/(SMs*resident)) * (block + iterations * iteration * (sqrt(tm*tn)/64)**tile_power)
+    latency = ceil(blocks/(SMs*resident)) * (block + iterations * iteration) * (sqrt(tm*tn)/64)**tile_power
     compute = max(busy, latency)                               x = tm*tn/(tm + tn), 1 for the largest
     l2      = max(bytes through L2 / (channels * L2 bandwidth * l2), bytes of an SM / sm_port)
     dram    = (reads + writes/dram_write) / (channels * channel bandwidth * dram)

@@ -24,15 +24,14 @@ FOLDERS = {
 LAYERS = (
     ("errors", "core", "hardware", "native"),
     ("relay_passes", "pim_backend", "simulators", "zoo"),
-    ("search",),
-    ("frontend", "pipeline", "artifact", "verify", "report"),
+    ("placement",),
+    ("frontend", "pipeline", "execution", "artifact", "verify", "report"),
     ("api", "cli", "__main__"),
 )
 # Below these every part of a layer stands alone.
 SEPARATE = LAYERS[1]
-WITHOUT_TVM = ("errors", "core", "hardware", "native", "simulators", "zoo", "search", "report", "cli")
+WITHOUT_TVM = ("errors", "core", "hardware", "native", "simulators", "zoo", "placement", "report", "cli")
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
-PUBLIC = ("pimflow",)
 
 
 def sources(folder: str):
@@ -84,8 +83,11 @@ def faults(module: str, source: str, is_package: bool = False) -> list[str]:
             wrong.append(f"{place}: import it as pimflow.{root}")
         elif root in ("tvm", "topi") and here in WITHOUT_TVM:
             wrong.append(f"{place}: '{here}' is free of TVM")
-        elif root != "pimflow" or not here or level(there) < 0:
+        elif root != "pimflow" or not here:
             continue
+        elif level(there) < 0:
+            if here not in LAYERS[-1]:
+                wrong.append(f"{place}: only {', '.join(LAYERS[-1])} may use the public names")
         elif here == "zoo" and there not in ("zoo", "errors"):
             wrong.append(f"{place}: the zoo needs only errors")
         elif level(there) > level(here):
@@ -104,6 +106,9 @@ def script_faults(name: str, source: str) -> list[str]:
             wrong.append(f"{name}:{line}: {imported}: import it as pimflow.{pieces[0]}")
         if pieces[0] == "pimflow" and any(p.startswith("_") for p in pieces):
             wrong.append(f"{name}:{line}: {imported} is private")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+            wrong.append(f"{name}:{node.lineno}: .{node.attr} is private")
     return wrong
 
 
@@ -129,24 +134,26 @@ def test_every_part_has_a_layer():
     parts = {part(module_name(path)) for path in PACKAGE_FILES} - {""}
     known = {name for layer in LAYERS for name in layer}
     assert parts <= known, "name its layer in LAYERS"
-    assert {"core", "relay_passes", "pim_backend", "simulators", "search", "api"} <= parts
+    assert {"core", "relay_passes", "pim_backend", "simulators", "placement", "api"} <= parts
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("pimflow.core.plan", "from pimflow.search import search"),
+        ("pimflow.core.plan", "from pimflow.placement import search"),
         ("pimflow.core.plan", "from pimflow import simulators"),
         ("pimflow.core.plan", "import pimflow.relay_passes.flat"),
         ("pimflow.core.plan", "from ..zoo import weights"),
         ("pimflow.core.plan", "from .. import api"),
+        ("pimflow.core.plan", "import pimflow"),
+        ("pimflow.verify", "from pimflow import compile"),
         ("pimflow.core.plan", "import tvm"),
         ("pimflow.hardware.pim", "from tvm import relax"),
         ("pimflow.simulators.timing", "def f():\n    import tvm.relax"),
         ("pimflow.simulators.timing", "from pimflow.pim_backend import lowering"),
         ("pimflow.pim_backend.codegen", "from pimflow.relay_passes.flat import shape"),
-        ("pimflow.relay_passes.flat", "from pimflow.search.solve import solve_dp"),
-        ("pimflow.search.solve", "from pimflow import verify"),
+        ("pimflow.relay_passes.flat", "from pimflow.placement.solve import solve_dp"),
+        ("pimflow.placement.solve", "from pimflow import verify"),
         ("pimflow.verify", "from pimflow.api import compile"),
         ("pimflow.zoo.weights", "from pimflow.core.region import Region"),
         ("pimflow.zoo.weights", "from ..hardware import system"),
@@ -166,7 +173,7 @@ def test_a_violation_is_seen(module, line):
         ("pimflow.hardware.pim", "from pimflow.core.region import ELEMENT_BYTES"),
         ("pimflow.relay_passes.flat", "import tvm"),
         ("pimflow.zoo.weights", "from ..errors import ModelError\nfrom .shapes import Shape"),
-        ("pimflow.search.candidates", "from pimflow.simulators.timing import time_program"),
+        ("pimflow.placement.candidates", "from pimflow.simulators.timing import time_program"),
         ("pimflow.api", "from pimflow import artifact, frontend, pipeline, report, zoo"),
         ("pimflow.simulators.timing", "import tvm_ffi"),
     ],
@@ -176,7 +183,13 @@ def test_what_is_allowed_passes(module, line):
 
 
 @pytest.mark.parametrize(
-    "line", ["from pimflow.api import _search", "import pimflow._native", "import simulators.timing"]
+    "line",
+    [
+        "from pimflow.api import _search",
+        "import pimflow._native",
+        "import simulators.timing",
+        "from pimflow import api\napi._search()",
+    ],
 )
 def test_a_script_violation_is_seen(line):
     assert len(script_faults("script.py", line)) == 1
@@ -186,6 +199,6 @@ def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     import subprocess
 
-    names = "pimflow, pimflow.zoo, pimflow.search, pimflow.simulators.timing, pimflow.cli"
+    names = "pimflow, pimflow.zoo, pimflow.placement, pimflow.simulators.timing, pimflow.cli"
     code = f"import sys, {names}; sys.exit('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

@@ -21,9 +21,9 @@ from pimflow.errors import TraceError, UsageError
 from pimflow.hardware import PimSpec, System, system
 from pimflow.relay_passes.extract_regions import extract_regions, filters
 from pimflow.core.region import RegionGraph
-from pimflow.search import Candidates, Searched
-from pimflow.search import apply as apply_plan
-from pimflow.search import search as search_graph
+from pimflow.placement import Candidates, Searched
+from pimflow.placement import apply as apply_plan
+from pimflow.placement import search as search_graph
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 from pimflow.verify import Verification, program_violations, verify
 
@@ -156,11 +156,7 @@ def compile(
 
     progress("generating code")
     programs = place(searched)
-    rows = {
-        region.name: candidate.rewrite.gpu_rows
-        for region, candidate in zip(graph.regions, searched.candidates)
-        if candidate.rewrite.mode == "SPLIT"
-    }
+    rows = split_rows(searched)
     applied = pipeline.apply_plan(mod, rows, programs)
     executable = pipeline.build(applied, target)
 
@@ -256,6 +252,15 @@ def place(searched: Searched) -> dict[str, PimProgram]:
             programs[region.name] = searched.maker.placed(region, candidate, row_begin)
             row_begin += candidate.placed_rows
     return programs
+
+
+def split_rows(searched: Searched) -> dict[str, int]:
+    """The GPU's output rows of every split region."""
+    return {
+        region.name: candidate.rewrite.gpu_rows
+        for region, candidate in zip(searched.graph.regions, searched.candidates)
+        if candidate.rewrite.mode == "SPLIT"
+    }
 
 
 def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:

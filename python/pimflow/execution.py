@@ -12,6 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.errors import ArtifactError
+
 
 def infer(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Outputs of one inference on the CPU."""
@@ -22,9 +24,13 @@ def infer(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.n
 
 
 def store(executable: relax.VMExecutable, path: Path) -> None:
-    """Write `executable` as a shared library."""
-    with _without_tvm_warnings():
-        executable.export_library(str(path))
+    """Write `executable` as a shared library; raises `ArtifactError` where no C++ compiler links it."""
+    try:
+        with _without_tvm_warnings():
+            executable.export_library(str(path))
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
+        raise ArtifactError(f"{path.name} cannot be linked; is a C++ compiler installed? ({reason})") from error
 
 
 def load(path: Path) -> tvm.runtime.Module:

@@ -8,7 +8,7 @@ from typing import Any
 from pimflow.core.candidate import Cost
 from pimflow.core.region import Region
 from pimflow.hardware import System
-from pimflow.search import Searched
+from pimflow.placement import Searched
 from pimflow.verify import Verification
 
 

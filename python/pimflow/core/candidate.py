@@ -55,6 +55,8 @@ class Task:
         One of `RESOURCES`.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
+    launched : bool
+        False for work inside a kernel that another task launches.
     after : tuple of int
         Tasks of the same candidate that must have ended, by position.
     buffers : tuple of str
@@ -70,6 +72,7 @@ class Task:
     resource: str
     launch_ns: float = 0.0
     execution_ns: float
+    launched: bool = True
     after: tuple[int, ...] = ()
     buffers: tuple[str, ...] = ()
     moved_bytes: int = 0
@@ -220,12 +223,16 @@ class CostTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Occupation of a resource, in picoseconds from the start of the inference."""
+    """Occupation of a resource, in picoseconds from the start of the inference.
+
+    `launched` tells a submission of its own from work inside another kernel.
+    """
 
     start_ps: int
     end_ps: int
     resource: str
     label: str
+    launched: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

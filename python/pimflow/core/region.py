@@ -148,6 +148,8 @@ class Region:
         Every operator, in order.
     geometry : ConvGeometry, optional
         Of the convolution or FC; None for other operators.
+    prologue : tuple of str
+        Operators before the convolution, such as the layout transform of a network's input.
     epilogue : tuple of str
         Operators after the convolution (bias, residual add, activation), in order.
     inputs : tuple of str
@@ -167,6 +169,7 @@ class Region:
     operator: str
     operators: tuple[str, ...]
     geometry: ConvGeometry | None = None
+    prologue: tuple[str, ...] = ()
     epilogue: tuple[str, ...] = ()
     inputs: tuple[str, ...]
     input_shapes: tuple[tuple[int, ...], ...]

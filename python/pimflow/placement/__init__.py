@@ -11,9 +11,9 @@ from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import System
-from pimflow.search.candidates import COST_MODEL, Candidates
-from pimflow.search.evaluate import Evaluation, evaluate
-from pimflow.search.solve import Solution, solve_dp
+from pimflow.placement.candidates import COST_MODEL, Candidates
+from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.placement.solve import Solution, solve_dp
 
 __all__ = ["Candidates", "Evaluation", "Searched", "apply", "profile", "search"]
 

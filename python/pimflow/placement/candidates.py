@@ -121,15 +121,19 @@ class Candidates:
 
     def _with_pim(self, region: Region, mode: str, gpu_rows: int, schedule: str, channels: int) -> Candidate:
         run = self.pim_run(region, gpu_rows, schedule)
-        tasks = []
+        full = self.system.accounting == "full"
+        parallel = [self._pim_task(region, run)]
+        if full:
+            parallel.append(self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run)))
         if gpu_rows:
             kernel = gpu_kernel(region, self.system.dtype, rows=gpu_rows, epilogue=False)
-            tasks.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
-        tasks.append(self._pim_task(region, run))
-        if self.system.accounting == "full":
-            tasks.append(self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run)))
-            if gpu_rows:
-                tasks.append(self._transfer(f"{region.name} (GPU traffic)", tasks[0].moved_bytes))
+            parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
+            if full:
+                moved_bytes = parallel[-1].moved_bytes
+                parallel.append(self._transfer(f"{region.name} (GPU traffic)", moved_bytes))
+        tasks = [self._prologue_task(region, channels)] if region.prologue and full else []
+        first = tuple(range(len(tasks)))
+        tasks += [replace(task, after=first) for task in parallel]
         pending = (("concat",) if gpu_rows else ()) + region.epilogue
         defers = pending and self.defers(region)
         if pending and not defers:
@@ -187,7 +191,7 @@ class Candidates:
         if self.system.accounting == "paper" or not (kernel.input_bytes or kernel.output_bytes):
             return EdgeCost()
         task = self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels)
-        return EdgeCost(task=task if own else replace(task, launch_ns=0.0))
+        return EdgeCost(task=task if own else replace(task, launch_ns=0.0, launched=False))
 
     def pim_run(self, region: Region, gpu_rows: int, schedule: str = "") -> PimRun:
         """The program for the rows that the GPU leaves, by the given or the fastest loop order."""
@@ -254,6 +258,12 @@ class Candidates:
             moved_bytes=round(cost.dram_bytes),
             energy_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
         )
+
+    def _prologue_task(self, region: Region, channels: int) -> Task:
+        """The kernel that applies what the GPU would have fused before the convolution."""
+        moved = region.input_elements[0] * ELEMENT_BYTES[self.system.dtype]
+        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        return self._gpu_task(f"{region.name} ({', '.join(region.prologue)})", kernel, channels)
 
     def _pim_task(self, region: Region, run: PimRun) -> Task:
         full = self.system.accounting == "full"

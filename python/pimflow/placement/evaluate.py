@@ -51,7 +51,11 @@ def evaluate(
         free_ns[task.resource] = end_ns
         events.append(
             Event(
-                start_ps=round(start_ns * 1000), end_ps=round(end_ns * 1000), resource=task.resource, label=task.label
+                start_ps=round(start_ns * 1000),
+                end_ps=round(end_ns * 1000),
+                resource=task.resource,
+                label=task.label,
+                launched=task.launched,
             )
         )
         energy_pj += task.energy_pj

@@ -1,0 +1,26 @@
+"""Profile, solve, compile, run, report: ``search_and_compile.py MODEL [-o DIR]``, a driver to start one's own from."""
+
+import argparse
+
+import pimflow
+from pimflow import report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="name of the zoo, or ONNX file")
+    parser.add_argument("-o", "--output", help="directory to write")
+    args = parser.parse_args()
+
+    system = pimflow.system()
+    searched = pimflow.search(args.model, system)  # profile and solve
+    print(f"plan for {searched.graph.name}: {searched.plan.latency_ns / 1e6:.4f} ms predicted")
+    compiled = pimflow.compile(args.model, args.output, target_system=system, plan=searched.plan)
+    print(report.table(compiled.report, args.output))
+    if args.output:
+        for output in pimflow.run(args.output):
+            print(f"output {output.shape}: {output.min():.4g} .. {output.max():.4g}")
+
+
+if __name__ == "__main__":
+    main()

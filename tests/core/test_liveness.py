@@ -1,0 +1,94 @@
+"""Does liveness say, for every step, exactly which buffers still matter?"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow.core.liveness import Lifetime, Liveness
+
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
+
+
+@st.composite
+def programs(draw):
+    """Steps that read what exists and write one or two buffers, a few of them in place."""
+    inputs = [f"in{i}" for i in range(draw(st.integers(0, 3)))]
+    known, steps = list(inputs), []
+    for index in range(draw(st.integers(1, 8))):
+        reads = draw(st.lists(st.sampled_from(known), max_size=3)) if known else []
+        writes = [f"b{index}.{i}" for i in range(draw(st.integers(1, 2)))]
+        if known and draw(st.booleans()):
+            writes.append(draw(st.sampled_from(known)))
+        known += [name for name in writes if name not in known]
+        steps.append((reads, writes))
+    outputs = draw(st.lists(st.sampled_from(known), unique=True, max_size=3))
+    sizes = {name: draw(st.integers(0, 100)) for name in known}
+    return steps, sizes, inputs, outputs
+
+
+def live_by_definition(steps, name, step, inputs, outputs):
+    """A buffer is live in a step if it has come to be, and this or a later step, or the caller, uses it."""
+    touched = [i for i, (reads, writes) in enumerate(steps) if name in (*reads, *writes)]
+    begin = 0 if name in inputs else min(i for i, (_, writes) in enumerate(steps) if name in writes)
+    end = len(steps) if name in outputs else max([*touched, 0 if name in inputs else -1]) + 1
+    return begin <= step < end
+
+
+@PROPERTY
+@given(programs())
+def test_live_bytes_against_the_definition(program):
+    steps, sizes, inputs, outputs = program
+    liveness = Liveness.of(steps, sizes, inputs=inputs, outputs=outputs)
+    expected = [
+        sum(size for name, size in sizes.items() if live_by_definition(steps, name, step, inputs, outputs))
+        for step in range(len(steps))
+    ]
+    assert [liveness.live_bytes(step) for step in range(len(steps))] == expected
+    assert liveness.peak_bytes == max(expected)
+    assert {life.name for life in liveness.lifetimes} == set(sizes)
+    pinned = {life.name for life in liveness.lifetimes if life.pinned}
+    assert pinned == set(inputs) | set(outputs)
+
+
+def test_a_chain_by_hand():
+    """x -> a -> b -> y: two neighbours at a time, the result until the end."""
+    steps = [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["y"])]
+    sizes = {"x": 1, "a": 10, "b": 100, "y": 1000}
+    liveness = Liveness.of(steps, sizes, inputs=["x"], outputs=["y"])
+    assert [(life.name, life.begin, life.end) for life in liveness.lifetimes] == [
+        ("x", 0, 1),
+        ("a", 0, 2),
+        ("b", 1, 3),
+        ("y", 2, 3),
+    ]
+    assert [liveness.live_bytes(step) for step in range(3)] == [11, 110, 1100]
+
+
+def test_a_skip_connection_stays_live():
+    steps = [([], ["skip"]), (["skip"], ["a"]), (["a"], ["b"]), (["b", "skip"], ["y"])]
+    liveness = Liveness.of(steps, {"skip": 7, "a": 1, "b": 1, "y": 1}, outputs=["y"])
+    assert liveness.live_bytes(2) == 7 + 1 + 1
+
+
+def test_an_alias_class_counts_once_at_its_largest():
+    def life(name, size_bytes, alias=""):
+        return Lifetime(name=name, begin=0, end=1, size_bytes=size_bytes, alias=alias)
+
+    liveness = Liveness(
+        steps=1, lifetimes=(life("whole", 64, "t"), life("top", 32, "t"), life("rest", 32, "t"), life("u", 5))
+    )
+    assert liveness.live_bytes(0) == 69
+
+
+def test_no_steps_take_no_memory():
+    assert Liveness.of([], {}).peak_bytes == 0
+
+
+def test_reading_before_writing_is_refused():
+    with pytest.raises(ValueError, match="step 1 reads 'ghost' before it is written"):
+        Liveness.of([([], ["a"]), (["ghost"], ["b"])], {"a": 1, "b": 1})
+
+
+def test_an_output_nobody_writes_is_refused():
+    with pytest.raises(ValueError, match="output 'y' is never written"):
+        Liveness.of([([], ["a"])], {"a": 1}, outputs=["y"])

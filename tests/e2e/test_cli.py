@@ -1,0 +1,123 @@
+"""What does the command line print, and with which exit code does it end?"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pimflow.cli import main
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(argv))
+    except SystemExit as exit_:
+        code = exit_.code
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli") / "toy"
+    arguments = ["compile", "toy", "-o", str(directory), "--emit-traces", "--quiet", "--json"]
+    done = subprocess.run([sys.executable, "-m", "pimflow.cli", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return directory, json.loads(done.stdout)
+
+
+def test_compile_json_is_the_report(compiled):
+    directory, report = compiled
+    assert report == json.loads((directory / "report.json").read_text())
+
+
+def test_table_names_every_region_and_the_check(capsys):
+    code, out, err = run(capsys, "compile", "toy")
+    assert code == 0 and "verifying" in err
+    assert "system    rtx-2060-pim32 (analytic) + newton-gddr6 (strict)" in out
+    assert "block.depthwise.conv" in out and "0 timing violations" in out and "→" in out
+
+
+def test_run_reads_and_writes_arrays(compiled, capsys, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 16, 16), np.float32))
+    output = tmp_path / "y.npy"
+    code, out, _ = run(capsys, "run", str(compiled[0]), "--input", str(tmp_path / "x.npy"), "-o", str(output))
+    assert code == 0 and "[1, 10]" in out
+    assert np.load(output).shape == (1, 10)
+
+
+def test_simulate_a_program_and_its_trace(compiled, capsys):
+    directory, _ = compiled
+    program = next(directory.glob("programs/*.pimprog"))
+    code, out, _ = run(capsys, "simulate", str(program), "--json")
+    row = json.loads(out)
+    assert code == 0 and row["timing_violations"] == 0 and row["timing"] == "strict"
+    assert set(row) >= {"cycles", "time_ns", "commands", "timing", "pim", "utilisation", "timing_violations"}
+    trace = directory / "traces" / program.stem / "channel0.pim"
+    code, out, _ = run(capsys, "simulate", str(trace), "--timing", "ramulator-pimflow", "--json")
+    assert code == 0 and json.loads(out)["cycles"] > 0
+
+
+def test_explain_prints_candidates_and_why(capsys):
+    code, out, _ = run(capsys, "compile", "toy", "--explain", "block.depthwise.conv", "--quiet")
+    assert code == 0 and "depthwise" in out and "* GPU" in out
+    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", "--quiet", "--json")
+    names = [c["name"] for c in json.loads(out)["candidates"]]
+    assert code == 0 and "PIM" in names and "SPLIT 4/8" in names
+
+
+def test_models_lists_parameters(capsys):
+    code, out, _ = run(capsys, "models")
+    assert code == 0 and "3,504,872" in out
+    code, out, _ = run(capsys, "models", "--json")
+    assert {row["name"] for row in json.loads(out)} >= {"mobilenet-v2", "toy"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["compile", "mobilnet-v2"], 2, "mobilenet-v2"),
+        (["compile", "toy", "--gpu", "rtx-2061"], 2, "rtx-2060"),
+        (["compile", "toy", "--pim", "newton"], 2, "newton-gddr6"),
+        (["compile", "toy", "--pim-channels", "32"], 2, "0..31"),
+        (["compile", "toy", "--accounting", "generous"], 2, "full, paper"),
+        (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
+        (["compile", "toy", "--target", "tpu"], 2, "llvm+pim"),
+        (["compile", "toy", "--explain", "conv99"], 2, "region"),
+        (["compile", "toy", "--shape", "input"], 2, "NAME="),
+        (["compile", "nowhere.onnx"], 3, "nowhere.onnx"),
+        (["compile", "toy", "--plan", "nowhere.json"], 3, "nowhere.json"),
+        (["compile", "toy", "-o", "/dev/null/x"], 3, "/dev/null/x"),
+        (["run", "nowhere"], 3, "pimflow compile"),
+        (["simulate", "nowhere.pim"], 3, "nowhere.pim"),
+        (["simulate", "nowhere.pimprog"], 3, "nowhere.pimprog"),
+        (["simulate", "trace.txt"], 2, ".pim"),
+        (["simulate", "x.pim", "--pim", "nowhere.toml"], 3, "nowhere.toml"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_right_code(capsys, argv, code, says):
+    got, out, err = run(capsys, *argv, "--quiet")
+    assert (got, out) == (code, "")
+    assert says in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_malformed_trace_gives_file_line_and_text(capsys, tmp_path):
+    path = tmp_path / "bad.pim"
+    path.write_text("0x00000000 GWRITE\n0x00000000 G_ACT9\n")
+    code, _, err = run(capsys, "simulate", str(path))
+    assert code == 3 and "bad.pim:2" in err and "G_ACT9" in err
+
+
+def test_a_model_that_is_no_model(capsys, tmp_path):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(b"not a network")
+    code, _, err = run(capsys, "compile", str(path), "--quiet")
+    assert code == 3 and err.count("\n") == 1
+
+
+def test_usage_errors_end_with_2(capsys):
+    assert run(capsys)[0] == 2
+    assert run(capsys, "compile")[0] == 2
+    assert run(capsys, "launch")[0] == 2

@@ -1,0 +1,223 @@
+"""Does the product do what its first page says: search, rewrite, run by value, verify, write?"""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from pimflow import api, artifact, frontend, pipeline, zoo
+from pimflow.core.plan import Plan
+from pimflow.errors import (
+    ArtifactError,
+    InfeasibleError,
+    PlanError,
+    UnknownNameError,
+    VerificationError,
+)
+from pimflow.hardware import system
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.placement import apply, search
+from pimflow.verify import verify
+
+REPORT_KEYS = {
+    *("model", "system", "accounting", "timing", "latency_gpu_only_ns", "latency_ns", "speedup"),
+    *("speedup_without_launch", "energy_gpu_only_pj", "energy_pj", "verified", "max_relative_error"),
+    *("timing_violations", "weight_load_ns", "regions", "search_seconds", "wall_seconds"),
+}
+REGION_KEYS = {"name", "mode", "gpu_share", "latency_gpu_only_ns", "latency_ns", "reason"}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("toy") / "out"
+    return directory, api.compile("toy", directory)
+
+
+def test_report_has_every_key_and_is_verified(toy):
+    directory, compiled = toy
+    report = json.loads((directory / "report.json").read_text())
+    assert REPORT_KEYS <= set(report)
+    assert all(REGION_KEYS <= set(region) for region in report["regions"])
+    assert report["verified"] is True and report["timing_violations"] == 0
+    assert report["regions_verified"] == sum(r["mode"] != "GPU" for r in report["regions"]) > 0
+    assert report == json.loads(json.dumps(compiled.report))
+
+
+def test_what_stayed_on_the_gpu_says_why(toy):
+    for region in toy[1].report["regions"]:
+        assert bool(region["reason"]) == (region["mode"] == "GPU"), region
+
+
+def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_path):
+    directory, _ = toy
+    x = zoo.example_inputs(zoo.load("toy"), seed=3)["input"]
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, numpy as np, pimflow\n"
+        "y, = pimflow.run(sys.argv[1], np.load(sys.argv[2]))\n"
+        "np.save(sys.argv[3], y)"
+    )
+    arguments = [str(directory), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    session = onnxruntime.InferenceSession(zoo.load("toy").SerializeToString())
+    expected = session.run(None, {"input": x})[0]
+    assert np.abs(np.load(tmp_path / "y.npy") - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+def test_same_inputs_same_bytes(toy, tmp_path):
+    directory, _ = toy
+    api.compile("toy", tmp_path / "again")
+    for path in [directory / "plan.json", directory / "interface.json", *directory.glob("programs/*")]:
+        assert path.read_bytes() == (tmp_path / "again" / path.relative_to(directory)).read_bytes()
+
+
+def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
+    directory, compiled = toy
+    plan = Plan.load(directory / "plan.json")
+    assert plan == compiled.plan
+    edited = _with(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="")
+    (tmp_path / "plan.json").write_text(edited.to_json())
+    again = api.compile("toy", plan=tmp_path / "plan.json")
+    assert again.plan.choice("block.project.conv").mode == "SPLIT"
+    assert again.verification.verified
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"region": "block.depthwise.conv", "mode": "PIM", "gpu_share": 0.0}, "depthwise"),
+        ({"region": "fc", "mode": "SPLIT", "gpu_share": 0.5}, "no rows"),
+        ({"region": "down.conv", "mode": "SPLIT", "gpu_share": 0.99}, "1 to 7 of 8 rows"),
+        ({"region": "down.conv", "mode": "PIM", "gpu_share": 0.5}, "gpu_share 0"),
+        ({"region": "down.conv", "mode": "PIM", "gpu_share": 0.0, "schedule": "sideways"}, "sideways"),
+    ],
+)
+def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
+    region = changes["region"]
+    plan = _with(toy[1].plan, region, **{k: v for k, v in changes.items() if k != "region"})
+    with pytest.raises(PlanError, match=says) as caught:
+        api.compile("toy", plan=plan)
+    assert region in str(caught.value)
+
+
+def test_a_plan_for_another_network_is_refused(toy):
+    with pytest.raises(PlanError, match="another network"):
+        api.compile("toy", plan=replace(toy[1].plan, model="0" * 16))
+
+
+def test_random_plans_give_the_reference_and_launch_what_is_charged():
+    """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
+    proto, mod = frontend.load("toy")
+    graph = extract_regions(mod, "toy")
+    target = system()
+    searched = search(graph, target)
+    inputs = zoo.example_inputs(proto)
+    draw = random.Random(0)
+    for _ in range(8):
+        choices = []
+        for choice in searched.plan.choices:
+            candidate = draw.choice(searched.table.candidates[choice.region])
+            rewrite = candidate.rewrite
+            choices.append(
+                replace(choice, mode=rewrite.mode, gpu_share=candidate.gpu_share, schedule=rewrite.schedule)
+            )
+        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+        programs = api.place(found)
+        rows = api.split_rows(found)
+        applied = pipeline.apply_plan(mod, rows, programs)
+        launches = sum(event.launched for event in found.evaluation.timeline.events if event.resource == "gpu")
+        assert sum(group.fusible for group in kernel_groups(applied)) == launches
+        executable = pipeline.build(applied)
+        filters = api.filters(mod)
+        symbols = pipeline.symbols(mod, rows, programs)
+        verify(proto, executable, symbols, filters, target, inputs).require()
+
+
+def test_fp32_mode_matches_to_rounding():
+    compiled = api.compile("toy", target_system=system(dtype="fp32"))
+    assert compiled.verification.verified and compiled.verification.max_relative_error < 1e-5
+
+
+def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
+    def corrupt(function):
+        def wrapped(program, weights, pim):
+            image = function(program, weights, pim)
+            image.table[0, 0] = -1
+            return image
+
+        return wrapped
+
+    monkeypatch.setattr("pimflow.pim_backend.codegen.memory_image", corrupt(api_memory_image()))
+    with pytest.raises(VerificationError, match="region '"):
+        api.compile("toy", tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.iterdir())
+
+
+def api_memory_image():
+    from pimflow.pim_backend.layout import memory_image
+
+    return memory_image
+
+
+def test_monotonicity_over_pim_channels_and_against_the_gpu():
+    graph = extract_regions(frontend.load("toy")[1], "toy")
+    base = system()
+    before = float("inf")
+    for pim_channels in (4, 8, 16):
+        # The GPU's channels are held fixed: the card grows by the PIM channels.
+        channels = base.gpu_channels + pim_channels
+        gpu = replace(base.gpu, memory_channels=channels)
+        found = search(graph, replace(base, gpu=gpu, pim_channels=pim_channels))
+        assert found.evaluation.latency_ns <= found.gpu_only.latency_ns + 1e-6
+        assert found.evaluation.latency_ns <= before * (1 + 1e-9)
+        before = found.evaluation.latency_ns
+
+
+def test_no_pim_channels_means_all_on_the_gpu():
+    compiled = api.compile("toy", target_system=system(pim_channels=0))
+    assert {c.mode for c in compiled.plan.choices} == {"GPU"}
+    assert compiled.report["speedup"] == 1.0
+
+
+def test_weights_that_do_not_fit_are_infeasible():
+    base = system()
+    small = replace(base, pim=replace(base.pim, rows_per_bank=2))
+    with pytest.raises(InfeasibleError, match="rows a bank"):
+        api.compile("toy", target_system=small)
+
+
+def test_paper_accounting_is_never_slower_than_full(toy):
+    paper = system(accounting="paper", timing="ramulator-pimflow")
+    graph = extract_regions(frontend.load("toy")[1], "toy")
+    assert search(graph, paper).evaluation.latency_ns <= toy[1].report["latency_ns"]
+
+
+def test_a_directory_with_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ArtifactError, match="something else"):
+        api.compile("toy", tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_unknown_target_names_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"llvm\+pim"):
+        api.compile("toy", target="llvm+pm")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"imput": np.zeros((1, 3, 16, 16))}, {"input": np.zeros((1, 3, 16))}, {"input": np.array(["a"])}],
+)
+def test_wrong_inputs_are_refused(toy, inputs):
+    with pytest.raises(ArtifactError, match="input"):
+        artifact.run(toy[0], inputs)
+
+
+def _with(plan: Plan, region: str, **changes) -> Plan:
+    choices = tuple(replace(c, **changes) if c.region == region else c for c in plan.choices)
+    return replace(plan, choices=choices)

@@ -1,0 +1,142 @@
+"""Random layers on random devices, and how to run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+from reference import Window
+
+from pimflow.core.program import Affine, Loop, MemoryImage, Node, PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware.pim import PimSpec
+from pimflow.pim_backend.layout import memory_image
+from pimflow.pim_backend.lowering import Schedule, lower, schedules
+
+NEWTON = PimSpec.load("newton-gddr6")
+POINT = Window()
+# A column of 12 elements and 8 banks: an adder tree with odd levels, on no fast path of the executor.
+UNEVEN = replace(NEWTON, gangs=2, column_bytes=24, columns_per_row=20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A convolution of data drawn from `seed`, on `channels` channels of `pim`."""
+
+    x_shape: tuple[int, int, int, int]
+    oc: int
+    window: Window = POINT
+    dtype: str = "fp16"
+    pim: PimSpec = NEWTON
+    channels: int = 1
+    pixel_begin: int = 0
+    pixel_end: int | None = None
+    row_begin: int = 0
+    seed: int = 0
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        n, h, w, c = self.x_shape
+        kh, kw = self.window.kernel
+        return ConvGeometry(
+            n=n,
+            h=h,
+            w=w,
+            c=c,
+            oc=self.oc,
+            kh=kh,
+            kw=kw,
+            stride=self.window.stride,
+            dilation=self.window.dilation,
+            padding=self.window.padding,
+        )
+
+    @property
+    def reduction(self) -> int:
+        return self.x_shape[3] * self.window.kernel[0] * self.window.kernel[1]
+
+    @property
+    def pixels(self) -> slice:
+        return slice(self.pixel_begin, self.pixel_end)
+
+    @property
+    def lanes(self) -> int:
+        return self.pim.column_bytes // {"fp16": 2, "fp32": 4}[self.dtype]
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        return schedules(self.geometry, self.pim, self.dtype)
+
+    def operands(self) -> tuple[np.ndarray, np.ndarray]:
+        """Input [n, h, w, c] and filters [oc, kh, kw, c], float32."""
+        rng = np.random.default_rng(self.seed)
+        x = rng.standard_normal(self.x_shape, np.float32)
+        w = rng.standard_normal((self.oc, *self.window.kernel, self.x_shape[3]), np.float32)
+        return x, w
+
+    def lowered(self, schedule: Schedule) -> PimProgram:
+        return lower(
+            self.geometry,
+            self.pim,
+            region="layer",
+            dtype=self.dtype,
+            channels=self.channels,
+            schedule=schedule,
+            pixel_begin=self.pixel_begin,
+            pixel_end=self.pixel_end,
+            row_begin=self.row_begin,
+        )
+
+    def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:
+        with np.errstate(over="ignore"):
+            return memory_image(program, w.reshape(self.oc, -1), self.pim)
+
+
+def axis(draw: st.DrawFn, largest: int) -> tuple[int, int, int, int, int, int]:
+    """Extent, taps, stride, dilation, padding before and after, of an axis with some output."""
+    taps, stride = draw(st.integers(1, 5)), draw(st.sampled_from((1, 1, 2, 3)))
+    dilation = draw(st.sampled_from((1, 1, 2, 3)))
+    before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    least = max(1, (taps - 1) * dilation + 1 - before - after)
+    return least + draw(st.integers(0, largest)), taps, stride, dilation, before, after
+
+
+@st.composite
+def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
+    """Kernels of 1..5 taps a side, reductions on both sides of one and two rows, every organisation."""
+    height, kh, sh, dh, top, bottom = axis(draw, 12)
+    width, kw, sw, dw, left, right = axis(draw, 12)
+    around = draw(st.sampled_from((1, 16, 40, 200, 256, 257, 500, 512, 513, 700, 1024, 1100, 1500)))
+    c = max(1, -(-around // (kh * kw)) - draw(st.integers(0, 1)))
+    layer = Layer(
+        x_shape=(draw(st.integers(1, 2)), height, width, c),
+        oc=draw(st.sampled_from((1, 5, 15, 16, 17, 31, 33, 48, 70))),
+        window=Window(
+            kernel=(kh, kw), stride=(sh, sw), dilation=(dh, dw), padding=(top, left, bottom, right)
+        ),
+        dtype=draw(st.sampled_from(("fp16", "fp16", "fp32"))),
+        pim=replace(
+            draw(st.sampled_from((NEWTON, NEWTON, NEWTON, UNEVEN))), global_buffers=draw(st.integers(1, 4))
+        ),
+        channels=draw(st.integers(1, most_channels)),
+        row_begin=draw(st.sampled_from((0, 0, 1, 777))),
+        seed=draw(st.integers(0, 999)),
+    )
+    pixels = layer.geometry.pixels
+    begin = draw(st.one_of(st.just(0), st.integers(0, pixels - 1)))
+    end = draw(st.one_of(st.none(), st.integers(begin + 1, pixels)))
+    return replace(layer, pixel_begin=begin, pixel_end=end)
+
+
+def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
+    """The stream without loops: one node a command, runs of COMPs kept."""
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            for i in range(node.extent):
+                out += flat(node.body, (*counters, i))
+            continue
+        affines = {name: v for name, v in vars(node).items() if isinstance(v, Affine)}
+        out.append(replace(node, **{name: Affine(v.at(counters)) for name, v in affines.items()}))
+    return out

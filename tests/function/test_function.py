@@ -1,0 +1,259 @@
+"""Do the commands that the lowering emits compute the convolution, in the order that the device sums?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import NEWTON, UNEVEN, Layer, flat, layers
+from reference import Window, bound, convolve, in_hardware_order
+
+from pimflow.core.program import GAct, MemoryImage
+from pimflow.errors import TraceError, UsageError
+from pimflow.simulators.checker import violations
+from pimflow.simulators.functional import execute
+from pimflow.simulators.timing import issued
+
+POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
+# Pads shift the window to the upper left of the map, and the strides differ.
+UNALIKE = Layer(
+    x_shape=(2, 6, 5, 7),
+    oc=20,
+    window=Window(kernel=(3, 2), stride=(1, 2), dilation=(2, 1), padding=(3, 1, 0, 2)),
+    channels=5,
+)
+LONG = Layer(x_shape=(1, 3, 4, 70), oc=33, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=4)
+
+
+def run(layer: Layer, schedule, x, w, **options) -> np.ndarray:
+    program = layer.lowered(schedule)
+    return execute(program, layer.image(program, w), x, **options)
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return values.view(np.uint32)
+
+
+@settings(max_examples=500)
+@given(layers())
+def test_computes_the_convolution(layer):
+    x, w = layer.operands()
+    exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
+    limit = bound(exact, magnitude, layer.reduction, layer.dtype)
+    for schedule in layer.schedules:
+        result = run(layer, schedule, x, w)
+        assert result.shape == exact.shape
+        assert not np.isnan(result).any(), f"{schedule}: an output was never read"
+        assert (abs(result - exact) <= limit).all(), str(schedule)
+
+
+@settings(max_examples=600)
+@given(layers())
+def test_sums_in_the_order_of_the_adder_tree(layer):
+    x, w = layer.operands()
+    expected = in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
+    for schedule in layer.schedules:
+        assert (bits(run(layer, schedule, x, w)) == bits(expected)).all(), str(schedule)
+
+
+@pytest.mark.parametrize("pim", [NEWTON, UNEVEN], ids=["newton", "uneven"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_order_matters(pim, dtype):
+    """The comparison above would notice sums in another order."""
+    layer = replace(LONG, dtype=dtype, pim=pim)
+    x, w = layer.operands()
+    expected = in_hardware_order(x, w, layer.window, "fp32", layer.lanes)
+    for lanes in (2 * layer.lanes, 1):
+        assert (in_hardware_order(x, w, layer.window, "fp32", lanes) != expected).any()
+
+
+@settings(max_examples=60)
+@given(layers())
+def test_loops_mean_what_they_expand_to(layer):
+    x, w = layer.operands()
+    for schedule in layer.schedules[::3]:
+        program = layer.lowered(schedule)
+        expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
+        image = layer.image(program, w)
+        assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
+
+
+@pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
+def test_threads_do_not_change_values(layer):
+    x, w = layer.operands()
+    for schedule in layer.schedules:
+        alone = run(layer, schedule, x, w, threads=1)
+        for threads in (2, 3, 16):
+            assert (bits(run(layer, schedule, x, w, threads=threads)) == bits(alone)).all()
+
+
+@settings(max_examples=150)
+@given(layers(), st.data())
+def test_parts_are_the_whole(layer, data):
+    """Two programs over a cut pixel range give the very bits of the one over all of it."""
+    x, w = layer.operands()
+    begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
+    cut = data.draw(st.integers(begin, end))
+    schedule = data.draw(st.sampled_from(layer.schedules))
+    parts = [
+        run(replace(layer, pixel_begin=low, pixel_end=high), schedule, x, w)
+        for low, high in ((begin, cut), (cut, end))
+        if low < high
+    ]
+    assert (bits(np.concatenate(parts)) == bits(run(layer, schedule, x, w))).all()
+
+
+# ---- numbers that are not plain ----
+
+SPECIAL = np.array(
+    [
+        *(0.0, -0.0, 1.0, -1.0, 255.9),
+        *(2**-24, 2**-25, 2**-25 * 1.001, 3 * 2**-25, 2**-14, 2**-14 - 2**-25, 6e-5),
+        *(65504.0, 65519.9, 65520.0, -65520.0, 1e30, np.inf, -np.inf, np.nan),
+    ],
+    np.float32,
+)
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from((POINTWISE, UNALIKE, replace(LONG, x_shape=(1, 3, 4, 60)))),
+    st.sampled_from(("fp16", "fp32")),
+    st.integers(0, 10**6),
+    st.sampled_from((1, 4, len(SPECIAL))),
+)
+def test_special_values(layer, dtype, seed, kinds):
+    layer = replace(layer, dtype=dtype)
+    rng = np.random.default_rng(seed)
+    x, w = layer.operands()
+    chosen = rng.choice(SPECIAL, kinds)
+    for operand in (x, w):
+        some = rng.random(operand.shape) < rng.choice((0.002, 0.05, 0.9))
+        operand[some] = rng.choice(chosen, some.sum())
+    expected = in_hardware_order(x, w, layer.window, dtype, layer.lanes)
+    for schedule in layer.schedules[::2]:
+        np.testing.assert_array_equal(run(layer, schedule, x, w), expected)
+
+
+def test_every_half_and_every_tie_is_rounded_like_numpy():
+    """Inputs: all finite halves, the fp32 values around each midpoint, and what overflows."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (halves[:-1] + halves[1:]) / 2
+    around = [np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
+    values = np.concatenate([halves, ties, *around, SPECIAL])
+    values = np.concatenate([values, -values])
+    layer = Layer(x_shape=(1, 1, len(values), 1), oc=1)
+    result = run(layer, layer.schedules[0], values.reshape(layer.x_shape), np.ones((1, 1, 1, 1), np.float32))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(result[:, 0], values.astype(np.float16))
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 10**6))
+def test_products_are_rounded_once(seed):
+    """One tap and one channel: the result is fp16(x * w), subnormal, infinite or NaN as numpy has it."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.integers(0, 1 << 16, n, np.uint16).view(np.float16).astype(np.float32) for n in (200, 17))
+    layer = Layer(x_shape=(1, 1, len(x), 1), oc=len(w), channels=2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = np.outer(x, w).astype(np.float16)
+    for schedule in layer.schedules:
+        result = run(layer, schedule, x.reshape(layer.x_shape), w.reshape(-1, 1, 1, 1))
+        np.testing.assert_array_equal(result, expected)
+
+
+# ---- where work and weights go ----
+
+
+@settings(max_examples=600)
+@given(layers())
+def test_work_is_balanced(layer):
+    row_columns = layer.pim.columns_per_row
+    columns = math.ceil(layer.reduction / layer.lanes)
+    chunks = math.ceil(columns / row_columns)
+    unit = math.ceil(columns / chunks) * chunks
+    begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
+    units = (end - begin) * math.ceil(layer.oc / layer.pim.banks)
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        comps = [
+            Counter(c.name for c in program.commands(channel))["COMP"] for channel in range(layer.channels)
+        ]
+        assert sum(comps) == units * unit
+        assert max(comps) - min(comps) <= unit
+
+
+@settings(max_examples=600)
+@given(layers())
+def test_weights_lie_at_their_own_addresses(layer):
+    _, w = layer.operands()
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        image = layer.image(program, w)
+        assert image.row_begin == program.row_begin == layer.row_begin
+        assert image.table.shape == (layer.channels, program.rows)
+        for channel, (table, nodes) in enumerate(zip(image.table, program.channels)):
+            placed = table[table >= 0]
+            assert len(set(placed.tolist())) == len(placed), "the same weights twice"
+            assert (table[: len(placed)] >= 0).all(), "a hole in the rows of a channel"
+            opened = {node.row.base - layer.row_begin for node in flat(nodes) if isinstance(node, GAct)}
+            assert all(0 <= row < program.rows and table[row] >= 0 for row in opened), channel
+        assert len(np.unique(image.table[image.table >= 0])) == len(image.pages), "weights placed nowhere"
+        assert image.placed_bytes == (image.table >= 0).sum() * image.pages[0].nbytes
+
+
+@settings(max_examples=100)
+@given(layers())
+def test_pages_hold_every_weight(layer):
+    """As a multiset, up to the copies for the slots of a buffer: no weight is lost or changed."""
+    _, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    pages = layer.image(program, w).pages
+    weights = np.sort(w.astype(pages.dtype).ravel())
+    values, copies = np.unique(pages[pages != 0], return_counts=True)
+    expected, times = np.unique(weights[weights != 0], return_counts=True)
+    np.testing.assert_array_equal(values, expected)
+    assert len(set((copies / times).tolist())) == 1
+
+
+# ---- legality and sanity of what is handed over ----
+
+
+@settings(max_examples=100)
+@given(layers(most_channels=4))
+def test_issued_streams_are_legal(layer):
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        for channel in {0, layer.channels // 2, layer.channels - 1}:
+            assert violations(issued(program, layer.pim, channel), layer.pim, program, channel) == []
+
+
+def test_refreshed_streams_are_legal():
+    """Long enough for refreshes to close rows under the program."""
+    layer = replace(POINTWISE, x_shape=(1, 12, 12, 120), channels=1)
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        stream = issued(program, NEWTON, 0)
+        assert stream["clock"][-1] > 2 * NEWTON.timing["nREFI"]
+        assert violations(stream, NEWTON, program, 0) == []
+
+
+def test_wrong_shapes_are_refused():
+    x, w = POINTWISE.operands()
+    program = POINTWISE.lowered(POINTWISE.schedules[0])
+    image = POINTWISE.image(program, w)
+    with pytest.raises(UsageError, match=r"takes an input of shape \(1, 5, 6, 120\)"):
+        execute(program, image, x[:, :4])
+    with pytest.raises(UsageError, match="memory image"):
+        execute(program, replace(image, table=image.table[:2]), x)
+    with pytest.raises(UsageError, match="memory image"):
+        execute(program, MemoryImage(row_begin=0, pages=image.pages[:1], table=image.table), x)
+    with pytest.raises(UsageError, match="memory image"):
+        execute(program, replace(image, pages=image.pages[:, :, :-16]), x)
+    with pytest.raises(TraceError, match=r"row 0\.\.0 of GAct is not in"):
+        execute(replace(program, row_begin=1), image, x)

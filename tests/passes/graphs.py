@@ -1,0 +1,58 @@
+"""Running Relax modules on LLVM, and ONNX models of a few nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, shape
+
+
+def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
+    """Random operands for ``main``, of any sign and order 1."""
+    rng = np.random.default_rng(seed)
+    return [(2 * rng.standard_normal(shape(var))).astype(str(var.ty.dtype)) for var in mod["main"].params]
+
+
+def run(mod: tvm.IRModule, *operands: np.ndarray) -> list[np.ndarray]:
+    """Results of ``main`` on LLVM, by TVM's own default pipeline."""
+    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    results = machine["main"](*(tvm.runtime.tensor(x) for x in operands))
+    return [r.numpy() for r in (results if isinstance(results, tvm.ir.Array | tuple | list) else [results])]
+
+
+def same_bits(before: tvm.IRModule, after: tvm.IRModule, *operands: np.ndarray) -> bool:
+    """Whether both give the same results on `operands`, random ones if there are none."""
+    operands = operands or inputs(before)
+    pairs = zip(run(before, *operands), run(after, *operands), strict=True)
+    return all(a.shape == b.shape and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    return [operator(binding.value) for binding in main_bindings(mod)]
+
+
+def names(mod: tvm.IRModule, kind: str) -> list[str]:
+    """Variables that hold the results of operator `kind`."""
+    return [b.var.name for b in main_bindings(mod) if operator(b.value) == kind]
+
+
+def onnx_model(
+    nodes: list[onnx.NodeProto],
+    shapes: dict[str, tuple[int, ...]],
+    weights: dict[str, np.ndarray],
+    outputs: list[str],
+    dtype: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(name, dtype, dims) for name, dims in shapes.items()],
+        [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=10))

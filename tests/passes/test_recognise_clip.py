@@ -1,0 +1,175 @@
+"""Is a clamp in two opaque kernels one operator again?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, onnx_model, operators, same_bits
+from onnx import TensorProto, helper
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from pimflow import frontend
+from pimflow.relay_passes.recognise_clip import RecogniseClip
+
+
+@I.ir_module
+class Before:
+    @T.prim_func(private=True, s_tir=True)
+    def maximum(x: T.Buffer((2, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")):
+        for i, j in T.grid(2, 3):
+            with T.sblock("maximum"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = T.max(x[vi, vj], low[()])
+
+    @T.prim_func(private=True, s_tir=True)
+    def minimum(x: T.Buffer((2, 3), "float32"), high: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")):
+        for i, j in T.grid(2, 3):
+            with T.sblock("minimum"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = T.min(x[vi, vj], high[()])
+
+    @R.function
+    def main(x: R.Tensor((2, 3), "float32")):
+        cls = Before
+        with R.dataflow():
+            a = R.call_tir(cls.maximum, (x, R.const(0.0)), out_ty=R.Tensor((2, 3), "float32"))
+            b = R.call_tir(cls.minimum, (a, R.const(6.0)), out_ty=R.Tensor((2, 3), "float32"))
+            R.output(b)
+        return b
+
+
+@I.ir_module
+class Expected:
+    @R.function
+    def main(x: R.Tensor((2, 3), "float32")):
+        with R.dataflow():
+            b = R.clip(x, 0.0, 6.0)
+            R.output(b)
+        return b
+
+
+@I.ir_module
+class OtherKernels:
+    """Neither clamps an element by a scalar: a transpose, a scaled clamp, a clamp by a row."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def turned(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+        for i, j in T.grid(3, 3):
+            with T.sblock("turned"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = T.max(x[vj, vi], low[()])
+
+    @T.prim_func(private=True, s_tir=True)
+    def scaled(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+        for i, j in T.grid(3, 3):
+            with T.sblock("scaled"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = T.max(x[vi, vj] * T.float32(2), low[()])
+
+    @T.prim_func(private=True, s_tir=True)
+    def by_row(x: T.Buffer((3, 3), "float32"), low: T.Buffer((3,), "float32"), y: T.Buffer((3, 3), "float32")):
+        for i, j in T.grid(3, 3):
+            with T.sblock("by_row"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = T.max(x[vi, vj], low[vj])
+
+    @T.prim_func(private=True, s_tir=True)
+    def tensors(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+        for i, j in T.grid(3, 3):
+            with T.sblock("tensors"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = x[vi, vj] + low[()]
+
+    @R.function
+    def main(x: R.Tensor((3, 3), "float32"), low: R.Tensor((3,), "float32"), bound: R.Tensor((), "float32")):
+        cls = OtherKernels
+        with R.dataflow():
+            a = R.call_tir(cls.turned, (x, R.const(0.0)), out_ty=R.Tensor((3, 3), "float32"))
+            b = R.call_tir(cls.scaled, (a, R.const(0.0)), out_ty=R.Tensor((3, 3), "float32"))
+            c = R.call_tir(cls.by_row, (b, low), out_ty=R.Tensor((3, 3), "float32"))
+            d = R.call_tir(cls.tensors, (c, R.const(1.0)), out_ty=R.Tensor((3, 3), "float32"))
+            e = R.call_tir(cls.scaled, (d, bound), out_ty=R.Tensor((3, 3), "float32"))
+            R.output(e)
+        return e
+
+
+def test_relu6():
+    after = RecogniseClip()(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert same_bits(Before, after)
+    tvm.ir.assert_structural_equal(RecogniseClip()(after), after)
+
+
+def test_other_kernels_stay():
+    tvm.ir.assert_structural_equal(RecogniseClip()(OtherKernels), OtherKernels)
+
+
+def clip(low: float | None, high: float | None, dtype: int = TensorProto.FLOAT) -> tvm.IRModule:
+    """ONNX Clip as the importer writes it, its NaN tests folded."""
+    array = helper.tensor_dtype_to_np_dtype(dtype)
+    bounds = {name: array.type(v) for name, v in (("low", low), ("high", high)) if v is not None}
+    operands = ["x", "low" if low is not None else "", "high" if high is not None else ""]
+    node = helper.make_node("Clip", operands, ["y"], name="clip")
+    model = onnx_model([node], {"x": (2, 3)}, {n: np.array(v) for n, v in bounds.items()}, ["y"], dtype)
+    passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(passes)(frontend._import(model))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 6.0, ["clip"]),
+        (-1.0, 0.5, ["clip"]),
+        (0.0, None, ["nn.relu"]),
+        (0.5, None, ["clip"]),
+        (None, 0.5, ["clip"]),
+        (None, None, []),
+        (2.0, -2.0, ["clip"]),  # everything is -2: the second bound wins
+    ],
+)
+def test_onnx_clip(low, high, expected):
+    before = clip(low, high)
+    after = RecogniseClip()(before)
+    assert operators(after) == expected
+    infinite = np.array([[np.inf, -np.inf, 0.0], [-0.0, 3.0, -3.0]], np.float32)
+    assert same_bits(before, after, infinite)
+    assert same_bits(before, after)
+    tvm.ir.assert_structural_equal(RecogniseClip()(after), after)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (None, 1), (1, None)])
+def test_integers_keep_their_kernels(low, high):
+    """They have no infinity to stand for a missing bound."""
+    before = clip(low, high, TensorProto.INT32)
+    after = RecogniseClip()(before)
+    assert set(operators(after)) == {"call_tir"}
+    assert same_bits(before, after, np.array([[-5, -1, 0], [1, 6, 7]], np.int32))
+
+
+def test_a_clamp_used_twice_stays_for_its_other_use():
+    @I.ir_module
+    class Twice:
+        @T.prim_func(private=True, s_tir=True)
+        def maximum(
+            x: T.Buffer((2, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")
+        ):
+            for i, j in T.grid(2, 3):
+                with T.sblock("maximum"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    y[vi, vj] = T.max(x[vi, vj], low[()])
+
+        @R.function
+        def main(x: R.Tensor((2, 3), "float32")):
+            cls = Twice
+            with R.dataflow():
+                a = R.call_tir(cls.maximum, (x, R.const(0.0)), out_ty=R.Tensor((2, 3), "float32"))
+                b = R.call_tir(cls.maximum, (a, R.const(1.0)), out_ty=R.Tensor((2, 3), "float32"))
+                c = R.add(a, b)
+                R.output(c)
+            return c
+
+    after = RecogniseClip()(Twice)
+    assert operators(after) == ["nn.relu", "clip", "add"]
+    assert same_bits(Twice, after, *inputs(Twice))
