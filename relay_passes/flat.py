@@ -13,9 +13,9 @@ from pimflow.errors import UnsupportedOpError
 def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     """Bindings of ``main`` in order; raises `UnsupportedOpError` if it is not in flat form."""
     body = mod["main"].body
-    if not isinstance(body, relax.SeqExpr) or len(body.blocks) != 1:
+    if not isinstance(body, relax.SeqExpr) or len(body.blocks) > 1:
         raise UnsupportedOpError("main is not one dataflow block; control flow is not supported")
-    return list(body.blocks[0].bindings)
+    return [binding for block in body.blocks for binding in block.bindings]
 
 
 def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:
@@ -70,7 +70,9 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
                     new = value
                 done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
                 env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
-            output = builder.emit_output(substitute(function.body.body, env))
+            body = builder.normalize(substitute(function.body.body, env))
+            output = relax.Var(_source_name(builder, body), body.ty)
+            builder.emit_normalized(relax.VarBinding(output, body))
         builder.emit_func_output(output)
     built = builder.get()
     functions = {gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")}
@@ -79,27 +81,16 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
         if key != "global_symbol":
             main = main.with_attr(key, value)
     functions[mod.get_global_var("main")] = main
-    result = relax.transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=mod.attrs))
-    return _named_output(relax.transform.DeadCodeElimination(["main"])(result), function.body.body)
+    result = tvm.IRModule(functions, attrs=mod.attrs)
+    return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
 
 
-def _named_output(mod: tvm.IRModule, old: relax.Expr) -> tvm.IRModule:
-    """`mod` with the name of `old` for its result: the builder gives names only once."""
-    function, bindings = mod["main"], main_bindings(mod)
-    body = function.body.body
-    if not isinstance(body, relax.Var) or not isinstance(old, relax.Var) or body.name == old.name:
-        return mod
-    renamed = {body: relax.Var(old.name, body.ty)}
-    if body in function.params or old.name in {v.name for v in (*function.params, *(b.var for b in bindings))}:
-        return mod
-    bindings = [
-        relax.VarBinding(renamed.get(b.var, b.var), substitute(b.value, renamed)) for b in bindings
-    ]
-    sequence = relax.SeqExpr([relax.DataflowBlock(bindings)], renamed[body])
-    mod["main"] = relax.Function(
-        function.params, sequence, function.ret_ty, function.is_pure, function.attrs
-    )
-    return mod
+def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
+    """Name of the variable that `expr` is another name of: the builder would make the name unique."""
+    name = "gv"
+    while isinstance(expr, relax.Var):
+        name, expr = expr.name, builder.lookup_binding(expr)
+    return name
 
 
 def operator(expr: relax.Expr) -> str:

@@ -19,7 +19,7 @@ class SinkLayout:
 
     Rewrite: ``op(permute(x, NHWC -> NCHW)) -> permute(op'(x))`` for elementwise operators, spatial
     reductions and concatenations; ``permute(permute(x)) -> x``.
-    Preserves: values exactly, names, interface.
+    Preserves: values exactly (sums over channels and space together up to their order), names, interface.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tvm_ffi
 
+from pimflow import errors
+
 _LIBRARY = Path(__file__).with_name("libpimflow_core.so")
 
 if not _LIBRARY.exists():
@@ -13,3 +15,16 @@ if not _LIBRARY.exists():
 
 _module = tvm_ffi.load_module(str(_LIBRARY))
 get = tvm_ffi.get_global_func
+
+# A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
+for _error in (
+    errors.UsageError,
+    errors.ModelError,
+    errors.SpecError,
+    errors.TraceError,
+    errors.PlanError,
+    errors.ArtifactError,
+    errors.UnsupportedOpError,
+    errors.VerificationError,
+):
+    tvm_ffi.register_error(_error.__name__, _error)

@@ -39,7 +39,7 @@ def bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint32)
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(layers())
 def test_computes_the_convolution(layer):
     x, w = layer.operands()
@@ -52,7 +52,7 @@ def test_computes_the_convolution(layer):
         assert (abs(result - exact) <= limit).all(), str(schedule)
 
 
-@settings(max_examples=600)
+@settings(max_examples=100)
 @given(layers())
 def test_sums_in_the_order_of_the_adder_tree(layer):
     x, w = layer.operands()
@@ -72,7 +72,7 @@ def test_order_matters(pim, dtype):
         assert (in_hardware_order(x, w, layer.window, "fp32", lanes) != expected).any()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(layers())
 def test_loops_mean_what_they_expand_to(layer):
     x, w = layer.operands()
@@ -92,7 +92,7 @@ def test_threads_do_not_change_values(layer):
             assert (bits(run(layer, schedule, x, w, threads=threads)) == bits(alone)).all()
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(layers(), st.data())
 def test_parts_are_the_whole(layer, data):
     """Two programs over a cut pixel range give the very bits of the one over all of it."""
@@ -120,7 +120,7 @@ SPECIAL = np.array(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(
     st.sampled_from((POINTWISE, UNALIKE, replace(LONG, x_shape=(1, 3, 4, 60)))),
     st.sampled_from(("fp16", "fp32")),
@@ -153,7 +153,7 @@ def test_every_half_and_every_tie_is_rounded_like_numpy():
         np.testing.assert_array_equal(result[:, 0], values.astype(np.float16))
 
 
-@settings(max_examples=150)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_products_are_rounded_once(seed):
     """One tap and one channel: the result is fp16(x * w), subnormal, infinite or NaN as numpy has it."""
@@ -170,7 +170,7 @@ def test_products_are_rounded_once(seed):
 # ---- where work and weights go ----
 
 
-@settings(max_examples=600)
+@settings(max_examples=60)
 @given(layers())
 def test_work_is_balanced(layer):
     row_columns = layer.pim.columns_per_row
@@ -188,7 +188,7 @@ def test_work_is_balanced(layer):
         assert max(comps) - min(comps) <= unit
 
 
-@settings(max_examples=600)
+@settings(max_examples=80)
 @given(layers())
 def test_weights_lie_at_their_own_addresses(layer):
     _, w = layer.operands()
@@ -207,7 +207,7 @@ def test_weights_lie_at_their_own_addresses(layer):
         assert image.placed_bytes == (image.table >= 0).sum() * image.pages[0].nbytes
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(layers())
 def test_pages_hold_every_weight(layer):
     """As a multiset, up to the copies for the slots of a buffer: no weight is lost or changed."""
@@ -224,7 +224,7 @@ def test_pages_hold_every_weight(layer):
 # ---- legality and sanity of what is handed over ----
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(layers(most_channels=4))
 def test_issued_streams_are_legal(layer):
     for schedule in layer.schedules:
@@ -255,5 +255,5 @@ def test_wrong_shapes_are_refused():
         execute(program, MemoryImage(row_begin=0, pages=image.pages[:1], table=image.table), x)
     with pytest.raises(UsageError, match="memory image"):
         execute(program, replace(image, pages=image.pages[:, :, :-16]), x)
-    with pytest.raises(TraceError, match=r"row 0\.\.0 of GAct is not in"):
+    with pytest.raises(TraceError, match=r"row 0\.\.2 of GAct is not in"):
         execute(replace(program, row_begin=1), image, x)

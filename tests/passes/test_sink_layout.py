@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import operators, same_bits
+from graphs import inputs, operators, run, same_bits
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -137,5 +137,7 @@ class Odd:
 
 def test_reductions_of_all_axes_and_plain_transposes():
     after = SinkLayout()(Odd)
-    assert same_bits(Odd, after)
+    operands = inputs(Odd)
+    (expected,), (got,) = run(Odd, *operands), run(after, *operands)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)  # 90 elements, summed in another order
     tvm.ir.assert_structural_equal(SinkLayout()(after), after)

@@ -1,1 +1,225 @@
-"""Being written right now by the session that also fixed recognise_clip, sink_layout and outline_pim."""
+"""Does a split convolution give the very bits of the whole one, or a clear refusal?"""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tvm
+from graphs import operators, same_bits
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.errors import PlanError
+from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.relay_passes.split_mddp import SplitMdDp
+
+FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((1, 9, 6, 5), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(
+                x, R.const(FILTERS), strides=2, padding=[1, 0, 2, 1], data_layout="NHWC", kernel_layout="OHWI"
+            )
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    """Output rows 0 and 1 read input rows -1..3, rows 2..4 read 3..9, of which there are 9 and padding 2."""
+
+    @R.function
+    def main(x: R.Tensor((1, 9, 6, 5), "float32")):
+        with R.dataflow():
+            gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
+            gpu = R.nn.conv2d(
+                gpu_rows,
+                R.const(FILTERS),
+                strides=2,
+                padding=[1, 0, 0, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
+            pim = R.nn.conv2d(
+                pim_rows,
+                R.const(FILTERS),
+                strides=2,
+                padding=[0, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            conv = R.concat((gpu, pim), axis=1)
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+def test_rewrite():
+    after = SplitMdDp({"conv": 2})(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert {"conv", "conv__gpu", "conv__pim"} <= {b.var.name for b in main_bindings(after)}
+    assert same_bits(Before, after)
+    tvm.ir.assert_structural_equal(SplitMdDp({"conv": 2})(after), after)
+
+
+@pytest.mark.parametrize("rows", [{}, {"other": 2}, {"y": 2}])
+def test_other_layers_stay(rows):
+    tvm.ir.assert_structural_equal(SplitMdDp(rows)(Before), Before)
+
+
+@pytest.mark.parametrize("rows", [-1, 0, 5, 6])
+def test_rows_outside_the_layer_are_refused(rows):
+    with pytest.raises(PlanError, match=f"region 'conv': a split needs 1 to 4 GPU rows, not {rows}"):
+        SplitMdDp({"conv": rows})(Before)
+
+
+@pytest.mark.parametrize(
+    ("padding", "rows", "reading_nothing"), [((2, 0, 0, 0), 2, "0..1"), ((0, 0, 3, 0), 5, "5..7")]
+)
+def test_a_part_of_nothing_but_padding_is_refused(padding, rows, reading_nothing):
+    """TVM itself would accept it, and return a wrong shape."""
+    mod = convolution(5, 4, kernel=(1, 1), padding=padding)
+    with pytest.raises(PlanError, match=f"region 'conv': output rows {reading_nothing} read only padding"):
+        SplitMdDp({"conv": rows})(mod)
+
+
+def convolution(
+    height: int, width: int, kernel, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1,
+    layout="NHWC", batch=1,
+) -> tvm.IRModule:  # fmt: skip
+    channels, out_channels = 2 * groups, 3 * groups
+    dims = {"N": batch, "H": height, "W": width, "C": channels}
+    filter_layout = {"NHWC": "OHWI", "NCHW": "OIHW"}[layout]
+    filter_dims = {"O": out_channels, "I": 2, "H": kernel[0], "W": kernel[1]}
+    weights = np.random.default_rng(1).standard_normal([filter_dims[a] for a in filter_layout]).astype("float32")
+    x = relax.Var("x", relax.TensorType([dims[a] for a in layout], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = builder.emit(
+                relax.op.nn.conv2d(
+                    x,
+                    relax.const(weights),
+                    strides=stride,
+                    padding=padding,
+                    dilation=dilation,
+                    groups=groups,
+                    data_layout=layout,
+                    kernel_layout=filter_layout,
+                ),
+                name_hint="conv",
+            )
+            out = builder.emit_output(relax.op.negative(conv))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@st.composite
+def convolutions(draw):
+    """Any convolution that has at least two output rows, and after which row to split it."""
+    kernel = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    stride, dilation = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    padding = tuple(draw(st.integers(0, limit)) for limit in (6, 1, 6, 1))
+    height, width = draw(st.integers(1, 12)), draw(st.integers(3, 5))
+    output_rows = (height + padding[0] + padding[2] - (kernel[0] - 1) * dilation - 1) // stride + 1
+    assume(output_rows >= 2)
+    build = partial(
+        convolution,
+        height,
+        width,
+        kernel=kernel,
+        stride=(stride, draw(st.integers(1, 2))),
+        padding=padding,
+        dilation=(dilation, 1),
+        groups=draw(st.integers(1, 3)),
+        layout=draw(st.sampled_from(("NHWC", "NHWC", "NCHW"))),
+        batch=draw(st.integers(1, 2)),
+    )
+    return build, draw(st.integers(1, output_rows - 1)), output_rows
+
+
+def evaluated(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
+    """``main`` by numpy, tap by tap in one order, so that equal sums are equal bits."""
+    values = {mod["main"].params[0]: x}
+    for binding in main_bindings(mod):
+        call, kind = binding.value, operator(binding.value)
+        if kind == "strided_slice":
+            (axis,), (begin,), (end,) = (tuple(int(i) for i in call.args[n]) for n in (1, 2, 3))
+            value = np.take(values[call.args[0]], range(begin, end), axis)
+        elif kind == "concat":
+            value = np.concatenate([values[f] for f in call.args[0].fields], int(call.attrs.axis))
+        elif kind == "nn.conv2d":
+            value = _conv(values[call.args[0]], call)
+        else:
+            assert kind == "negative"
+            value = -values[call.args[0]]
+        assert value.shape == shape(binding.var), f"TVM infers another shape for {binding.var.name}"
+        values[binding.var] = value
+    return values[main_bindings(mod)[-1].var]
+
+
+def _conv(x: np.ndarray, call: relax.Call) -> np.ndarray:
+    attrs = call.attrs
+    data, filters = str(attrs.data_layout), str(attrs.kernel_layout)
+    x = np.transpose(x, [data.index(a) for a in "NHWC"])
+    weights = np.transpose(call.args[1].value.numpy(), [filters.index(a) for a in "OHWI"])
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    (sh, sw), (dh, dw) = ([int(s) for s in pair] for pair in (attrs.strides, attrs.dilation))
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    oc, kh, kw, per_group = weights.shape
+    oh, ow = (x.shape[1] - (kh - 1) * dh - 1) // sh + 1, (x.shape[2] - (kw - 1) * dw - 1) // sw + 1
+    out = np.zeros((len(x), oh, ow, oc), np.float32)
+    group = np.arange(oc) // (oc // int(attrs.groups)) * per_group
+    for i, j, c in np.ndindex(kh, kw, per_group):
+        tap = x[:, i * dh :, j * dw :][:, : (oh - 1) * sh + 1 : sh, : (ow - 1) * sw + 1 : sw]
+        out += tap[..., group + c] * weights[:, i, j, c]
+    return np.transpose(out, ["NHWC".index(a) for a in data])
+
+
+@settings(max_examples=250)
+@given(convolutions())
+def test_any_split_is_exact_or_refused(case):
+    build, rows, _ = case
+    before = build()
+    try:
+        after = SplitMdDp({"conv": rows})(before)
+    except PlanError as error:
+        assert "read only padding" in str(error)
+        assert reads_only_padding(before, rows)
+        return
+    assert operators(after).count("nn.conv2d") == 2
+    x = np.random.default_rng(2).standard_normal(shape(before["main"].params[0])).astype(np.float32)
+    assert np.array_equal(evaluated(after, x), evaluated(before, x))
+
+
+def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:
+    """By brute force: whether the window of no output row of some part touches the input."""
+    call = main_bindings(mod)[0].value
+    height = shape(call.args[0])[str(call.attrs.data_layout).index("H")]
+    taps = shape(call.args[1])[str(call.attrs.kernel_layout).index("H")]
+    reach = (taps - 1) * int(call.attrs.dilation[0])
+    output_rows = shape(main_bindings(mod)[0].var)[str(call.attrs.data_layout).index("H")]
+    starts = [row * int(call.attrs.strides[0]) - int(call.attrs.padding[0]) for row in range(output_rows)]
+    touches = [start + reach >= 0 and start < height for start in starts]
+    return not any(touches[:rows]) or not any(touches[rows:])
+
+
+@settings(max_examples=12)
+@given(convolutions())
+def test_llvm_gives_the_same_bits(case):
+    build, rows, _ = case
+    before = build()
+    try:
+        after = SplitMdDp({"conv": rows})(before)
+    except PlanError:
+        assume(False)
+    assert same_bits(before, after)

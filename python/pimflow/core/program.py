@@ -213,17 +213,20 @@ class PimProgram:
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise TraceError(f"{where}:1: not a {FORMAT} file")
         try:
+            _check_names("field", table, cls)
+            _check_names("field of 'geometry',", table["geometry"], ConvGeometry)
+            if not isinstance(table["channels"], list):
+                raise ValueError("field 'channels' is not a list")
             geometry = {
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in table.pop("geometry").items()
             }
             channels = tuple(
-                tuple(_parse(node, 0, f"channel {index}") for node in nodes)
-                for index, nodes in enumerate(table.pop("channels"))
+                _parse_body(nodes, 0, f"channel {index}") for index, nodes in enumerate(table.pop("channels"))
             )
             program = cls(**table, geometry=ConvGeometry(**geometry), channels=channels)
             program.validate()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise TraceError(f"{where}: {error}") from error
         return program
 
@@ -398,14 +401,31 @@ def _print(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
             lines.append(f"{indent}{json.dumps([_TEXT[type(node)], *operands])}{comma}")
 
 
-def _parse(node: list, depth: int, where: str) -> Node:
+def _check_names(what: str, table: object, cls: type) -> None:
+    if not isinstance(table, dict):
+        raise ValueError(f"{what} {table!r:.60} is not a table")
+    fields = dataclasses.fields(cls)
+    for f in fields:
+        if f.name not in table and f.default is dataclasses.MISSING:
+            raise ValueError(f"{what} '{f.name}' is missing")
+    for name in table.keys() - {f.name for f in fields}:
+        raise ValueError(f"{what} '{name}' is unknown")
+
+
+def _parse_body(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
+    if not isinstance(nodes, list):
+        raise ValueError(f"{where}: {str(nodes)[:60]} is not a list of commands")
+    return tuple(_parse(node, depth, where) for node in nodes)
+
+
+def _parse(node: object, depth: int, where: str) -> Node:
     if not isinstance(node, list) or not node or node[0] not in _NAMES:
         raise ValueError(f"{where}: {str(node)[:60]} is no command")
     cls, operands = _NAMES[node[0]], node[1:]
     if cls is Loop:
         if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
-        return Loop(extent=operands[0], body=tuple(_parse(n, depth + 1, where) for n in operands[1]))
+        return Loop(extent=operands[0], body=_parse_body(operands[1], depth + 1, where))
     fields = cls.__dataclass_fields__
     if len(operands) != len(fields):
         raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")

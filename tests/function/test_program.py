@@ -1,0 +1,342 @@
+"""Programs as text, as words and as commands: the same thing thrice, and nothing malformed gets in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import Layer, layers
+from reference import Window
+
+from pimflow.core.program import (
+    MAX_DEPTH,
+    Affine,
+    Comp,
+    GAct,
+    Gwrite,
+    Loop,
+    MemoryImage,
+    PimProgram,
+    Readres,
+)
+from pimflow.errors import TraceError
+from pimflow.simulators.functional import execute
+
+LAYER = Layer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
+LOWERED = LAYER.lowered(LAYER.schedules[0])
+ROWS, COLUMNS, PIXELS = 40, 32, 16
+
+
+def affines(depth: int, end: int) -> st.SearchStrategy[Affine]:
+    """Below `end` in loops of at most three rounds, falling as well as rising."""
+    step = (end - 1) // (4 * MAX_DEPTH)
+    coefficients = st.lists(st.integers(-step, step), max_size=depth).map(tuple)
+    return st.builds(Affine, st.integers(end // 2 - step, end // 2), coefficients)
+
+
+def nodes(depth: int) -> st.SearchStrategy:
+    buffer = st.integers(0, 3)
+    kinds = [
+        st.builds(
+            Gwrite,
+            buffer=buffer,
+            pixel=affines(depth, PIXELS),
+            pixels=st.integers(1, 2),
+            k=affines(depth, LAYER.reduction),
+            columns=st.integers(1, 16),
+        ),
+        st.builds(GAct, gang=buffer, row=affines(depth, ROWS)),
+        st.builds(
+            Comp,
+            buffer=buffer,
+            row=affines(depth, ROWS),
+            column=affines(depth, COLUMNS),
+            count=st.integers(1, 8),
+        ),
+        st.builds(Readres, buffer=buffer, pixel=affines(depth, PIXELS), channel=affines(depth, LAYER.oc)),
+    ]
+    if depth < MAX_DEPTH:
+        body = st.deferred(lambda: st.lists(nodes(depth + 1), max_size=3).map(tuple))
+        kinds.append(st.builds(Loop, extent=st.integers(1, 3), body=body))
+    return st.one_of(kinds)
+
+
+programs = st.one_of(
+    st.lists(st.lists(nodes(0), max_size=5).map(tuple), min_size=1, max_size=3).map(
+        lambda streams: replace(LOWERED, rows=ROWS, channels=tuple(streams))
+    ),
+    layers().flatmap(lambda layer: st.sampled_from(layer.schedules).map(layer.lowered)),
+)
+
+
+@settings(max_examples=200)
+@given(programs)
+def test_text_round_trips(program):
+    text = program.to_json()
+    again = PimProgram.from_json(text)
+    assert again == program
+    assert again.to_json() == text
+    json.loads(text)
+
+
+def decoded(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = ()) -> list[tuple]:
+    """Commands of encoded words, by the format that ``simulators/src/program.h`` documents."""
+    commands: list[tuple] = []
+    padded = np.zeros(MAX_DEPTH, np.int64)
+    padded[: len(counters)] = counters
+
+    def at(operand: int) -> int:
+        return int(node[operand] + node[operand + 1 : operand + 1 + MAX_DEPTH] @ padded)
+
+    start, affine = 0, 1 + MAX_DEPTH
+    while start < len(words):
+        node = words[start : start + words[start + 1]]
+        kind, operand = node[0], node[2]
+        if kind == 0:
+            for i in range(operand):
+                commands += decoded(node[3:], readres_bursts, (*counters, i))
+        elif kind == 1:
+            bursts = node[3 + affine] * node[4 + 2 * affine]
+            commands.append(("GWRITE", -1, operand, -1, -1, bursts))
+        elif kind == 2:
+            commands.append(("G_ACT", operand, -1, at(3), -1, 0))
+        elif kind == 3:
+            row, column = at(3), at(3 + affine)
+            commands += [
+                ("COMP", -1, operand, row, c, 0) for c in range(column, column + node[3 + 2 * affine])
+            ]
+        else:
+            commands.append(("READRES", -1, operand, -1, -1, readres_bursts))
+        start += int(node[1])
+    assert start == len(words)
+    return commands
+
+
+@settings(max_examples=60)
+@given(programs)
+def test_words_are_the_commands(program):
+    words, offsets = program.packed()
+    assert len(offsets) == len(program.channels) + 1
+    assert offsets[-1] == len(words)
+    for channel in range(len(program.channels)):
+        found = decoded(words[offsets[channel] : offsets[channel + 1]], program.readres_bursts)
+        expected = list(program.commands(channel))
+        assert Counter(c[0] for c in found) == Counter(c.name for c in expected)
+        assert found == [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in expected]
+
+
+# ---- what is not a program ----
+
+
+def deepest(levels: int) -> PimProgram:
+    node = Readres(buffer=0, pixel=Affine(0), channel=Affine(0))
+    for _ in range(levels):
+        node = Loop(extent=1, body=(node,))
+    return replace(LOWERED, channels=((node,),))
+
+
+def test_depth_is_bounded():
+    deepest(MAX_DEPTH).validate()
+    with pytest.raises(ValueError, match=f"channel 0: loops are nested deeper than {MAX_DEPTH}"):
+        deepest(MAX_DEPTH + 1).validate()
+
+
+EMPTY_LOOPS = Loop(extent=1, body=(Loop(extent=1, body=(Loop(extent=1, body=(Loop(extent=1, body=()),)),)),))
+
+
+def test_depth_is_bounded_without_commands():
+    replace(LOWERED, channels=((EMPTY_LOOPS,),)).validate()
+    with pytest.raises(ValueError, match="nested deeper"):
+        replace(LOWERED, channels=((Loop(extent=1, body=(EMPTY_LOOPS,)),),)).validate()
+
+
+@pytest.mark.parametrize("depth", range(MAX_DEPTH + 1))
+@pytest.mark.parametrize(
+    "make, what",
+    [
+        (lambda a: Gwrite(buffer=0, pixel=a, pixels=1, k=Affine(0), columns=1), "pixel of Gwrite"),
+        (lambda a: Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=a, columns=1), "element of Gwrite"),
+        (lambda a: GAct(gang=0, row=a), "row of GAct"),
+        (lambda a: Comp(buffer=0, row=a, column=Affine(0), count=1), "row of Comp"),
+        (lambda a: Comp(buffer=0, row=Affine(0), column=a, count=1), "column of Comp"),
+        (lambda a: Readres(buffer=0, pixel=a, channel=Affine(0)), "pixel of Readres"),
+        (lambda a: Readres(buffer=0, pixel=Affine(0), channel=a), "output channel of Readres"),
+    ],
+)
+def test_affines_use_only_enclosing_loops(depth, make, what):
+    for used in range(MAX_DEPTH + 2):
+        node = make(Affine(0, (0,) * used))
+        for _ in range(depth):
+            node = Loop(extent=2, body=(node,))
+        program = replace(LOWERED, channels=((), (node,)))
+        if used <= depth:
+            program.validate()
+        else:
+            with pytest.raises(ValueError, match=f"channel 1: {what} uses more loops than enclose it"):
+                program.validate()
+
+
+def test_ranges_are_of_all_rounds():
+    """A command is out of range if any round of its loops is, at either end."""
+
+    def opened(base: int, *coefficients: int) -> PimProgram:
+        node = GAct(gang=0, row=Affine(base, coefficients))
+        for extent in (4, 3)[: len(coefficients)]:
+            node = Loop(extent=extent, body=(node,))
+        return replace(LOWERED, row_begin=10, rows=8, channels=((node,),))
+
+    for legal in (opened(10), opened(17), opened(10, 2), opened(17, -2), opened(13, 2, -1), opened(10, 2, 1)):
+        legal.validate()
+    for program, reach in (
+        (opened(9), "9..9"),
+        (opened(18), "18..18"),
+        (opened(12, 2), "12..18"),
+        (opened(15, -2), "9..15"),
+        (opened(12, 2, -1), "9..16"),
+    ):
+        with pytest.raises(ValueError, match=f"row {reach} of GAct is not in \\[10, 18\\)"):
+            program.validate()
+
+
+def edited(**fields: object) -> str:
+    """The lowered program's text with some fields replaced; `channels` by name, `None` to drop one."""
+    table = json.loads(LOWERED.to_json())
+    for name, value in fields.items():
+        place, key = (table["geometry"], name[2:]) if name.startswith("g_") else (table, name)
+        if value is None:
+            del place[key]
+        else:
+            place[key] = value
+    return json.dumps(table)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", r"^a\.pimprog:1: Expecting value"),
+        ("[]", r"^a\.pimprog:1: not a pimprog/1 file"),
+        (edited(format="pimprog/9"), r"^a\.pimprog:1: not a pimprog/1 file"),
+        (edited(format=None), r"^a\.pimprog:1: not a pimprog/1 file"),
+        (edited(rows=None), "rows"),
+        (edited(geometry=None), "geometry"),
+        (edited(geometry=[]), "a.pimprog: "),
+        (edited(channels=None), "channels"),
+        (edited(channels=[]), "no channels"),
+        (edited(channels=3), "a.pimprog: "),
+        (edited(colour="red"), "colour"),
+        (edited(g_colour=1), "colour"),
+        (edited(g_kh=None), "kh|pixels|not in"),
+        (edited(dtype="fp8"), "'dtype'"),
+        (edited(region=4), "'region'"),
+        (edited(gangs=0), "'gangs'"),
+        (edited(gangs=5), "16 banks are not 5 gangs"),
+        (edited(buffers=2.0), "'buffers'"),
+        (edited(banks=True), "'banks'"),
+        (edited(rows="many"), "'rows'"),
+        (edited(row_begin=-1), "'row_begin'"),
+        (edited(readres_bursts=0), "'readres_bursts'"),
+        (edited(pixel_end=17), r"pixels \[0, 17\) are not in the output"),
+        (edited(pixel_begin=16), r"pixels \[16, 16\) are not in the output"),
+        (edited(g_stride=[0, 1]), "'geometry.stride'"),
+        (edited(g_padding=[0, 0]), "'geometry.padding'"),
+        (edited(g_h=-4), "'geometry.h'"),
+        (edited(g_n=2**40), "'geometry.n'"),
+        (edited(channels=[["COMP"]]), "channel 0: COMP is no command"),
+        (edited(channels=[[], [["JUMP", 1]]]), r"channel 1: \['JUMP', 1\] is no command"),
+        (edited(channels=[[["LOOP", 0, []]]]), "channel 0: a loop is"),
+        (edited(channels=[[["LOOP", 1]]]), "channel 0: a loop is"),
+        (edited(channels=[[["LOOP", 1, 5]]]), "a.pimprog: "),
+        (edited(channels=[[["G_ACT", 0]]]), "channel 0: G_ACT takes gang, row"),
+        (edited(channels=[[["G_ACT", 0, 3]]]), "channel 0: G_ACT has a bad row: 3"),
+        (edited(channels=[[["G_ACT", "0", [0]]]]), "channel 0: G_ACT has a bad gang: '0'"),
+        (edited(channels=[[["G_ACT", 0, [0, 1]]]]), "channel 0: row of G_ACT uses more loops"),
+        (edited(channels=[[["G_ACT", 4, [0]]]]), r"channel 0: gang 4..4 of GAct is not in \[0, 4\)"),
+        (edited(channels=[[["READRES", 4, [0], [0]]]]), "channel 0: buffer 4..4 of Readres"),
+        (edited(channels=[[["READRES", 0, [16], [0]]]]), "channel 0: pixel 16..16 of Readres"),
+        (edited(channels=[[["READRES", 0, [0], [20]]]]), "channel 0: output channel 20..20 of Readres"),
+        (edited(channels=[[["GWRITE", 0, [15], 2, [0], 1]]]), "channel 0: pixel 15..15 of Gwrite"),
+        (edited(channels=[[["GWRITE", 0, [0], 3, [0], 11]]]), "channel 0: column 32..32 of Gwrite"),
+        (edited(channels=[[["GWRITE", 0, [0], -1, [0], -1]]]), "'pixels'"),
+        (edited(channels=[[["GWRITE", 0, [0], 1, [180], 1]]]), "channel 0: element 180..180 of Gwrite"),
+        (edited(channels=[[["COMP", 0, [0], [30], 3]]]), "channel 0: column 30..30 of Comp"),
+        (edited(channels=[[["COMP", 0, [0], [0], 0]]]), "'count'"),
+        ("[" * 10**5, "a.pimprog"),
+        (edited(channels=[[]]).replace("[[]]", "[" * 600 + "]" * 600), "a.pimprog"),
+        (edited(rows=0).replace('"rows": 0', '"rows": 1' + "0" * 5000), "a.pimprog"),
+    ],
+)
+def test_malformed_text(text, message):
+    with pytest.raises(TraceError, match=message) as error:
+        PimProgram.from_json(text, "a.pimprog")
+    assert str(error.value).startswith("a.pimprog:")
+    assert "\n" not in str(error.value)
+
+
+def test_broken_line_is_named():
+    lines = LOWERED.to_json().splitlines()
+    for index in range(1, len(lines) - 1):
+        broken = lines.copy()
+        broken[index] = broken[index].replace("[", "[?", 1) if "[" in broken[index] else "?" + broken[index]
+        with pytest.raises(TraceError) as error:
+            PimProgram.from_json("\n".join(broken), "a.pimprog")
+        assert str(error.value).startswith(f"a.pimprog:{index + 1}: ")
+        assert broken[index].strip() in str(error.value)
+
+
+def test_every_cut_is_noticed():
+    text = LOWERED.to_json().rstrip("\n")
+    for end in range(0, len(text), 7):
+        with pytest.raises(TraceError):
+            PimProgram.from_json(text[:end])
+
+
+def leaves(value: object, path: tuple = ()) -> list[tuple]:
+    """Paths of everything inside a JSON value, containers included."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [p for key, item in items for p in ((*path, key), *leaves(item, (*path, key)))]
+
+
+WORD = st.one_of(
+    st.sampled_from((-1, 0, 1, 2, 3, 7, 17, 33, 200, 2**31 - 1, 2**31, 2**63, 2**80, -(2**70))),
+    st.sampled_from(
+        (0.5, 1e400, True, None, "fp32", "", "COMP", "é", [], {}, [0], [1, 1], [["LOOP", 2, []]])
+    ),
+)
+SCHEDULED = [LAYER.lowered(schedule).to_json() for schedule in LAYER.schedules]
+
+
+@settings(max_examples=600)
+@given(st.sampled_from(SCHEDULED), st.data())
+def test_any_change_is_refused_or_runs(text, data):
+    """A damaged file is a `TraceError` or another program, and never a crash or another exception."""
+    table = json.loads(text)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(leaves(table)))
+        place = table
+        for key in path:
+            place = place[key]
+        place[last] = data.draw(WORD)
+    try:
+        program = PimProgram.from_json(json.dumps(table), "a.pimprog")
+    except TraceError as error:
+        assert str(error).startswith("a.pimprog:")
+        return
+    assert PimProgram.from_json(program.to_json()) == program
+    g = program.geometry
+    row = program.columns_per_row * program.elements_per_column
+    sizes = (g.n * g.h * g.w * g.c, g.pixels * g.oc, program.banks * row, program.buffers * row, program.rows)
+    rounds = [len(list(zip(range(10_000), program.commands(c)))) for c in range(len(program.channels))]
+    if max(*sizes, *rounds) >= 10_000:
+        return
+    image = MemoryImage(
+        row_begin=program.row_begin,
+        pages=np.ones((1, program.banks, row), np.float32),
+        table=np.zeros((len(program.channels), program.rows), np.int32),
+    )
+    result = execute(program, image, np.ones((g.n, g.h, g.w, g.c), np.float32))
+    assert result.shape == (program.pixel_end - program.pixel_begin, g.oc)
