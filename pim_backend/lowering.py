@@ -45,23 +45,34 @@ class Schedule:
         Global buffers that it uses.
     tile_groups : int
         For ``input``, into how many groups the tiles are dealt.
+    single : bool
+        For ``weight``, one pixel a buffer where more would fit: short GWRITEs leave the bus to the
+        READRESs of the other half sooner.
     """
 
     stationary: str
     buffers: int
     tile_groups: int = 1
+    single: bool = False
 
     def __str__(self) -> str:
         groups = f", {self.tile_groups} tile groups" if self.tile_groups > 1 else ""
-        return f"{self.stationary}-stationary, {self.buffers} buffer{'s'[: self.buffers > 1]}{groups}"
+        single = ", one pixel each" if self.single else ""
+        return f"{self.stationary}-stationary, {self.buffers} buffer{'s'[: self.buffers > 1]}{single}{groups}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of ``str``; raises `ValueError` if `text` is none."""
-        match = re.fullmatch(r"(\w+)-stationary, (\d+) buffers?(?:, (\d+) tile groups)?", text)
+        pattern = r"(\w+)-stationary, (\d+) buffers?(, one pixel each)?(?:, (\d+) tile groups)?"
+        match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
             raise ValueError(f"{text!r} is no schedule")
-        return cls(stationary=match[1], buffers=int(match[2]), tile_groups=int(match[3] or 1))
+        return cls(
+            stationary=match[1],
+            buffers=int(match[2]),
+            tile_groups=int(match[4] or 1),
+            single=match[3] is not None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +118,11 @@ def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[Schedule
     groups = [g for g in TILE_GROUPS if g <= tiling.tiles]
     return [
         *(Schedule(stationary="input", buffers=count, tile_groups=g) for count in counts for g in groups),
-        *(Schedule(stationary="weight", buffers=count) for count in counts),
+        *(
+            Schedule(stationary="weight", buffers=count, single=single)
+            for count in counts
+            for single in ((False, True) if tiling.slots > 1 else (False,))
+        ),
     ]
 
 
@@ -232,6 +247,7 @@ class _Stream:
     def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule, pixel_begin: int, row_begin: int):
         self.pim, self.t, self.schedule = pim, tiling, schedule
         self.pixel_begin, self.row_begin = pixel_begin, row_begin
+        self.slots = 1 if schedule.single else tiling.slots
         self.rows = self.first_tile = 0
 
     def nodes(self, begin: int, stop: int, pixels: int) -> tuple[Node, ...]:
@@ -256,13 +272,13 @@ class _Stream:
         return [
             Gwrite(
                 buffer=buffer,
-                pixel=Affine(self.pixel_begin + first + index * self.t.slots, coefficients),
-                pixels=min(self.t.slots, pixels - index * self.t.slots),
+                pixel=Affine(self.pixel_begin + first + index * self.slots, coefficients),
+                pixels=min(self.slots, pixels - index * self.slots),
                 k=Affine(0),
                 columns=self.t.columns,
             )
             for index, buffer in enumerate(buffers)
-            if pixels > index * self.t.slots
+            if pixels > index * self.slots
         ]
 
     def _drain(
@@ -276,20 +292,27 @@ class _Stream:
     ) -> list[Node]:
         """COMPs and READRES of all that `_fill` wrote."""
         columns, zeros = self.t.columns, (0,) * len(coefficients)
-        nodes: list[Node] = []
-        for index, buffer in enumerate(buffers):
-            start = index * self.t.slots
-            if pixels <= start:
-                break
-            pixel = Affine(self.pixel_begin + first + start, (*coefficients, 1))
-            comp = Comp(buffer=buffer, row=row, column=Affine(0, (*zeros, columns)), count=columns)
-            body = (comp, Readres(buffer=buffer, pixel=pixel, channel=channel))
-            nodes.append(Loop(extent=min(self.t.slots, pixels - start), body=body))
-        return nodes
+
+        def pair(index: int, buffer: int) -> tuple[Comp, Readres]:
+            pixel = Affine(self.pixel_begin + first + index * self.slots, (*coefficients, 1))
+            column = Affine(0, (*zeros, columns))
+            comp = Comp(buffer=buffer, row=row, column=column, count=columns)
+            return comp, Readres(buffer=buffer, pixel=pixel, channel=channel)
+
+        used = [(i, b) for i, b in enumerate(buffers) if pixels > i * self.slots]
+        pairs = [pair(index, buffer) for index, buffer in used]
+        if self.slots == 1:
+            # All products first: a READRES waits for the bus, and would hold up the next buffer's.
+            comps, reads = zip(*pairs)
+            return [Loop(extent=1, body=(*comps, *reads))]
+        return [
+            Loop(extent=min(self.slots, pixels - index * self.slots), body=both)
+            for (index, _), both in zip(used, pairs)
+        ]
 
     def _input(self, pixels: range, tiles: range) -> list[Node]:
         buffers = list(range(self.schedule.buffers))
-        block = self.t.slots * len(buffers)
+        block = self.slots * len(buffers)
         row, channel = self._row(tiles.start, 0, 0, 1), self._channel(tiles.start, 0, 1)
 
         def blocks(extent: int, first: int, count: int) -> Loop:
@@ -310,7 +333,7 @@ class _Stream:
         count = self.schedule.buffers
         half = max(1, count // 2)
         sides = [list(range(half)), list(range(half, 2 * half)) if count > 1 else [0]]
-        block = half * self.t.slots
+        block = half * self.slots
         row, channel = self._row(tiles.start, 0, 1), self._channel(tiles.start, 1)
         firsts = range(pixels.start, pixels.stop, block)
 

@@ -31,6 +31,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     regions = []
     for group in groups:
+        if group.result.same_as(mod["main"].body.body) and isinstance(group.bindings[-1].value, relax.Tuple):
+            continue  # the network's results
         if not isinstance(group.result.ty, relax.TensorType) or not group.fusible:
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         layer = layer_name(mod, group.title)
@@ -46,7 +48,11 @@ def _outputs(mod: tvm.IRModule, groups: list[KernelGroup]) -> tuple[str, ...]:
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     wanted = set(relax.analysis.free_vars(result)) | {body}
-    return tuple(layer_name(mod, g.title) for g in groups if wanted & {b.var for b in g.bindings})
+    return tuple(
+        layer_name(mod, g.title)
+        for g in groups
+        if wanted & {b.var for b in g.bindings} and not isinstance(g.bindings[-1].value, relax.Tuple)
+    )
 
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:

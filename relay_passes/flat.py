@@ -13,9 +13,11 @@ from pimflow.errors import UnsupportedOpError
 def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     """Bindings of ``main`` in order; raises `UnsupportedOpError` if it is not in flat form."""
     body = mod["main"].body
-    if not isinstance(body, relax.SeqExpr) or len(body.blocks) > 1:
+    bindings = [b for block in getattr(body, "blocks", ()) for b in block.bindings]
+    flat = isinstance(body, relax.SeqExpr) and len(body.blocks) <= 1
+    if not flat or any(isinstance(b.value, relax.If) for b in bindings):
         raise UnsupportedOpError("main is not one dataflow block; control flow is not supported")
-    return [binding for block in body.blocks for binding in block.bindings]
+    return bindings
 
 
 def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:

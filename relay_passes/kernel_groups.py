@@ -43,11 +43,11 @@ class KernelGroup:
 
     @property
     def title(self) -> relax.Var:
-        """The variable it is named by: the anchor, else the first whose name is not automatic."""
-        if self.anchor is not None:
-            return self.anchor.var
-        named = (b.var for b in self.bindings if not _AUTOMATIC.match(b.var.name))
-        return next(named, self.result)
+        """The variable it is named by: the anchor if its name is not automatic, else the first such."""
+        anchors = [] if self.anchor is None else [self.anchor.var]
+        variables = anchors + [b.var for b in self.bindings]
+        named = (v for v in variables if not _AUTOMATIC.match(v.name))
+        return next(named, anchors[0] if anchors else self.result)
 
 
 def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 import pimflow
 from pimflow.core.program import Affine, Comp, GAct, Gwrite, Loop, PimProgram, Readres
 from pimflow.core.region import ConvGeometry

@@ -2,10 +2,10 @@
 
 Execution combines three demands that overlap only in part::
 
-    execution = (compute**p + l2**p + dram**p)**(1/p)          p = `overlap`
+    execution = kernel + (compute**p + l2**p + dram**p)**(1/p)          p = `overlap`
 
 GEMM-like kernels (implicit GEMM per group: M output pixels, N output channels, K reduction) take the
-fastest of 13 tile shapes (tm, tn) and 6 split-K factors s, in core cycles::
+fastest of 13 tile shapes (tm, tn) and split-K factors s up to `split_limit`, in core cycles::
 
     blocks  = groups * ceil(M/tm) * ceil(N/tn) * s             iterations = ceil(ceil(K/tk) / s)
     busy    = ceil(blocks/SMs) * iterations * tm*tn*tk / (FMA * mma * (1 + tile_half) * x/(x + tile_half))
@@ -16,8 +16,9 @@ fastest of 13 tile shapes (tm, tn) and 6 split-K factors s, in core cycles::
 
 What every kernel reads and writes once costs DRAM traffic as far as it exceeds the share
 `l2_resident` of the L2; an operand larger than the share `l2_reuse` is partly read again by each
-column or row of tiles. Every term grows with K, M, N and bytes and shrinks with channels, for each
-tile, hence so does the minimum.
+column or row of tiles. Split-K adds ``split`` cycles and the traffic of its fp32 partial sums. Every term
+grows with K, M, N and bytes and shrinks with channels, for each tile, hence so does the minimum, as long
+as the `family`, and with it the constants, stays the same.
 
 Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
 of one row as the matrix-vector product that it is, if that is faster.
@@ -31,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,6 +64,9 @@ IMAGE_CHANNELS = 4
 ACCUMULATOR_BYTES = 4
 ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
 RESIDENT_BLOCKS = 8
+SIZES = operator.attrgetter(
+    *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +133,9 @@ class Batch:
     """Columns of kernels, one row each."""
 
     def __init__(self, kernels: Sequence[Kernel]):
-        def column(name: str) -> np.ndarray:
-            return np.array([[getattr(kernel, name)] for kernel in kernels], dtype=float)
-
-        self.m, self.n, self.k, self.groups = map(column, ("m", "n", "k", "groups"))
-        self.window, self.stride, self.macs = map(column, ("window", "stride", "macs"))
-        self.inputs, self.weights, self.outputs = map(column, ("input_bytes", "weight_bytes", "output_bytes"))
+        columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
+        self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
+        self.inputs, self.weights, self.outputs = (c.T for c in columns[6:])
 
 
 class Ways:

@@ -17,13 +17,13 @@ from tvm import relax
 from pimflow import artifact, frontend, pipeline, report, zoo
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
+from pimflow.core.region import RegionGraph
 from pimflow.errors import TraceError, UsageError
 from pimflow.hardware import PimSpec, System, system
-from pimflow.relay_passes.extract_regions import extract_regions, filters
-from pimflow.core.region import RegionGraph
 from pimflow.placement import Candidates, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
+from pimflow.relay_passes.extract_regions import extract_regions, filters
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 from pimflow.verify import Verification, program_violations, verify
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Mapping
 
 import onnx
+import onnxruntime
 import tvm
 from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from pimflow import zoo
-from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.relay_passes.canonicalise import ANCHORS, Canonicalise
 from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
 
@@ -43,8 +47,49 @@ def load(
 
 
 def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
-    """An ONNX network with fixed shapes in canonical Relax form; see `Canonicalise`."""
-    return Canonicalise()(_import(model))
+    """An ONNX network with fixed shapes in canonical Relax form; see `Canonicalise`.
+
+    Raises
+    ------
+    ModelError, UnsupportedOpError
+        If TVM cannot import it, also after ONNX Runtime has folded what depends on shapes only.
+    """
+    model = _inference_graph(model)
+    try:
+        return _canonical(model)
+    except ModelError:
+        folded = _shapes_folded(model)
+        if folded is None:
+            raise
+        return _canonical(folded)
+
+
+def _canonical(model: onnx.ModelProto) -> tvm.IRModule:
+    name = model.graph.name
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return Canonicalise()(_import(model))
+        except PimflowError:
+            raise
+        except tvm.error.OpNotImplemented as error:
+            raise UnsupportedOpError(f"model '{name}': {_last_line(error)}") from error
+        except Exception as error:  # importer and passes raise whatever their operators raise
+            raise ModelError(f"model '{name}' cannot be imported: {_last_line(error)}") from error
+
+
+def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The network as ONNX Runtime's basic optimisations leave it; None if they fail."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as scratch:
+        options.optimized_model_filepath = os.path.join(scratch, "model.onnx")
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            return onnx.load(options.optimized_model_filepath)
+        except Exception:  # ONNX Runtime's own hierarchy; TVM's error says more
+            return None
 
 
 class _NamingImporter(ONNXGraphImporter):
@@ -78,18 +123,10 @@ class _NamingImporter(ONNXGraphImporter):
 
 
 def _import(model: onnx.ModelProto) -> tvm.IRModule:
-    model = _plain_sums(model)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            importer = _NamingImporter()
-            mod = importer.from_onnx(model.graph, opset)
-        except tvm.error.OpNotImplemented as error:
-            raise UnsupportedOpError(f"model '{model.graph.name}': {_last_line(error)}") from error
-        except Exception as error:  # the importer raises whatever its operators raise
-            raise ModelError(f"model '{model.graph.name}' cannot be imported: {_last_line(error)}") from error
-
+    importer = _NamingImporter()
+    with contextlib.redirect_stdout(io.StringIO()):  # the importer prints the operators it fails on
+        mod = importer.from_onnx(model.graph, opset)
     identifiers = _identifiers(importer.names)
 
     def rename(builder, var, value):
@@ -114,24 +151,45 @@ def _last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
-def _plain_sums(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Sum as additions: the importer stacks its operands, which hides a residual connection."""
-    if not any(node.op_type == "Sum" for node in model.graph.node):
-        return model
+def _inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Sums as additions, and nodes that do nothing at inference left out.
+
+    The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of
+    a Dropout, which TVM's layout pass does not survive.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    graph = copy.graph
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    outputs = {value.name for value in graph.output}
+    same: dict[str, str] = {}
     nodes = []
-    for node in copy.graph.node:
-        if node.op_type != "Sum":
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+        skipped = node.op_type == "Identity" or (
+            node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
+        )
+        if skipped and node.output[0] not in outputs:
+            same[node.output[0]] = node.input[0]
+        elif skipped:
+            nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
+        elif node.op_type == "Sum" and len(node.input) > 1:
+            nodes += _additions(node)
+        else:
             nodes.append(node)
-            continue
-        left = node.input[0]
-        for index, right in enumerate(node.input[1:], 1):
-            last = index == len(node.input) - 1
-            out = node.output[0] if last else f"{node.output[0]}.{index}"
-            name = node.name if last else f"{node.name}.{index}"
-            nodes.append(helper.make_node("Add", [left, right], [out], name=name))
-            left = out
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
     return copy
+
+
+def _additions(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    nodes, left = [], node.input[0]
+    for index, right in enumerate(node.input[1:], 1):
+        last = index == len(node.input) - 1
+        out = node.output[0] if last else f"{node.output[0]}.{index}"
+        name = node.name if last else f"{node.name}.{index}"
+        nodes.append(helper.make_node("Add", [left, right], [out], name=name))
+        left = out
+    return nodes

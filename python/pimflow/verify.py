@@ -34,10 +34,13 @@ class RegionCheck:
     region : str
     error_over_bound : float
         Largest error of an element over its own bound; the region matches up to 1.
+    in_range : bool
+        Whether inputs and reference fit the storage type.
     """
 
     region: str
     error_over_bound: float
+    in_range: bool = True
 
     @property
     def matches(self) -> bool:
@@ -73,6 +76,11 @@ class Verification:
     def require(self) -> None:
         """Raise `VerificationError`, naming what differs, unless `verified` and free of violations."""
         wrong = [r.region for r in self.regions if not r.matches]
+        beyond = [r.region for r in self.regions if not r.in_range]
+        if beyond:
+            raise VerificationError(
+                f"PIM region '{beyond[0]}' has values beyond the range of fp16 ({len(beyond)} do); try --dtype fp32"
+            )
         if wrong:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
         if not self.verified:
@@ -138,14 +146,19 @@ def check_region(program: PimProgram, filters: np.ndarray, x: np.ndarray, y: np.
     """
     g = program.geometry
     rounding = np.float16 if program.dtype == "fp16" else np.float32
-    x64 = x.reshape(g.n, g.h, g.w, g.c).astype(rounding).astype(np.float64)
-    w64 = filters.astype(rounding).astype(np.float64)
+    with np.errstate(over="ignore"):
+        x64 = x.reshape(g.n, g.h, g.w, g.c).astype(rounding).astype(np.float64)
+        w64 = filters.astype(rounding).astype(np.float64)
+    if not (np.isfinite(x64).all() and np.isfinite(w64).all()):
+        return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
     pixels = slice(program.pixel_begin, program.pixel_end)
     expected = convolve(x64, w64, g)[pixels]
     magnitude = convolve(np.abs(x64), np.abs(w64), g)[pixels]
     roundoff = g.reduction * _UNIT_ROUNDOFF
     error = roundoff / (1 - roundoff) * magnitude
     bound = error + _HALF_ULP[program.dtype] * (np.abs(expected) + error) + _HALF_SUBNORMAL[program.dtype]
+    if np.abs(expected).max() >= np.finfo(rounding).max:
+        return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
     difference = np.abs(y.reshape(expected.shape).astype(np.float64) - expected)
     over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
     worst = float(over.max())

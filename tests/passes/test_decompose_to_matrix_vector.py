@@ -1,1 +1,141 @@
-"""Being written right now by the session that also fixed recognise_clip, sink_layout and outline_pim."""
+"""Is a convolution in matrix-vector form the same convolution?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, names, operators, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+
+FILTERS = np.random.default_rng(0).standard_normal((4, 2, 1, 3), np.float32)
+MATRIX = np.ascontiguousarray(FILTERS.reshape(4, 6).T)
+POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((2, 6, 5, 3), "float32")):
+        with R.dataflow():
+            tall = R.nn.conv2d(
+                x,
+                R.const(FILTERS),
+                strides=[2, 1],
+                padding=[1, 0, 2, 1],
+                dilation=[3, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            point = R.nn.conv2d(tall, R.const(POINTWISE), data_layout="NHWC", kernel_layout="OHWI")
+            y = R.nn.relu(point)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    @R.function
+    def main(x: R.Tensor((2, 6, 5, 3), "float32")):
+        with R.dataflow():
+            pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
+            upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
+            lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
+            windows = R.concat((upper, lower), axis=3)
+            tall = R.matmul(windows, R.const(MATRIX))
+            point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
+            y = R.nn.relu(point)
+            R.output(y)
+        return y
+
+
+def close(before: tvm.IRModule, after: tvm.IRModule) -> None:
+    """The same up to the order of sums."""
+    operands = inputs(before)
+    for expected, got in zip(run(before, *operands), run(after, *operands), strict=True):
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rewrite():
+    after = DecomposeToMatrixVector()(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert names(after, "matmul") == names(Before, "nn.conv2d") == ["tall", "point"]
+    close(Before, after)
+    tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(after), after)
+
+
+def test_only_the_layers_named():
+    after = DecomposeToMatrixVector(["point"])(Before)
+    assert names(after, "nn.conv2d") == ["tall"]
+    assert names(after, "matmul") == ["point"]
+    close(Before, after)
+    tvm.ir.assert_structural_equal(DecomposeToMatrixVector(["absent"])(Before), Before)
+
+
+@I.ir_module
+class NotDense:
+    """Depthwise, in another layout, and with a filter that is no constant."""
+
+    @R.function
+    def main(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
+        with R.dataflow():
+            a = R.nn.conv2d(
+                x, R.const(FILTERS[:3, ..., :1]), groups=3, data_layout="NHWC", kernel_layout="OHWI"
+            )
+            b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+            c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
+            R.output(c)
+        return c
+
+
+def test_other_convolutions_stay():
+    tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(NotDense), NotDense)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_any_dense_convolution(data):
+    kernel = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dilation = data.draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    c, oc = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
+    height, width = ((k - 1) * d + 1 + data.draw(st.integers(0, 4)) for k, d in zip(kernel, dilation))
+    weights = np.random.default_rng(2).standard_normal((oc, *kernel, c)).astype(np.float32)
+    x = relax.Var("x", relax.TensorType((data.draw(st.integers(1, 2)), height, width, c), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                x,
+                relax.const(weights),
+                strides=data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+                padding=data.draw(st.tuples(*[st.integers(0, 3)] * 4)),
+                dilation=dilation,
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            out = builder.emit_output(builder.emit(conv, name_hint="conv"))
+        builder.emit_func_output(out)
+    before = builder.get()
+    after = DecomposeToMatrixVector()(before)
+    assert "nn.conv2d" not in operators(after)
+    close(before, after)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+def test_a_point_needs_no_windows(stride):
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 4), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                x, relax.const(POINTWISE), strides=stride, data_layout="NHWC", kernel_layout="OHWI"
+            )
+            out = builder.emit_output(conv)
+        builder.emit_func_output(out)
+    after = DecomposeToMatrixVector()(builder.get())
+    assert operators(after) == (["matmul"] if stride == (1, 1) else ["strided_slice", "matmul"])

@@ -1,1 +1,171 @@
-"""Being written right now by the session that also fixed recognise_clip, sink_layout and outline_pim."""
+"""Does the function handed to PIM take just the layer's input, and compute just the layer?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, operators, run, same_bits
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow import pipeline
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import PimflowError
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.lowering import lower, schedules
+from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.outline_pim import PROGRAM_ATTR, OutlinePim
+from pimflow.relay_passes.split_mddp import SplitMdDp
+
+NEWTON = PimSpec.load("newton-gddr6")
+FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 8), np.float32)
+MATRIX = np.ascontiguousarray(FILTERS.reshape(4, -1)[:, :8].T)
+
+
+def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
+    return lower(
+        geometry,
+        NEWTON,
+        region="conv",
+        dtype="fp32",
+        channels=2,
+        schedule=schedules(geometry, NEWTON, "fp32")[0],
+        pixel_begin=gpu_rows * geometry.ow,
+    )
+
+
+FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        with R.dataflow():
+            a = R.nn.relu(x)
+            fc = R.matmul(a, R.const(MATRIX))
+            y = R.add(fc, R.const(1.0))
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: FC.to_json()})
+        with R.dataflow():
+            fc = R.matmul(x, R.const(MATRIX))
+            R.output(fc)
+        return fc
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        cls = Expected
+        with R.dataflow():
+            a = R.nn.relu(x)
+            fc = cls.pim_fc(a)
+            y = R.add(fc, R.const(1.0))
+            R.output(y)
+        return y
+
+
+def test_rewrite():
+    after = OutlinePim({"fc": FC})(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    # Relax runs the function as it stands, when nobody generates code for it.
+    assert same_bits(Before, inlined(after))
+    tvm.ir.assert_structural_equal(OutlinePim({"fc": FC})(after), after)
+
+
+def inlined(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` whose outlined functions are plain Relax again."""
+    functions = {
+        gv: f.without_attr("Codegen") if "Codegen" in f.attrs else f for gv, f in mod.functions_items()
+    }
+    return tvm.IRModule(functions)
+
+
+@pytest.mark.parametrize("names", [{}, {"absent": FC}, {"a": FC}])
+def test_what_is_not_named_stays(names):
+    tvm.ir.assert_structural_equal(OutlinePim(names)(Before), Before)
+
+
+GEOMETRY = ConvGeometry(n=1, h=7, w=6, c=8, oc=4, kh=3, kw=3, padding=(1, 1, 1, 1))
+
+
+def network(producer, geometry: ConvGeometry) -> tvm.IRModule:
+    """Two inputs, an operator of the network's own that moves data, and a convolution of its result."""
+    x, y = (relax.Var(name, relax.TensorType((1, 7, 6, 4), "float32")) for name in "xy")
+    builder = relax.BlockBuilder()
+    weights = FILTERS[:, : geometry.kh, : geometry.kw, : geometry.c]
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            moved = builder.emit(producer(x, y), name_hint="moved")
+            conv = relax.op.nn.conv2d(
+                moved,
+                relax.const(np.ascontiguousarray(weights)),
+                strides=geometry.stride,
+                padding=geometry.padding,
+                dilation=geometry.dilation,
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            out = builder.emit_output(relax.op.nn.relu(builder.emit(conv, name_hint="conv")))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def joined(x, y):
+    return relax.op.concat([x, y], axis=3)
+
+
+def padded(x, y):
+    return relax.op.nn.pad(x, [0, 0, 2, 1, 0, 3, 2, 2])
+
+
+def sliced(x, y):
+    return relax.op.strided_slice(x, [1], [1], [6], assume_inbound=True)
+
+
+WINDOWS = {
+    "1x1": {},
+    "1x1, strided": {"stride": (2, 2)},
+    "1x1, padded": {"padding": (0, 0, 1, 2)},
+    "3x3": {"kh": 3, "kw": 3},
+    "3x3, same": {"kh": 3, "kw": 3, "padding": (1, 1, 1, 1)},
+    "3x3, padding never read": {"kh": 3, "kw": 3, "stride": (2, 2), "padding": (0, 0, 1, 1)},
+    "1x3, dilated": {"kw": 3, "dilation": (1, 2), "padding": (0, 2, 0, 2)},
+}
+PRODUCERS = {"concat": (joined, 7, 6, 8), "pad": (padded, 10, 9, 8), "slice": (sliced, 5, 6, 4)}
+
+
+@pytest.mark.parametrize("gpu_rows", [0, 1])
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize(("producer", "h", "w", "c"), PRODUCERS.values(), ids=PRODUCERS)
+def test_the_function_takes_the_layers_input(producer, h, w, c, window, gpu_rows):
+    """Not less, though the network too pads, slices and joins; not more."""
+    geometry = ConvGeometry(n=1, h=h, w=w, c=c, oc=4, **window)
+    before = network(producer, geometry)
+    name = "conv__pim" if gpu_rows else "conv"
+    splits = {"conv": gpu_rows} if gpu_rows else {}
+    after = SplitMdDp(splits)(before)
+    after = OutlinePim({name: program(geometry, gpu_rows)})(DecomposeToMatrixVector([name])(after))
+    (conv,) = (b.value for b in main_bindings(after) if b.var.name == name)
+    assert isinstance(conv.op, tvm.ir.GlobalVar)
+    assert [arg.name for arg in conv.args] == ["moved"]
+    assert operators(after).count("matmul") == 0
+
+    operands = inputs(before)
+    (expected,) = run(before, *operands)
+    machine = relax.VirtualMachine(pipeline.build(after), tvm.cpu())
+    got = machine["main"](*(tvm.runtime.tensor(x) for x in operands)).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_errors_inside_a_pass_keep_their_type():
+    """A pass runs below TVM, which hands on only the errors that it knows."""
+    with pytest.raises(PimflowError, match="a split needs"):
+        SplitMdDp({"conv": 99})(network(joined, GEOMETRY))

@@ -17,14 +17,14 @@ from pimflow.relay_passes.recognise_clip import RecogniseClip
 @I.ir_module
 class Before:
     @T.prim_func(private=True, s_tir=True)
-    def maximum(x: T.Buffer((2, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")):
+    def maximum(x: T.Buffer((2, 3)), low: T.Buffer(()), y: T.Buffer((2, 3))):
         for i, j in T.grid(2, 3):
             with T.sblock("maximum"):
                 vi, vj = T.axis.remap("SS", [i, j])
                 y[vi, vj] = T.max(x[vi, vj], low[()])
 
     @T.prim_func(private=True, s_tir=True)
-    def minimum(x: T.Buffer((2, 3), "float32"), high: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")):
+    def minimum(x: T.Buffer((2, 3)), high: T.Buffer(()), y: T.Buffer((2, 3))):
         for i, j in T.grid(2, 3):
             with T.sblock("minimum"):
                 vi, vj = T.axis.remap("SS", [i, j])
@@ -55,28 +55,28 @@ class OtherKernels:
     """Neither clamps an element by a scalar: a transpose, a scaled clamp, a clamp by a row."""
 
     @T.prim_func(private=True, s_tir=True)
-    def turned(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+    def turned(x: T.Buffer((3, 3)), low: T.Buffer(()), y: T.Buffer((3, 3))):
         for i, j in T.grid(3, 3):
             with T.sblock("turned"):
                 vi, vj = T.axis.remap("SS", [i, j])
                 y[vi, vj] = T.max(x[vj, vi], low[()])
 
     @T.prim_func(private=True, s_tir=True)
-    def scaled(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+    def scaled(x: T.Buffer((3, 3)), low: T.Buffer(()), y: T.Buffer((3, 3))):
         for i, j in T.grid(3, 3):
             with T.sblock("scaled"):
                 vi, vj = T.axis.remap("SS", [i, j])
                 y[vi, vj] = T.max(x[vi, vj] * T.float32(2), low[()])
 
     @T.prim_func(private=True, s_tir=True)
-    def by_row(x: T.Buffer((3, 3), "float32"), low: T.Buffer((3,), "float32"), y: T.Buffer((3, 3), "float32")):
+    def by_row(x: T.Buffer((3, 3)), low: T.Buffer((3,)), y: T.Buffer((3, 3))):
         for i, j in T.grid(3, 3):
             with T.sblock("by_row"):
                 vi, vj = T.axis.remap("SS", [i, j])
                 y[vi, vj] = T.max(x[vi, vj], low[vj])
 
     @T.prim_func(private=True, s_tir=True)
-    def tensors(x: T.Buffer((3, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((3, 3), "float32")):
+    def tensors(x: T.Buffer((3, 3)), low: T.Buffer(()), y: T.Buffer((3, 3))):
         for i, j in T.grid(3, 3):
             with T.sblock("tensors"):
                 vi, vj = T.axis.remap("SS", [i, j])
@@ -152,9 +152,7 @@ def test_a_clamp_used_twice_stays_for_its_other_use():
     @I.ir_module
     class Twice:
         @T.prim_func(private=True, s_tir=True)
-        def maximum(
-            x: T.Buffer((2, 3), "float32"), low: T.Buffer((), "float32"), y: T.Buffer((2, 3), "float32")
-        ):
+        def maximum(x: T.Buffer((2, 3)), low: T.Buffer(()), y: T.Buffer((2, 3))):
             for i, j in T.grid(2, 3):
                 with T.sblock("maximum"):
                     vi, vj = T.axis.remap("SS", [i, j])

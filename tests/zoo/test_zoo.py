@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UsageError
 

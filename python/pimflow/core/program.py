@@ -6,6 +6,7 @@ cycles, values, traces. It is kept as loops, not as a flat list.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -226,7 +227,7 @@ class PimProgram:
             )
             program = cls(**table, geometry=ConvGeometry(**geometry), channels=channels)
             program.validate()
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise TraceError(f"{where}: {error}") from error
         return program
 
@@ -252,7 +253,7 @@ class PimProgram:
         for name in ("region", "pim", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"field '{name}' is not a text")
-        if self.dtype not in ELEMENT_BYTES:
+        if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "readres_bursts")
         for name in positive:
@@ -360,7 +361,7 @@ def _leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple
 
 def _check_size(name: str, value: object, least: int) -> None:
     if type(value) is not int or not least <= value < _SIZE_LIMIT:
-        raise ValueError(f"field '{name}' is {value!r}, not an integer in [{least}, {_SIZE_LIMIT})")
+        raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
 _OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
@@ -403,24 +404,24 @@ def _print(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
 
 def _check_names(what: str, table: object, cls: type) -> None:
     if not isinstance(table, dict):
-        raise ValueError(f"{what} {table!r:.60} is not a table")
+        raise ValueError(f"{what} {table!a:.60} is not a table")
     fields = dataclasses.fields(cls)
     for f in fields:
         if f.name not in table and f.default is dataclasses.MISSING:
             raise ValueError(f"{what} '{f.name}' is missing")
-    for name in table.keys() - {f.name for f in fields}:
+    for name in sorted(table.keys() - {f.name for f in fields}):
         raise ValueError(f"{what} '{name}' is unknown")
 
 
 def _parse_body(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
     if not isinstance(nodes, list):
-        raise ValueError(f"{where}: {str(nodes)[:60]} is not a list of commands")
+        raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
     return tuple(_parse(node, depth, where) for node in nodes)
 
 
 def _parse(node: object, depth: int, where: str) -> Node:
-    if not isinstance(node, list) or not node or node[0] not in _NAMES:
-        raise ValueError(f"{where}: {str(node)[:60]} is no command")
+    if not isinstance(node, list) or not node or not isinstance(node[0], str) or node[0] not in _NAMES:
+        raise ValueError(f"{where}: {node!a:.60} is no command")
     cls, operands = _NAMES[node[0]], node[1:]
     if cls is Loop:
         if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
@@ -434,7 +435,7 @@ def _parse(node: object, depth: int, where: str) -> Node:
         affine = spec.type == "Affine"
         numbers = value if affine else [value]
         if not isinstance(numbers, list) or not numbers or any(type(v) is not int for v in numbers):
-            raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!r}")
+            raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
         if affine and len(numbers) > depth + 1:
             raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
         values[name] = Affine(value[0], tuple(value[1:])) if affine else value

@@ -37,7 +37,7 @@ class GpuSpec:
     launch_ns : float
         Time of one kernel launch, paid by every grid launch.
     efficiency : dict of str to float
-        Fitted constants of the analytic model, by name; see `simulators.gpu_model`.
+        Fitted constants of the analytic model, by name; see `simulators.gpu_roofline`.
     energy : dict of str to float
         ``static_w``, ``fma_<dtype>_pj``, ``dram_pj_per_bit``, ``l2_pj_per_byte``.
     sources : dict of str to str

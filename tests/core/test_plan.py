@@ -1,0 +1,144 @@
+"""Can a plan be read, edited and written, and does a mistake in one name its place?"""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow.core.plan import MODES, Choice, Plan
+from pimflow.errors import PlanError, UnknownNameError
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+nanoseconds = st.floats(0, 1e12)
+
+
+@st.composite
+def choices(draw, region):
+    return Choice(
+        region=region,
+        mode=draw(st.sampled_from(MODES)),
+        gpu_share=draw(st.floats(0, 1)),
+        schedule=draw(texts),
+        latency_ns=draw(nanoseconds),
+        reason=draw(texts),
+    )
+
+
+@st.composite
+def plans(draw):
+    regions = draw(st.lists(texts, unique=True, max_size=4))
+    return Plan(
+        model=draw(texts),
+        system=draw(texts),
+        gpu_channels=draw(st.integers(1, 64)),
+        choices=tuple(draw(choices(region)) for region in regions),
+        latency_ns=draw(nanoseconds),
+        lower_bound_ns=draw(nanoseconds),
+    )
+
+
+@given(plans())
+def test_a_plan_survives_its_file(plan):
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).to_json() == text
+    for choice in plan.choices:
+        assert plan.choice(choice.region) == choice
+
+
+CHOICE = {"region": "conv1", "mode": "SPLIT", "gpu_share": 0.5, "latency_ns": 10.0}
+TABLE = {
+    "format": "pimflow-plan/1",
+    "model": "m",
+    "system": "s",
+    "gpu_channels": 16,
+    "choices": [CHOICE],
+    "latency_ns": 10.0,
+    "lower_bound_ns": 10.0,
+}
+
+
+def edited(**changes: object) -> str:
+    """The plan file with top-level fields changed; those set to None are left out."""
+    return json.dumps({k: v for k, v in (TABLE | changes).items() if v is not None})
+
+
+def edited_choice(**changes: object) -> str:
+    return edited(choices=[{k: v for k, v in (CHOICE | changes).items() if v is not None}])
+
+
+def test_what_a_person_may_leave_out():
+    (choice,) = Plan.from_json(edited_choice(latency_ns=None)).choices
+    assert choice == Choice(region="conv1", mode="SPLIT", gpu_share=0.5)
+
+
+def test_whole_numbers_are_numbers():
+    plan = Plan.from_json(edited(latency_ns=10, choices=[CHOICE | {"gpu_share": 1}]))
+    assert plan.latency_ns == 10 and plan.choices[0].gpu_share == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{\n "format": "pimflow-plan/1",\n oops\n}', ":3:"),
+        ("", ":1:"),
+        ("[" * 100_000, "recursion"),
+        ('{"format": ' + "1" * 5000 + "}", "digits"),
+        ("[]", "not a pimflow-plan/1 file"),
+        (edited(format="pimflow-plan/9"), "not a pimflow-plan/1 file"),
+        (edited(format=None), "not a pimflow-plan/1 file"),
+        (edited(choices=None), "'choices'"),
+        (edited(choices={"conv1": CHOICE}), "'choices'"),
+        (edited(model=None), "'model'"),
+        (edited(speed=3), "'speed'"),
+        (edited(model=3), "model 3"),
+        (edited(system=["s"]), "system"),
+        (edited(latency_ns="fast"), "latency_ns 'fast'"),
+        (edited(lower_bound_ns=True), "lower_bound_ns True"),
+        (edited(gpu_channels=0), "'gpu_channels'"),
+        (edited(gpu_channels=1.5), "'gpu_channels'"),
+        (edited(gpu_channels=True), "'gpu_channels'"),
+        (edited(choices=["conv1"]), "choice 0"),
+        (edited(choices=[CHOICE, {"mode": "GPU"}]), "choice 1 has no 'region'"),
+        (edited_choice(region=7), "choice 0 has no 'region'"),
+        (edited_choice(mode=None), "region 'conv1': .*'mode'"),
+        (edited_choice(gpu_share=None), "region 'conv1': .*'gpu_share'"),
+        (edited_choice(share=1), "region 'conv1': .*'share'"),
+        (edited_choice(mode="TPU"), "region 'conv1': mode 'TPU' is none of GPU, PIM, SPLIT"),
+        (edited_choice(mode=["GPU"]), "region 'conv1': mode"),
+        (edited_choice(gpu_share=1.01), "region 'conv1': gpu_share 1.01"),
+        (edited_choice(gpu_share=-0.5), "region 'conv1': gpu_share -0.5"),
+        (edited_choice(gpu_share=float("nan")), "region 'conv1': gpu_share nan"),
+        (edited_choice(gpu_share="half"), "region 'conv1': gpu_share 'half'"),
+        (edited_choice(gpu_share=True), "region 'conv1': gpu_share True"),
+        (edited_choice(schedule=1), "region 'conv1': schedule 1"),
+        (edited_choice(reason=["slow"]), "region 'conv1': reason"),
+        (edited_choice(latency_ns="1"), "region 'conv1': latency_ns '1'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_place(text, named):
+    with pytest.raises(PlanError, match=named) as caught:
+        Plan.from_json(text, "my.json")
+    message = str(caught.value)
+    assert message.startswith("my.json:")
+    assert len(message.splitlines()) == 1
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(PlanError, match=r"none\.json: cannot be read"):
+        Plan.load(tmp_path / "none.json")
+    with pytest.raises(PlanError, match="cannot be read"):
+        Plan.load(tmp_path)
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="not a text file"):
+        Plan.load(binary)
+    good = tmp_path / "good.json"
+    good.write_text(edited(), encoding="utf-8")
+    assert Plan.load(good).choice("conv1").gpu_share == 0.5
+
+
+def test_an_unknown_region_lists_near_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown region 'conv2'; did you mean conv1\?"):
+        Plan.from_json(edited()).choice("conv2")

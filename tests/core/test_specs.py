@@ -1,0 +1,241 @@
+"""Does a wrong hardware file say what is wrong and where, and a right one where its numbers come from?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from pimflow.errors import SpecError, UnknownNameError, UsageError
+from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
+from pimflow.hardware.reader import SPECS, read_toml
+
+LOADERS = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
+EMBEDDED = [(kind, name) for kind in LOADERS for name in spec_names(kind)]
+MODELS = {"pim": "newton-gddr6", "gpu": "rtx-2060-pim32", "system": "pimflow"}
+
+
+def edited(tmp_path: Path, kind: str, old: str, new: str) -> Path:
+    """The embedded file of that kind with the one line that matches `old` replaced."""
+    text = (SPECS / kind / f"{MODELS[kind]}.toml").read_text(encoding="utf-8")
+    text, count = re.subn(f"^{old}.*$", new, text, count=1, flags=re.M)
+    assert count == 1, f"no line begins with {old}"
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("kind", "name"), EMBEDDED)
+def test_embedded_files_load(kind, name):
+    spec = LOADERS[kind](name)
+    assert spec.name == name
+    assert spec.description
+
+
+# Kind, line to replace, its replacement, and what the message must name.
+WRONG_FIELDS = [
+    ("pim", "gangs", "gang = 4", "unknown field 'gang'; known: .*gangs"),
+    ("pim", "gangs", "", "missing field gangs"),
+    ("pim", "gangs", "gangs = 'four'", "field 'gangs': 'four' is not a int"),
+    ("pim", "gangs", "gangs = 4.5", "field 'gangs': 4.5 is not a int"),
+    ("pim", "gangs", "gangs = true", "field 'gangs': True is not a int"),
+    ("pim", "gangs", "gangs = 0", "field 'gangs': 0 is not a finite number above zero"),
+    ("pim", "gangs", "gangs = -4", "field 'gangs': -4 is not a finite number above zero"),
+    ("pim", "gangs", "name = 'x'", "unknown field 'name'"),
+    ("pim", "gangs", "gangs = { value = 4, origin = 'me' }", "field 'gangs': .* is not a int"),
+    ("pim", "tCK_ps", "tCK_ps = inf", "field 'tCK_ps': inf is not a finite"),
+    ("pim", "tCK_ps", "tCK_ps = nan", "field 'tCK_ps': nan is not a finite"),
+    ("pim", "latch_initial_value", "latch_initial_value = 0", "field 'latch_initial_value': 0 is not a bool"),
+    ("pim", "dtypes", "dtypes = ['fp16', 'int3']", "dtype 'int3' is none of fp16, fp32"),
+    ("pim", "dtypes", "dtypes = [1]", "field 'dtypes': 1 is not a str"),
+    ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = 10", "field 'row_base': 10 leaves none of 10"),
+    ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = -1", "field 'row_base': -1 is not"),
+    ("pim", "nBL", "", "constraint names latency 'nBL', which .timing. lacks"),
+    ("pim", "nRFC", "nRFC = 3.5", "field 'timing'.nRFC: 3.5 is not a int"),
+    ("pim", "nRFC", "nRFC = { source = 'x' }", "field 'timing'.nRFC: None is not a int"),
+    ("pim", "nRFC", "nRFC = -1", "field 'timing.nRFC': -1 is not a finite number of zero or more"),
+    ("pim", "multiply_pj", "multiply_pj = -0.5", "field 'energy.multiply_pj': -0.5 is not"),
+    ("pim", "level", "level = 'bank'", "constraint 1: level 'bank' is none of channel, gang, buffer"),
+    ("pim", "before", "before = ['ACT']", "constraint 1: command 'ACT' is none of GWRITE"),
+    ("pim", "before", "before = 'G_ACT'", "constraint 1: field 'before': 'G_ACT' is not a"),
+    ("pim", "latency", "latency = 'nFOUR'", "constraint names latency 'nFOUR'"),
+    ("pim", "latency", "latency = 'nFAW'\nper_burst = 'nX'", "constraint names latency 'nX'"),
+    ("pim", "latency", "latency = 'nFAW'\nwindow = 9", "constraint 1: field 'window': 9 is not in 1..8"),
+    ("pim", "latency", "", "constraint 1: missing field latency"),
+    ("gpu", "sms", "", "missing field sms"),
+    ("gpu", "sms", "sms = -30", "field 'sms': -30 is not a finite number above zero"),
+    ("gpu", "sms", "sm = 30", "unknown field 'sm'"),
+    ("gpu", "launch_ns", "launch_ns = -1", "field 'launch_ns': -1.0 is not"),
+    ("gpu", "launch_ns", "launch_ns = nan", "field 'launch_ns': nan is not"),
+    ("gpu", "registers_bytes", "registers_bytes = 0", "field 'registers_bytes': 0 is not"),
+    ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 0 }", "field 'fma_per_sm_cycle.fp16': 0.0"),
+    ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 'x' }", "field 'fma_per_sm_cycle'.fp16: 'x' is not"),
+    ("gpu", "static_w", "static_w = -1", "field 'energy.static_w': -1.0 is not"),
+    ("system", "gpu", "", "missing field 'gpu'"),
+    ("system", "gpu", "gpu = 5", "field 'gpu': 5 is no name or file"),
+    ("system", "pim ", "pim = ['newton-gddr6']", "field 'pim': .* is no name or file"),
+    ("system", "pim_launch_ns", "", "missing field pim_launch_ns"),
+    ("system", "pim_launch_ns", "pim_launch_ns = -1", "field 'pim_launch_ns': -1.0 is not"),
+    ("system", "pim_channels", "pim_channels = 32", "leaves the GPU no channel of its 32; use 0..31"),
+    ("system", "dtype", "dtype = 'int8'", "dtype 'int8' is none of fp16, fp32 of newton-gddr6"),
+    ("system", "dtype", "accounting = 'free'", "accounting 'free' is none of full, paper"),
+    ("system", "dtype", "timing = 'lax'", "timing 'lax' is none of strict, ramulator-pimflow"),
+    ("system", "dtype", "channel_mode_switch_ns = -2", "field 'channel_mode_switch_ns': -2.0 is not"),
+]
+
+
+@pytest.mark.parametrize(("kind", "old", "new", "message"), WRONG_FIELDS)
+def test_a_wrong_field_is_named(tmp_path, kind, old, new, message):
+    with pytest.raises(SpecError, match=f"^{kind} 'mine': .*{message}"):
+        LOADERS[kind](edited(tmp_path, kind, old, new))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "missing|constraints"),
+        ("constraints = 3", "field 'constraints' is not a list of tables"),
+        ("constraints = [3]", "constraint 1: 3 is not a table"),
+        ("constraints = []\ntiming = 3", "field 'timing' is not a table"),
+        ("constraints = []\nenergy = [1]", "field 'energy' is not a table"),
+    ],
+)
+def test_sections_of_another_kind(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=f"^pim 'mine': .*({message})"):
+        PimSpec.load(path)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_files_that_are_no_files(tmp_path, kind):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("description = 'x'\ngangs = = 4\n")
+    with pytest.raises(SpecError, match=r"broken\.toml: not a TOML file: .*line 2"):
+        LOADERS[kind](broken)
+    broken.write_bytes(b"description = '\xff'")
+    with pytest.raises(SpecError, match=r"broken\.toml: not a TOML file"):
+        LOADERS[kind](broken)
+    with pytest.raises(SpecError, match=r"absent\.toml: cannot be read: No such file"):
+        LOADERS[kind](str(tmp_path / "absent.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(SpecError, match=r"folder\.toml: cannot be read: Is a directory"):
+        LOADERS[kind](tmp_path / "folder.toml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "near"),
+    [
+        ("pim", "newton-gddr5", "did you mean newton-gddr6"),
+        ("gpu", "rtx2060", "did you mean .*rtx-2060"),
+        ("system", "pimfow", "did you mean pimflow"),
+        ("pim", "zzz", "known: .*newton-gddr6"),
+    ],
+)
+def test_an_unknown_name_lists_what_comes_near(kind, wrong, near):
+    with pytest.raises(UnknownNameError, match=f"^unknown {kind} '{wrong}'; {near}"):
+        LOADERS[kind](wrong)
+
+
+def test_a_files_name_is_the_devices(tmp_path):
+    spec = PimSpec.load(edited(tmp_path, "pim", "gangs", "gangs = 2"))
+    assert (spec.name, spec.gangs, spec.banks) == ("mine", 2, 8)
+
+
+# ---- systems ----
+
+
+@pytest.mark.parametrize("channels", [-1, 32, 100])
+def test_pim_channels_out_of_range(channels):
+    with pytest.raises(UsageError, match=rf"pim_channels {channels} leaves .*; use 0\.\.31"):
+        system(pim_channels=channels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int8"}, "dtype 'int8' is none of fp16, fp32 of newton-gddr6"),
+        ({"pim_channels": 1.5}, "field 'pim_channels': 1.5 is not a int"),
+        ({"pim_channels": True}, "field 'pim_channels': True is not a int"),
+        ({"pim_launch_ns": -1}, "field 'pim_launch_ns'"),
+        ({"crossbar_bytes_per_ns": 0}, "field 'crossbar_bytes_per_ns'"),
+        ({"timing": "lax"}, "timing 'lax' is none of"),
+        ({"pim_chanels": 4}, "unknown system field 'pim_chanels'; did you mean pim_channels"),
+        ({"gpu": "rtx"}, "unknown gpu 'rtx'"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_a_usage_error(change, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        system(**change)
+    assert caught.value.exit_code == 2
+
+
+def test_changes_reach_the_system():
+    pim = dataclasses.replace(PimSpec.load("newton-gddr6"), global_buffers=1)
+    changed = system(pim=pim, gpu="v100", pim_channels=0, dtype=None, channel_mode_switch_ns=5)
+    assert (changed.pim, changed.gpu.name) == (pim, "v100")
+    assert (changed.pim_channels, changed.gpu_channels) == (0, 32)
+    assert changed.dtype == system().dtype
+    assert changed.channel_mode_switch_ns == 5.0
+    relaunched = changed.with_launches(gpu_ns=1.0, pim_ns=2.0)
+    assert (relaunched.gpu.launch_ns, relaunched.pim_launch_ns) == (1.0, 2.0)
+    assert dataclasses.replace(relaunched, gpu=changed.gpu, pim_launch_ns=changed.pim_launch_ns) == changed
+
+
+# ---- sources ----
+
+PLAIN = ("description", "constraints", "timing", "energy", "gpu", "pim", "dtype")
+
+
+def numbers(table: dict) -> dict[str, object]:
+    """Every field of a file, one level into its sections."""
+    found = {}
+    for key, value in table.items():
+        if key in ("timing", "energy") and "value" not in value:
+            found |= {f"{key}.{name}": item for name, item in value.items()}
+        elif key not in PLAIN or key in ("timing", "energy"):
+            found[key] = value
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), EMBEDDED)
+def test_every_number_has_a_source(kind, name):
+    """Or says that it is assumed."""
+    _, table = read_toml(kind, name)
+    spec = LOADERS[kind](name)
+    for field, value in numbers(table).items():
+        assert set(value) == {"value", "source"}, f"{name}: {field}"
+        assert len(value["source"]) > 3, f"{name}: {field}"
+        assert spec.sources[field] == value["source"]
+    for rule in table.get("constraints", ()):
+        assert rule["source"], rule
+
+
+def test_every_field_of_newton_is_in_its_file():
+    _, table = read_toml("pim", "newton-gddr6")
+    fields = {f.name for f in dataclasses.fields(PimSpec)} - {"name", "sources", "row_base"}
+    assert set(table) == fields
+    assert {"timing.nBL", "energy.activate_pj", "tCK_ps"} <= set(numbers(table))
+
+
+def test_assumptions_show_their_values():
+    shown = system().assumptions()
+    assert any(row.startswith("system: pim_launch_ns = 1000.0 (assumed") for row in shown)
+    assert any(row.startswith("pim newton-gddr6: energy.activate_pj = 909.0 (assumed") for row in shown)
+    assert all("assumed" in row for row in shown)
+    assert not any("tCK_ps" in row for row in shown)
+
+
+def test_devices_are_what_their_papers_say():
+    newton = PimSpec.load("newton-gddr6")
+    assert (newton.banks, newton.elements_per_column("fp16"), newton.elements_per_row("fp16")) == (16, 16, 512)
+    assert (newton.elements_per_row("fp32"), newton.readres_bursts("fp16"), newton.readres_bursts("fp32")) == (
+        256,
+        1,
+        2,
+    )
+    assert newton.bytes_per_channel == 16384 * 16 * 1024
+    assert newton.tCK_ns == pytest.approx(8 / 7)
+    assert isinstance(system(), System)
