@@ -254,7 +254,9 @@ class _Stream:
         blocks = _blocks(begin, stop, pixels, self.t.tiles, self.schedule)
         tiles = _tiles(blocks)
         self.first_tile, self.rows = tiles.start, len(tiles) * self.t.chunks
-        emit = {"input": self._input, "weight": self._weight, "output": self._output}[self.schedule.stationary]
+        emit = {"input": self._input, "weight": self._weight, "output": self._output}[
+            self.schedule.stationary
+        ]
         return tuple(node for block in blocks for node in emit(*block))
 
     def _row(self, tile: int, chunk: int, *coefficients: int) -> Affine:

@@ -28,7 +28,9 @@ def main() -> None:
     if args.json:
         print(json.dumps(figures, indent=1))
         return
-    print(f"{args.model}: {figures['wall_seconds']:.1f} s, peak {figures['peak_memory_bytes'] / 2**30:.2f} GiB")
+    print(
+        f"{args.model}: {figures['wall_seconds']:.1f} s, peak {figures['peak_memory_bytes'] / 2**30:.2f} GiB"
+    )
     for phase, seconds in phases.items():
         print(f"  {phase:<16} {seconds:>6.2f} s")
 

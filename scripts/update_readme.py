@@ -20,7 +20,10 @@ def fill(text: str, name: str, body: str) -> str:
 
 def conventions(model: str) -> str:
     """Speed-ups of `model` by accounting, as a table."""
-    rows = ["| accounting, timing | GPU only | plan | speed-up | launches set to zero | energy |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| accounting, timing | GPU only | plan | speed-up | launches set to zero | energy |",
+        "|---|---|---|---|---|---|",
+    ]
     for accounting, timing in (("full", "strict"), ("paper", "ramulator-pimflow")):
         target = pimflow.system(accounting=accounting, timing=timing)
         found = pimflow.compile(model, target_system=target).report

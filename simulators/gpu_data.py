@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau
 
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu_model import kernel_cost
@@ -65,28 +65,6 @@ class Sample:
     def fit(self) -> bool:
         """Whether it may be fitted to; the other half judges the fit."""
         return zlib.crc32(self.shape.encode()) % 2 == 0
-
-
-def convolution_kernel(geometry: ConvGeometry, dtype: str) -> Kernel:
-    """The kernel of one convolution without an epilogue."""
-    element, taps = ELEMENT_BYTES[dtype], geometry.kh * geometry.kw
-    stride = max(geometry.stride)
-    pixels = geometry.n * geometry.h * geometry.w
-    if stride > max(geometry.kh, geometry.kw):
-        pixels = geometry.pixels * taps
-    return Kernel(
-        kind="depthwise" if geometry.depthwise else "gemm",
-        m=0 if geometry.depthwise else geometry.pixels,
-        n=0 if geometry.depthwise else geometry.oc // geometry.groups,
-        k=0 if geometry.depthwise else geometry.reduction,
-        groups=1 if geometry.depthwise else geometry.groups,
-        window=taps,
-        stride=stride,
-        macs=geometry.macs,
-        input_bytes=pixels * geometry.c * element,
-        weight_bytes=geometry.oc * geometry.reduction * element,
-        output_bytes=geometry.pixels * geometry.oc * element,
-    )
 
 
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:

@@ -20,7 +20,16 @@ from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
 from pimflow.simulators.trace import Trace, expand_to_pim
 
-__all__ = ["TIMINGS", "ISSUED", "TimingResult", "time_program", "time_trace", "distinct_channels", "issued", "expand_to_pim"]
+__all__ = [
+    "TIMINGS",
+    "ISSUED",
+    "TimingResult",
+    "time_program",
+    "time_trace",
+    "distinct_channels",
+    "issued",
+    "expand_to_pim",
+]
 
 TIMINGS = ("strict", "ramulator-pimflow")
 ISSUED = np.dtype(
@@ -59,7 +68,7 @@ class TimingResult:
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
         Cycles of each channel.
-    violations : int
+    violations : int or None
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
     """
@@ -72,7 +81,7 @@ class TimingResult:
     utilisation: float
     gwrite_bursts: int
     channel_cycles: tuple[int, ...]
-    violations: int = 0
+    violations: int | None = 0
 
 
 def time_program(

@@ -18,7 +18,7 @@ from pimflow import artifact, frontend, pipeline, report, zoo
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, System, system
 from pimflow.placement import Candidates, Searched
 from pimflow.placement import apply as apply_plan
@@ -217,31 +217,31 @@ def simulate(
     *,
     timing: str = "strict",
     gwrite_hiding: bool = True,
-) -> tuple[TimingResult, int | None]:
-    """Cycles of a ``.pim`` trace or a ``.pimprog`` program, and its timing violations.
+) -> TimingResult:
+    """Cycles of a ``.pim`` trace or a ``.pimprog`` program.
 
     Returns
     -------
     TimingResult
-    int or None
-        Violations found by the independent checker; None under the published timing.
+        `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
+        rows that are not open; None under the published timing, which is not legal.
+
+    Raises
+    ------
+    TraceError, UnknownNameError, SpecError, UsageError
+        For a malformed file, an unknown device or timing, a device that does not fit the program, and a
+        file of another kind.
     """
     spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
     path = Path(path)
     if path.suffix == ".pimprog":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise TraceError(f"{path}: not a text file") from error
-        program = PimProgram.from_json(text, str(path))
+        program = PimProgram.load(path)
         result = time_program(program, spec, timing, gwrite_hiding)
-        return result, program_violations(program, spec) if timing == "strict" else None
+        return replace(result, violations=program_violations(program, spec) if timing == "strict" else None)
     if path.suffix != ".pim":
         raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
     result = time_trace(path, spec, timing, gwrite_hiding)
-    return result, result.violations if timing == "strict" else None
+    return result if timing == "strict" else replace(result, violations=None)
 
 
 def place(searched: Searched) -> dict[str, PimProgram]:

@@ -34,9 +34,13 @@ class Interface:
     def load(cls, directory: Path) -> Interface:
         try:
             table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
-            inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
+            inputs = {
+                name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(f"{directory} is no compiled network; make one with 'pimflow compile'") from error
+            raise ArtifactError(
+                f"{directory} is no compiled network; make one with 'pimflow compile'"
+            ) from error
         return cls(inputs=inputs)
 
     def to_json(self) -> str:

@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pimflow", description="A TVM back end for GPUs whose DRAM computes")
+    parser = argparse.ArgumentParser(
+        prog="pimflow", description="A TVM back end for GPUs whose DRAM computes"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -58,8 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models') or ONNX file")
     sub.add_argument("-o", "--output", metavar="DIR", help="compiled directory to write")
     sub.add_argument("--plan", metavar="FILE", help="apply this plan instead of searching")
-    sub.add_argument("--explain", metavar="REGION", help="print every candidate of a region, and write nothing")
-    sub.add_argument("--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)")
+    sub.add_argument(
+        "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
+    )
+    sub.add_argument(
+        "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
+    )
     sub.add_argument(
         "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
     )
@@ -79,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("simulate", _simulate, "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
-    sub.add_argument("--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)")
+    sub.add_argument(
+        "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
+    )
     sub.add_argument("--timing", default="strict", help=f"{', '.join(TIMINGS)} (default: %(default)s)")
     sub.add_argument(
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
@@ -174,15 +182,15 @@ def _run(args: argparse.Namespace) -> None:
         _print_json({"outputs": summary, "wrote": args.output})
     else:
         for row in summary:
-            print(f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}")
+            print(
+                f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}"
+            )
 
 
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
 
-    result, violations = api.simulate(
-        args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding
-    )
+    result = api.simulate(args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding)
     row = {
         "cycles": result.cycles,
         "time_ns": result.time_ns,
@@ -190,7 +198,7 @@ def _simulate(args: argparse.Namespace) -> None:
         "timing": result.timing,
         "pim": result.pim,
         "utilisation": result.utilisation,
-        "timing_violations": violations,
+        "timing_violations": result.violations,
     }
     if args.json:
         _print_json(row)
@@ -198,10 +206,10 @@ def _simulate(args: argparse.Namespace) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
     print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
     print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
-    if violations is None:
+    if result.violations is None:
         print("legality not checked: the published timing has no precharge")
     else:
-        print(f"{violations} timing violations")
+        print(f"{result.violations} timing violations")
 
 
 def _models(args: argparse.Namespace) -> None:

@@ -30,7 +30,9 @@ def store(executable: relax.VMExecutable, path: Path) -> None:
             executable.export_library(str(path))
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
-        raise ArtifactError(f"{path.name} cannot be linked; is a C++ compiler installed? ({reason})") from error
+        raise ArtifactError(
+            f"{path.name} cannot be linked; is a C++ compiler installed? ({reason})"
+        ) from error
 
 
 def load(path: Path) -> tvm.runtime.Module:

@@ -40,9 +40,12 @@ def build(
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
             "schedule": candidate.rewrite.schedule,
+            "pim_capable": region.name not in searched.table.refused,
             "reason": choice.reason,
         }
-        for region, candidate, choice in zip(searched.graph.regions, searched.candidates, searched.plan.choices)
+        for region, candidate, choice in zip(
+            searched.graph.regions, searched.candidates, searched.plan.choices
+        )
     ]
     placed_bytes = sum(c.placed_bytes for c in searched.candidates)
     return {
@@ -87,7 +90,7 @@ def weight_load_ns(system: System, placed_bytes: int) -> float:
 def table(report: dict[str, Any], out: str | None) -> str:
     """The report as text for people."""
     regions = report["regions"]
-    capable = sum(not _never(r["reason"]) for r in regions)
+    capable = sum(r["pim_capable"] for r in regions)
     pim = [r for r in regions if r["mode"] != "GPU"]
     channels = (
         f"{report['gpu_channels']} GPU + {report['pim_channels']} PIM channels"
@@ -104,9 +107,13 @@ def table(report: dict[str, Any], out: str | None) -> str:
     lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'GPU only → plan':>20}")
     for r in regions:
         before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
-        lines.append(f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us")
+        lines.append(
+            f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us"
+        )
     violations = report["timing_violations"]
-    legality = "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
+    legality = (
+        "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
+    )
     verdict = "match" if report["verified"] else "DIFFER"
     lines += [
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
@@ -119,10 +126,6 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
-
-
-def _never(reason: str) -> bool:
-    return "convolution" in reason or "no product" in reason or "no PIM channels" in reason
 
 
 def explanation(searched: Searched, region: Region) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def map_and_part(draw):
 
 def taps(window: RangeMap, output: int) -> list[int | None]:
     """Input index of every tap, None in padding: what the convolution reads, by its definition."""
-    positions = [output * window.stride - window.pad_before + d * window.dilation for d in range(window.window)]
+    first = output * window.stride - window.pad_before
+    positions = [first + d * window.dilation for d in range(window.window)]
     return [p if 0 <= p < window.extent else None for p in positions]
 
 

@@ -71,7 +71,12 @@ WRONG_FIELDS = [
     ("gpu", "launch_ns", "launch_ns = nan", "field 'launch_ns': nan is not"),
     ("gpu", "registers_bytes", "registers_bytes = 0", "field 'registers_bytes': 0 is not"),
     ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 0 }", "field 'fma_per_sm_cycle.fp16': 0.0"),
-    ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 'x' }", "field 'fma_per_sm_cycle'.fp16: 'x' is not"),
+    (
+        "gpu",
+        "fma_per_sm_cycle",
+        "fma_per_sm_cycle = { fp16 = 'x' }",
+        "field 'fma_per_sm_cycle'.fp16: 'x' is not",
+    ),
     ("gpu", "static_w", "static_w = -1", "field 'energy.static_w': -1.0 is not"),
     ("system", "gpu", "", "missing field 'gpu'"),
     ("system", "gpu", "gpu = 5", "field 'gpu': 5 is no name or file"),
@@ -230,12 +235,10 @@ def test_assumptions_show_their_values():
 
 def test_devices_are_what_their_papers_say():
     newton = PimSpec.load("newton-gddr6")
-    assert (newton.banks, newton.elements_per_column("fp16"), newton.elements_per_row("fp16")) == (16, 16, 512)
-    assert (newton.elements_per_row("fp32"), newton.readres_bursts("fp16"), newton.readres_bursts("fp32")) == (
-        256,
-        1,
-        2,
-    )
+    assert newton.banks == 16
+    assert [newton.elements_per_column(dtype) for dtype in ("fp16", "fp32")] == [16, 8]
+    assert [newton.elements_per_row(dtype) for dtype in ("fp16", "fp32")] == [512, 256]
+    assert [newton.readres_bursts(dtype) for dtype in ("fp16", "fp32")] == [1, 2]
     assert newton.bytes_per_channel == 16384 * 16 * 1024
     assert newton.tCK_ns == pytest.approx(8 / 7)
     assert isinstance(system(), System)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.simulators.gpu_data import convolution_kernel, read_samples, validate
+from pimflow.simulators.gpu_data import read_samples, validate
 from pimflow.simulators.gpu_fit import write_efficiency
 from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
 from pimflow.simulators.gpu_roofline import TILES, family

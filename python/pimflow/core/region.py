@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
@@ -97,6 +97,12 @@ class ConvGeometry:
     def depthwise(self) -> bool:
         return self.groups == self.c > 1
 
+    def first_rows(self, rows: int) -> ConvGeometry:
+        """The convolution that computes the first `rows` output rows alone, from the input rows they read."""
+        part = self.rows.restricted(0, rows)
+        _, left, _, right = self.padding
+        return replace(self, h=part.extent, padding=(part.pad_before, left, part.pad_after, right))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
@@ -132,6 +138,36 @@ class Kernel:
     input_bytes: int
     weight_bytes: int = 0
     output_bytes: int
+
+
+def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: int = 0) -> Kernel:
+    """The kernel of one convolution or FC.
+
+    Where the stride skips input pixels, only those that are read count.
+
+    Parameters
+    ----------
+    fused_input_bytes : int
+        What its epilogue reads besides.
+    """
+    element, taps = ELEMENT_BYTES[dtype], geometry.kh * geometry.kw
+    stride, depthwise = max(geometry.stride), geometry.depthwise
+    pixels = geometry.n * geometry.h * geometry.w
+    if stride > max(geometry.kh, geometry.kw):
+        pixels = geometry.pixels * taps
+    return Kernel(
+        kind="depthwise" if depthwise else "gemm",
+        m=0 if depthwise else geometry.pixels,
+        n=0 if depthwise else geometry.oc // geometry.groups,
+        k=0 if depthwise else geometry.reduction,
+        groups=1 if depthwise else geometry.groups,
+        window=taps,
+        stride=stride,
+        macs=geometry.macs,
+        input_bytes=pixels * geometry.c * element + fused_input_bytes,
+        weight_bytes=geometry.oc * geometry.reduction * element,
+        output_bytes=geometry.pixels * geometry.oc * element,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

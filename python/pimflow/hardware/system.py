@@ -30,11 +30,8 @@ class System:
     pim_launch_ns : float
         Time of one PIM submission.
     crossbar_bytes_per_ns : float
-        Bandwidth between the memory channels and everything else, shared by all traffic.
-    crossbar_multicast : bool
-        Whether one transfer may reach the global buffers of several channels.
-    channel_mode_switch_ns : float, optional
-        Time to switch PIM channels to plain memory; None if the device cannot.
+        Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
+        reaches the global buffers of one channel.
     accounting : str
         ``full`` or ``paper``: what is charged (docs/architecture.md has the table).
     timing : str
@@ -49,8 +46,6 @@ class System:
     dtype: str = "fp16"
     pim_launch_ns: float
     crossbar_bytes_per_ns: float
-    crossbar_multicast: bool = False
-    channel_mode_switch_ns: float | None = None
     accounting: str = "full"
     timing: str = "strict"
     sources: dict[str, str] = field(default_factory=dict)
@@ -64,7 +59,9 @@ class System:
                 f"{self.gpu.memory_channels}; use 0..{self.gpu.memory_channels - 1}"
             )
         if self.dtype not in self.pim.dtypes:
-            raise ValueError(f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}")
+            raise ValueError(
+                f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
+            )
         for what, value, known in (
             ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
@@ -85,7 +82,11 @@ class System:
     def assumptions(self) -> list[str]:
         """Every value without a public source, as ``where: value (why)``."""
         rows = []
-        for where, spec in (("system", self), (f"gpu {self.gpu.name}", self.gpu), (f"pim {self.pim.name}", self.pim)):
+        for where, spec in (
+            ("system", self),
+            (f"gpu {self.gpu.name}", self.gpu),
+            (f"pim {self.pim.name}", self.pim),
+        ):
             for key, source in spec.sources.items():
                 if "assumed" in source:
                     owner: object = spec

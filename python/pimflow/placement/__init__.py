@@ -67,14 +67,14 @@ def search(graph: RegionGraph, system: System, simulated: Candidates | None = No
     mixed = solve_dp(graph, table)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
-    use_mixed = mixed.latency_ns < gpu_only.latency_ns and any(c.rewrite.mode != "GPU" for c in mixed.candidates)
+    use_mixed = mixed.latency_ns < gpu_only.latency_ns and any(
+        c.rewrite.mode != "GPU" for c in mixed.candidates
+    )
     solution = mixed if use_mixed else Solution(candidates=whole, latency_ns=gpu_only.latency_ns)
     return _searched(graph, system, maker, table, solution, gpu_only)
 
 
-def apply(
-    graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None
-) -> Searched:
+def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None) -> Searched:
     """An edited or stored plan on `system`.
 
     Raises

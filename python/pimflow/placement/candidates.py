@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph, convolution_kernel
 from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.pim_backend import lowering
@@ -80,7 +80,13 @@ class Candidates:
         return ""
 
     def make(
-        self, region: Region, mode: str, gpu_rows: int = 0, schedule: str = "", *, gpu_channels: int | None = None
+        self,
+        region: Region,
+        mode: str,
+        gpu_rows: int = 0,
+        schedule: str = "",
+        *,
+        gpu_channels: int | None = None,
     ) -> Candidate:
         """One candidate.
 
@@ -126,7 +132,7 @@ class Candidates:
         if full:
             parallel.append(self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run)))
         if gpu_rows:
-            kernel = gpu_kernel(region, self.system.dtype, rows=gpu_rows, epilogue=False)
+            kernel = convolution_kernel(region.geometry.first_rows(gpu_rows), self.system.dtype)
             parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
             if full:
                 moved_bytes = parallel[-1].moved_bytes
@@ -203,9 +209,7 @@ class Candidates:
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
             return self._run(region, gpu_rows, wanted[0])
         if geometry not in self._best:
-            ranked = sorted(
-                self._schedules(geometry), key=lambda s: self._run(region, 0, s).timing.time_ns
-            )
+            ranked = sorted(self._schedules(geometry), key=lambda s: self._run(region, 0, s).timing.time_ns)
             self._best[geometry] = ranked[:2]
         runs = [self._run(region, gpu_rows, s) for s in self._best[geometry]]
         return min(runs, key=lambda run: run.timing.time_ns)
@@ -238,9 +242,7 @@ class Candidates:
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
-        schedule = next(
-            s for s in self._schedules(region.geometry) if str(s) == candidate.rewrite.schedule
-        )
+        schedule = next(s for s in self._schedules(region.geometry) if str(s) == candidate.rewrite.schedule)
         return self.program(region, candidate.rewrite.gpu_rows, schedule, row_begin)
 
     def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
@@ -300,41 +302,16 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
-def gpu_kernel(region: Region, dtype: str, *, rows: int | None = None, epilogue: bool = True) -> Kernel:
-    """The kernel that computes `region`, or the first `rows` rows of it.
-
-    Parameters
-    ----------
-    rows : int, optional
-        Output rows; all by default. Only for convolutions.
-    epilogue : bool
-        Whether it applies bias, residual and activation too.
-    """
+def gpu_kernel(region: Region, dtype: str) -> Kernel:
+    """The kernel that computes `region`, epilogue included."""
     element = ELEMENT_BYTES[dtype]
-    g = region.geometry
-    side = sum(region.input_elements[1:]) * element if epilogue else 0
-    if g is None:
-        taken = sum(region.input_elements) * element
-        return Kernel(
-            kind="stream",
-            macs=sum(region.input_elements),
-            input_bytes=taken,
-            weight_bytes=region.weight_elements * element,
-            output_bytes=region.output_elements * element,
-        )
-    share = 1.0 if rows is None else rows / g.oh
-    input_rows = g.h if rows is None else len(g.rows.inputs(0, rows))
-    pixels = g.pixels if rows is None else g.n * rows * g.ow
+    if region.geometry is not None:
+        residual_bytes = sum(region.input_elements[1:]) * element
+        return convolution_kernel(region.geometry, dtype, residual_bytes)
     return Kernel(
-        kind="depthwise" if g.depthwise else "gemm",
-        m=0 if g.depthwise else pixels,
-        n=0 if g.depthwise else g.oc // g.groups,
-        k=0 if g.depthwise else g.reduction,
-        groups=1 if g.depthwise else g.groups,
-        window=g.kh * g.kw,
-        stride=max(g.stride),
-        macs=pixels * g.oc * g.reduction,
-        input_bytes=g.n * input_rows * g.w * g.c * element + round(side * share),
-        weight_bytes=g.oc * g.reduction * element,
-        output_bytes=pixels * g.oc * element,
+        kind="stream",
+        macs=sum(region.input_elements),
+        input_bytes=sum(region.input_elements) * element,
+        weight_bytes=region.weight_elements * element,
+        output_bytes=region.output_elements * element,
     )
