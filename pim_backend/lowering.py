@@ -21,10 +21,12 @@ Three loop orders, named by what stays in place:
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
-from pimflow.core.program import Affine, Comp, GAct, Gwrite, Loop, Node, PimProgram, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
@@ -191,7 +193,7 @@ def lower(
 def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:
     """Contiguous runs of `units`, one a channel, whose lengths differ by at most one."""
     bounds = [units * channel // channels for channel in range(channels + 1)]
-    return list(zip(bounds, bounds[1:]))
+    return list(itertools.pairwise(bounds))
 
 
 def tiles_of_channel(program: PimProgram, tiling: Tiling, channel: int) -> range:

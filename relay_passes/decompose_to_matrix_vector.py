@@ -71,4 +71,8 @@ def _windows(builder: relax.BlockBuilder, call: relax.Call, name: str) -> relax.
             end = [b + r for b, r in zip(begin, reach)]
             tap = relax.op.strided_slice(x, [1, 2], begin, end, strides, assume_inbound=True)
             taps.append(builder.emit(tap, name_hint=f"{name}_tap"))
-    return taps[0] if len(taps) == 1 else builder.emit(relax.op.concat(taps, axis=3), name_hint=f"{name}_windows")
+    return (
+        taps[0]
+        if len(taps) == 1
+        else builder.emit(relax.op.concat(taps, axis=3), name_hint=f"{name}_windows")
+    )

@@ -77,7 +77,9 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
             builder.emit_normalized(relax.VarBinding(output, body))
         builder.emit_func_output(output)
     built = builder.get()
-    functions = {gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")}
+    functions = {
+        gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")
+    }
     main = built["pimflow_rebuilt"].with_attr("global_symbol", "main")
     for key, value in dict(function.attrs or {}).items():
         if key != "global_symbol":

@@ -81,7 +81,9 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
     with builder.function("primitive", params, attrs={"Primitive": True}, private=True):
         with builder.dataflow():
             for var, value, args in lifted:
-                call = relax.Call(value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args)
+                call = relax.Call(
+                    value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args
+                )
                 env[var] = builder.emit(call)
             results = [env[var] for var in (*group.kept, group.result)]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))

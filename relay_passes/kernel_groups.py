@@ -13,7 +13,7 @@ from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 GATHERS = ("concat", "strided_slice")
-_AUTOMATIC = re.compile(r"(lv|gv)\d*(\.nchw)?$")
+_AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
 @dataclass
@@ -73,7 +73,9 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
             hosts = [
                 made[v]
                 for v in operands
-                if kind not in GATHERS and sole(v) and made[v].fusible
+                if kind not in GATHERS
+                and sole(v)
+                and made[v].fusible
                 # others wait for what it keeps: it cannot wait for them
                 and read.isdisjoint(made[v].kept)
             ]

@@ -67,9 +67,7 @@ def _gather_depth(program: PimProgram) -> int:
     return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 
 
-def _outlined(
-    product: relax.Call, depth: int, outer: relax.BlockBuilder
-) -> tuple[relax.Var, relax.Function]:
+def _outlined(product: relax.Call, depth: int, outer: relax.BlockBuilder) -> tuple[relax.Var, relax.Function]:
     """The tensor that `product` gathers from by `depth` operators, and the function that computes it."""
     gathers: dict[relax.Var, relax.Expr] = {}
 

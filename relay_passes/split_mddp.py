@@ -77,7 +77,13 @@ def unsplittable(window: RangeMap, rows: int) -> str:
 
 
 def _rows(
-    builder: relax.BlockBuilder, call: relax.Call, axis: int, window: RangeMap, begin: int, end: int, name: str
+    builder: relax.BlockBuilder,
+    call: relax.Call,
+    axis: int,
+    window: RangeMap,
+    begin: int,
+    end: int,
+    name: str,
 ) -> relax.Var:
     """Output rows ``[begin, end)`` of convolution `call`."""
     x, filters = call.args

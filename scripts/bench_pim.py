@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 import pimflow
-from pimflow.core.program import Affine, Comp, GAct, Gwrite, Loop, PimProgram, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.pim_backend.layout import memory_image

@@ -1,4 +1,4 @@
-"""Profile, solve, compile, run, report: ``search_and_compile.py MODEL [-o DIR]``, a driver to start one's own from."""
+"""Profile, solve, compile, run, report: ``search_and_compile.py MODEL [-o DIR]``."""
 
 import argparse
 

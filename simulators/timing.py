@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow import native
-from pimflow.core.program import MAX_DEPTH, PimProgram
+from pimflow.core.commands import MAX_DEPTH
+from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
 from pimflow.simulators.trace import Trace, expand_to_pim

@@ -43,7 +43,7 @@ def load(path: Path) -> tvm.runtime.Module:
 
 @contextlib.contextmanager
 def _without_tvm_warnings() -> Iterator[None]:
-    """Drop what TVM's C++ side prints: it warns of every scope it saves or loads, and no level turns that off."""
+    """Drop what TVM's C++ side prints: it warns of every scope saved or loaded, and no level stops it."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnxruntime
@@ -103,7 +103,7 @@ class _NamingImporter(ONNXGraphImporter):
         result = super()._convert_operator(op_name, node_inputs, attrs, opset)
         name = attrs.get("tvm_custom", {}).get("name")
         if name and isinstance(result, relax.Call):
-            result = self.bb.emit(result, name_hint=name)
+            result = self.bb.emit(result)
             anchor = self._anchor(result)
             self.names[result] = name
             if anchor is not None and anchor is not result:
@@ -127,7 +127,7 @@ def _import(model: onnx.ModelProto) -> tvm.IRModule:
     importer = _NamingImporter()
     with contextlib.redirect_stdout(io.StringIO()):  # the importer prints the operators it fails on
         mod = importer.from_onnx(model.graph, opset)
-    identifiers = _identifiers(importer.names)
+    identifiers = _identifiers(importer.names, [v.name for v in mod["main"].params])
 
     def rename(builder, var, value):
         return builder.emit(value, name_hint=identifiers[var]) if var in identifiers else None
@@ -136,14 +136,22 @@ def _import(model: onnx.ModelProto) -> tvm.IRModule:
     return with_layer_names(rebuild(mod, rename), layers)
 
 
-def _identifiers(names: dict[relax.Var, str]) -> dict[relax.Var, str]:
-    """Distinct variable names for layer names, which may hold any character."""
-    taken: dict[str, int] = {}
+def _identifiers(names: dict[relax.Var, str], reserved: Iterable[str]) -> dict[relax.Var, str]:
+    """Distinct variable names for layer names, which may hold any character.
+
+    None is `reserved`, nor one that TVM makes up.
+    """
+    taken = set(reserved)
     identifiers = {}
     for var, name in names.items():
         plain = re.sub(r"\W", "_", name)
-        taken[plain] = taken.get(plain, 0) + 1
-        identifiers[var] = plain if taken[plain] == 1 else f"{plain}__{taken[plain]}"
+        if re.fullmatch(r"(lv|gv)\d*", plain):
+            plain += "_"
+        identifiers[var], count = plain, 1
+        while identifiers[var] in taken:
+            count += 1
+            identifiers[var] = f"{plain}__{count}"
+        taken.add(identifiers[var])
     return identifiers
 
 

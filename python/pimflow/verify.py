@@ -79,7 +79,7 @@ class Verification:
         beyond = [r.region for r in self.regions if not r.in_range]
         if beyond:
             raise VerificationError(
-                f"PIM region '{beyond[0]}' has values beyond the range of fp16 ({len(beyond)} do); try --dtype fp32"
+                f"PIM region '{beyond[0]}' has values beyond fp16 ({len(beyond)} do); try --dtype fp32"
             )
         if wrong:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")

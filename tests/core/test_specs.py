@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
-from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
+from pimflow.hardware import Constraint, GpuSpec, PimSpec, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
 
 LOADERS = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
@@ -87,7 +87,6 @@ WRONG_FIELDS = [
     ("system", "dtype", "dtype = 'int8'", "dtype 'int8' is none of fp16, fp32 of newton-gddr6"),
     ("system", "dtype", "accounting = 'free'", "accounting 'free' is none of full, paper"),
     ("system", "dtype", "timing = 'lax'", "timing 'lax' is none of strict, ramulator-pimflow"),
-    ("system", "dtype", "channel_mode_switch_ns = -2", "field 'channel_mode_switch_ns': -2.0 is not"),
 ]
 
 
@@ -112,6 +111,12 @@ def test_sections_of_another_kind(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(SpecError, match=f"^pim 'mine': .*({message})"):
         PimSpec.load(path)
+
+
+def test_a_message_is_one_line(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        PimSpec.load(edited(tmp_path, "pim", "gangs", "gangs = 'four\\nlines'"))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -179,11 +184,10 @@ def test_a_change_that_makes_no_sense_is_a_usage_error(change, message):
 
 def test_changes_reach_the_system():
     pim = dataclasses.replace(PimSpec.load("newton-gddr6"), global_buffers=1)
-    changed = system(pim=pim, gpu="v100", pim_channels=0, dtype=None, channel_mode_switch_ns=5)
+    changed = system(pim=pim, gpu="v100", pim_channels=0, dtype=None)
     assert (changed.pim, changed.gpu.name) == (pim, "v100")
     assert (changed.pim_channels, changed.gpu_channels) == (0, 32)
     assert changed.dtype == system().dtype
-    assert changed.channel_mode_switch_ns == 5.0
     relaunched = changed.with_launches(gpu_ns=1.0, pim_ns=2.0)
     assert (relaunched.gpu.launch_ns, relaunched.pim_launch_ns) == (1.0, 2.0)
     assert dataclasses.replace(relaunched, gpu=changed.gpu, pim_launch_ns=changed.pim_launch_ns) == changed
@@ -225,6 +229,24 @@ def test_every_field_of_newton_is_in_its_file():
     assert {"timing.nBL", "energy.activate_pj", "tCK_ps"} <= set(numbers(table))
 
 
+def test_nothing_between_file_and_device_changes_a_value():
+    _, table = read_toml("pim", "newton-gddr6")
+    spec = PimSpec.load("newton-gddr6")
+    assert spec.timing == {key: entry["value"] for key, entry in table["timing"].items()}
+    assert spec.energy == {key: entry["value"] for key, entry in table["energy"].items()}
+    rules = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in table["constraints"]
+    ]
+    assert spec.constraints == tuple(Constraint(**rule) for rule in rules)
+
+
+def test_every_latency_of_newton_is_in_force():
+    spec = PimSpec.load("newton-gddr6")
+    used = {rule.latency for rule in spec.constraints} | {rule.per_burst for rule in spec.constraints}
+    # The interval of refreshes, and what a READRES takes after the last command, are no rules.
+    assert set(spec.timing) - used == {"nREFI", "nCL"}
+
+
 def test_assumptions_show_their_values():
     shown = system().assumptions()
     assert any(row.startswith("system: pim_launch_ns = 1000.0 (assumed") for row in shown)
@@ -241,4 +263,3 @@ def test_devices_are_what_their_papers_say():
     assert [newton.readres_bursts(dtype) for dtype in ("fp16", "fp32")] == [1, 2]
     assert newton.bytes_per_channel == 16384 * 16 * 1024
     assert newton.tCK_ns == pytest.approx(8 / 7)
-    assert isinstance(system(), System)

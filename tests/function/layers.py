@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from reference import Window
 
-from pimflow.core.program import Affine, Loop, MemoryImage, Node, PimProgram
+from pimflow.core.commands import Affine, Loop, Node
+from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.pim_backend.layout import memory_image

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from layers import NEWTON, UNEVEN, Layer, flat, layers
 from reference import Window, bound, convolve, in_hardware_order
 
-from pimflow.core.program import GAct, MemoryImage
+from pimflow.core.commands import GAct
+from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.checker import violations
 from pimflow.simulators.functional import execute

@@ -15,7 +15,8 @@ import pytest
 from layers import Layer, flat
 from reference import Window, bound, convolve
 
-from pimflow.core.program import Affine, Comp, GAct, Gwrite, MemoryImage, Node, PimProgram, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres
+from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.checker import count_violations
 from pimflow.simulators.functional import execute

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from layers import Layer, layers
 from reference import Window
 
-from pimflow.core.program import (
-    MAX_DEPTH,
-    Affine,
-    Comp,
-    GAct,
-    Gwrite,
-    Loop,
-    MemoryImage,
-    PimProgram,
-    Readres,
-)
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.functional import execute
 

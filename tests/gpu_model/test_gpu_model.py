@@ -230,6 +230,25 @@ def test_launch_is_explicit_and_apart(kernel, gpu):
     assert free.total_ns == free.execution_ns == cost.execution_ns
 
 
+@every_gpu
+@every_kernel
+def test_energy_is_the_sum_of_its_parts(kernel, gpu):
+    cost = kernel_cost(kernel, gpu, dtype="fp16")
+    spent = ("fma_fp16_pj", "l2_pj_per_byte", "dram_pj_per_bit")
+    parts = [
+        kernel_energy_pj(
+            kernel,
+            cost,
+            dataclasses.replace(gpu, energy={key: gpu.energy[key] * (key == part) for key in spent}),
+            "fp16",
+        )
+        for part in spent
+    ]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(kernel_energy_pj(kernel, cost, gpu, "fp16"))
+    assert parts[0] == pytest.approx(kernel.macs * gpu.energy["fma_fp16_pj"])
+
+
 def test_a_write_through_cache_writes_twice():
     write = Kernel(kind="stream", input_bytes=0, output_bytes=1 << 20)
     simulated = kernel_cost(write, SIMULATED, dtype="fp16")

@@ -1,1 +1,221 @@
-"""Being written."""
+"""Does the search see the network's layers, under their own names, with their own sizes?"""
+
+import numpy as np
+import onnx
+import pytest
+from graphs import onnx_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow import frontend
+from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.errors import UnknownNameError, UnsupportedOpError
+from pimflow.relay_passes.extract_regions import extract_regions, filters
+
+
+def weight(*dims: int) -> np.ndarray:
+    return np.random.default_rng(dims).standard_normal(dims, np.float32)
+
+
+def node(op: str, operands: str, result: str, name: str | None = None, **attributes) -> onnx.NodeProto:
+    return helper.make_node(op, operands.split(), [result], result if name is None else name, **attributes)
+
+
+def regions(model: onnx.ModelProto) -> RegionGraph:
+    return extract_regions(frontend.from_onnx(model), "net")
+
+
+def residual_network(**names: str) -> onnx.ModelProto:
+    """stem -> relu -> (depthwise -> clip -> strided) + skip -> pool -> fc."""
+    nodes = [
+        node("Conv", "x ws b4", "stem", names.get("stem"), pads=[1, 1, 1, 1]),
+        node("Relu", "stem", "act", names.get("act")),
+        node("Conv", "act wd", "dw", names.get("dw"), group=4, kernel_shape=[3, 1], pads=[1, 0, 1, 0]),
+        node("Clip", "dw zero six", "relu6", names.get("relu6")),
+        node("Conv", "relu6 wp", "project", names.get("project")),
+        node("Add", "project act", "sum", names.get("sum")),
+        node("Conv", "sum wg", "grouped", names.get("grouped"), group=2, strides=[2, 1], dilations=[2, 1]),
+        node("GlobalAveragePool", "grouped", "pool", names.get("pool")),
+        node("Flatten", "pool", "flat", names.get("flat")),
+        node("Gemm", "flat wf b5", "fc", names.get("fc"), transB=1),
+    ]
+    weights = {"ws": weight(4, 3, 3, 3), "wd": weight(4, 1, 3, 1), "wp": weight(4, 4, 1, 1)}
+    weights |= {"wg": weight(6, 2, 3, 1), "wf": weight(5, 6), "b4": weight(4), "b5": weight(5)}
+    weights |= {"zero": np.float32(0), "six": np.float32(6)}
+    return onnx_model(nodes, {"x": (2, 3, 9, 8)}, weights, ["fc"])
+
+
+def test_a_residual_network():
+    graph = regions(residual_network())
+    assert [r.name for r in graph.regions] == ["stem", "dw", "project", "grouped", "pool", "fc"]
+    assert [r.operator for r in graph.regions] == ["conv2d", "depthwise", "conv2d", "grouped", "mean", "fc"]
+    assert [r.inputs for r in graph.regions] == [
+        ("%x",),
+        ("stem",),
+        ("dw", "stem"),
+        ("project",),
+        ("grouped",),
+        ("pool",),
+    ]
+    assert [r.epilogue for r in graph.regions] == [
+        ("bias", "nn.relu"),
+        ("clip",),
+        ("add",),
+        (),
+        (),
+        ("bias",),
+    ]
+    assert graph.outputs == ("fc",)
+    assert graph.region("stem").prologue == ("permute_dims",)
+    assert graph.consumers["stem"] == ("dw", "project")
+    stem = dict(n=2, h=9, w=8, c=3, oc=4, kh=3, kw=3, padding=(1, 1, 1, 1))
+    depthwise = dict(n=2, h=9, w=8, c=4, oc=4, kh=3, kw=1, padding=(1, 0, 1, 0), groups=4)
+    grouped = dict(n=2, h=9, w=8, c=4, oc=6, kh=3, stride=(2, 1), dilation=(2, 1), groups=2)
+    assert graph.region("stem").geometry == ConvGeometry(**stem)
+    assert graph.region("dw").geometry == ConvGeometry(**depthwise)
+    assert graph.region("project").geometry == ConvGeometry(n=2, h=9, w=8, c=4, oc=4)
+    assert graph.region("grouped").geometry == ConvGeometry(**grouped)
+    assert graph.region("fc").geometry == ConvGeometry(n=2, h=1, w=1, c=6, oc=5)
+    assert graph.region("pool").geometry is None
+    assert [r.output_shape for r in graph.regions] == [
+        (2, 9, 8, 4),
+        (2, 9, 8, 4),
+        (2, 9, 8, 4),
+        (2, 3, 8, 6),
+        (2, 6),
+        (2, 5),
+    ]
+    assert [r.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
+    assert [r.anchored for r in graph.regions] == [True] * 6
+
+
+def test_filters_in_the_order_of_the_im2col_vector():
+    """[OC, K] with K over (kh, kw, c): what a program multiplies with."""
+    found = filters(frontend.from_onnx(residual_network()))
+    assert set(found) == {"stem", "dw", "project", "grouped", "fc"}
+    np.testing.assert_array_equal(found["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27))
+    np.testing.assert_array_equal(found["fc"], weight(5, 6))
+
+
+def test_the_digest_follows_shapes_and_names_but_not_weights():
+    model = residual_network()
+    digest = regions(model).digest
+    other = residual_network()
+    other.graph.initializer[0].raw_data = weight(7, 4, 3, 3, 3)[0].tobytes()
+    assert regions(other).digest == digest
+    assert regions(residual_network(stem="root")).digest != digest
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.one_of(
+            st.text("ab./:-_ 0é", min_size=1, max_size=5),
+            st.sampled_from(["lv", "lv1", "gv", "gv1", "R", "main", "block.0/conv.1", "x", "7", "a.out", "a_", "maximum"]),
+        ),
+        min_size=3,
+        max_size=3,
+        unique=True,
+    )
+)
+def test_layers_keep_the_names_of_their_nodes(given_names):
+    """Whatever the characters: the middle layer, the last one, whose result leaves, and what is between."""
+    first, last, activation = given_names
+    nodes = [
+        node("Conv", "x w0 b", "a", first),
+        node("Relu", "a", "r", activation),
+        node("Conv", "r w1", "y", last),
+    ]
+    weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1), "b": weight(4)}
+    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"]))
+    assert [r.name for r in graph.regions] == [first, last]
+    assert graph.outputs == (last,)
+
+
+def conv_pair(first: str, last: str) -> onnx.ModelProto:
+    nodes = [node("Conv", "x w0", "a", first), node("Conv", "a w1", "y", last)]
+    return onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"])
+
+
+def test_names_that_differ_only_in_signs():
+    assert [r.name for r in regions(conv_pair("a/b", "a.b")).regions] == ["a/b", "a.b"]
+
+
+def test_layers_without_names_get_distinct_ones():
+    model = conv_pair("", "")
+    names = [r.name for r in regions(model).regions]
+    assert len(set(names)) == 2 and all(names)
+    assert [r.name for r in regions(model).regions] == names
+
+
+def test_two_layers_of_one_name_are_refused():
+    with pytest.raises(UnsupportedOpError, match=r"two layers carry the same name.*; rename"):
+        regions(conv_pair("conv", "conv"))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Softmax", "ReduceMean"])
+def test_a_last_layer_without_weights_keeps_its_name(op):
+    attributes = {"kernel_shape": [2, 2]} if op == "MaxPool" else {}
+    nodes = [node("Conv", "x w", "a", "first"), node(op, "a", "y", "last/one", **attributes)]
+    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
+    assert [r.name for r in graph.regions] == ["first", "last/one"]
+
+
+def test_several_results():
+    nodes = [
+        node("Conv", "x w0", "a"),
+        node("Relu", "a", "r"),
+        node("Conv", "r w1", "b"),
+        node("GlobalAveragePool", "r", "c"),
+    ]
+    weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}
+    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["b", "c"]))
+    assert {r.name for r in graph.regions} >= {"a", "b", "c"}
+    assert set(graph.outputs) == {"b", "c"}
+    assert all(life.pinned == (life.name in ("b", "c", "%x")) for life in graph.liveness("fp16").lifetimes)
+
+
+def test_an_operator_with_several_results_is_refused():
+    nodes = [node("Conv", "x w", "a"), helper.make_node("Split", ["a"], ["p", "q"], "halves", axis=1)]
+    nodes.append(node("Add", "p q", "y"))
+    model = onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"])
+    with pytest.raises(UnsupportedOpError, match="'halves': split is not supported"):
+        regions(model)
+
+
+@I.ir_module
+class Dynamic:
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        with R.dataflow():
+            y = R.nn.softmax(x)
+            R.output(y)
+        return y
+
+
+def test_a_dynamic_shape_is_refused():
+    with pytest.raises(UnsupportedOpError, match=r"dynamic shape; fix it with --shape"):
+        extract_regions(Dynamic)
+
+
+@I.ir_module
+class Nchw:
+    @R.function
+    def main(x: R.Tensor((1, 4, 3, 3), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, R.const(np.ones((2, 4, 1, 1), np.float32)))
+            R.output(conv)
+        return conv
+
+
+def test_what_is_not_canonical_is_refused():
+    with pytest.raises(UnsupportedOpError, match="'conv': NCHW convolution is not canonical"):
+        extract_regions(Nchw)
+
+
+def test_an_unknown_region_lists_near_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown region 'projet'; did you mean project"):
+        regions(residual_network()).region("projet")

@@ -146,7 +146,6 @@ class ResidualGrouped:
 def test_rewrite(before, expected):
     after = GroupKernels()(before)
     tvm.ir.assert_structural_equal(after, expected)
-    assert after["main"].body.body.name == before["main"].body.body.name
     tvm.ir.assert_structural_equal(GroupKernels()(after), after)
     runs_alike(before)
 
@@ -186,7 +185,7 @@ class AfterOpaque:
 
 @I.ir_module
 class TwoReaders:
-    """Both convolutions read the activation: it belongs to its own convolution, the readers to none."""
+    """Two convolutions read the activation: it stays with the one that made it."""
 
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
@@ -275,7 +274,16 @@ class Gathered:
         (Residual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
         (Epilogue, [["conv", "sum", "scaled", "y"]], []),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+    ids=[
+        "after-opaque",
+        "two-readers",
+        "two-activations",
+        "early-reader",
+        "detour",
+        "gathered",
+        "residual",
+        "epilogue",
+    ],
 )
 def test_which_operators_share_a_kernel(mod, expected, stored):
     assert grouping(mod) == expected
@@ -355,7 +363,7 @@ def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     assert mod["main"].body.body in known
 
 
-@settings(max_examples=12)
+@settings(max_examples=25)
 @given(graphs_of_operators(opaque=False))
 def test_any_graph_keeps_its_values(mod):
     runs_alike(mod)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from timing_programs import act_all, comp, loop, program, read, write
 
-from pimflow.core.program import Affine
+from pimflow.core.commands import Affine
 from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.checker import count_violations, violations
 from pimflow.simulators.timing import issued

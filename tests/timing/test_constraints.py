@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from timing_programs import act, act_all, comp, loop, program, read, with_timing, write
 
-from pimflow.core.program import Node
+from pimflow.core.commands import Node
 from pimflow.hardware.pim import COMMANDS, Constraint, PimSpec
 from pimflow.simulators.checker import violations
 from pimflow.simulators.timing import issued, time_program

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timing_programs import GANGS, act, comp, loop, program, read, with_timing, write
 
-from pimflow.core.program import Affine, Comp, GAct, Loop, Node, PimProgram
+from pimflow.core.commands import Affine, Comp, GAct, Loop, Node
+from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.checker import count_violations, violations
 from pimflow.simulators.timing import issued, time_program, time_trace

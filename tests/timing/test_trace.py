@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing_programs import act, act_all, comp, program, read, write
 
-from pimflow.core.program import Affine, Loop
+from pimflow.core.commands import Affine, Loop
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.trace import Trace, expand_to_pim
 

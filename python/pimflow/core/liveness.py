@@ -74,7 +74,11 @@ class Liveness:
             end[name] = len(steps)
         lifetimes = [
             Lifetime(
-                name=name, begin=begin[name], end=end[name], size_bytes=size_bytes[name], pinned=name in pinned
+                name=name,
+                begin=begin[name],
+                end=end[name],
+                size_bytes=size_bytes[name],
+                pinned=name in pinned,
             )
             for name in begin
         ]

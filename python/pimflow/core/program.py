@@ -8,98 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from pimflow.core.commands import (
+    Affine,
+    Command,
+    Comp,
+    GAct,
+    Gwrite,
+    Node,
+    check_size,
+    encode,
+    expand,
+    leaves,
+    parse_nodes,
+    print_nodes,
+)
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
-MAX_DEPTH = 4
 FORMAT = "pimprog/1"
-_SIZE_LIMIT = 1 << 31
-
-
-@dataclass(frozen=True)
-class Affine:
-    """``base + sum(coefficient[d] * i[d])`` over the enclosing loops' counters, outermost first."""
-
-    base: int
-    coefficients: tuple[int, ...] = ()
-
-    def at(self, counters: tuple[int, ...]) -> int:
-        return self.base + sum(c * i for c, i in zip(self.coefficients, counters))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gwrite:
-    """Fill global buffer `buffer` with im2col vectors, one beside the other.
-
-    Slot ``s`` (of `pixels`) takes columns ``[s*columns, (s+1)*columns)``: elements
-    ``[k, k + columns*elements_per_column)`` of the im2col vector of output pixel ``pixel + s``, zero
-    where the window lies in padding or beyond the reduction.
-    """
-
-    buffer: int
-    pixel: Affine
-    pixels: int
-    k: Affine
-    columns: int
-
-    @property
-    def bursts(self) -> int:
-        return self.pixels * self.columns
-
-
-@dataclass(frozen=True, kw_only=True)
-class GAct:
-    """Open `row` in the banks of gang `gang`."""
-
-    gang: int
-    row: Affine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comp:
-    """`count` COMPs on consecutive columns from `column` of the open row `row`, with buffer `buffer`."""
-
-    buffer: int
-    row: Affine
-    column: Affine
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Readres:
-    """Read and clear the latches of `buffer`: bank ``b`` holds output channel ``channel + b`` of `pixel`."""
-
-    buffer: int
-    pixel: Affine
-    channel: Affine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """`extent` times `body`, in order."""
-
-    extent: int
-    body: tuple[Node, ...]
-
-
-Node = Gwrite | GAct | Comp | Readres | Loop
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of the expanded stream; fields that a command lacks are -1."""
-
-    name: str
-    gang: int = -1
-    buffer: int = -1
-    row: int = -1
-    column: int = -1
-    bursts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +83,7 @@ class PimProgram:
 
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
-        yield from _expand(self.channels[channel], (), self.readres_bursts)
+        yield from expand(self.channels[channel], (), self.readres_bursts)
 
     def encoded(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.
@@ -160,7 +93,7 @@ class PimProgram:
         """
         words: list[int] = []
         for node in self.channels[channel]:
-            _encode(node, words)
+            encode(node, words)
         return np.asarray(words, dtype=np.int64)
 
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +128,7 @@ class PimProgram:
         lines = [json.dumps(header)[:-1] + ', "channels": [']
         for index, nodes in enumerate(self.channels):
             lines.append(" [")
-            _print(nodes, "  ", lines)
+            print_nodes(nodes, "  ", lines)
             lines.append(" ]," if index + 1 < len(self.channels) else " ]")
         lines.append("]}")
         return "\n".join(lines) + "\n"
@@ -223,13 +156,24 @@ class PimProgram:
                 for key, value in table.pop("geometry").items()
             }
             channels = tuple(
-                _parse_body(nodes, 0, f"channel {index}") for index, nodes in enumerate(table.pop("channels"))
+                parse_nodes(nodes, 0, f"channel {index}") for index, nodes in enumerate(table.pop("channels"))
             )
             program = cls(**table, geometry=ConvGeometry(**geometry), channels=channels)
             program.validate()
         except ValueError as error:
             raise TraceError(f"{where}: {error}") from error
         return program
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> PimProgram:
+        """Read a ``.pimprog`` file; raises `TraceError`."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path}: not a text file") from error
+        return cls.from_json(text, str(path))
 
     def validate(self) -> None:
         """Raise `ValueError` for what cannot be executed.
@@ -244,7 +188,7 @@ class PimProgram:
             raise ValueError("no channels")
         for index, nodes in enumerate(self.channels):
             try:
-                for node, extents in _leaves(nodes, ()):
+                for node, extents in leaves(nodes, ()):
                     self._validate_node(node, extents)
             except ValueError as error:
                 raise ValueError(f"channel {index}: {error}") from None
@@ -257,32 +201,32 @@ class PimProgram:
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "readres_bursts")
         for name in positive:
-            _check_size(name, getattr(self, name), 1)
+            check_size(name, getattr(self, name), 1)
         for name in ("pixel_begin", "pixel_end", "row_begin", "rows"):
-            _check_size(name, getattr(self, name), 0)
+            check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
         for name, value in self.geometry.__dict__.items():
             least = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
-                _check_size(f"geometry.{name}", value, least)
+                check_size(f"geometry.{name}", value, least)
             elif not isinstance(value, tuple) or len(value) != length:
                 raise ValueError(f"field 'geometry.{name}' is not a list of {length}")
             else:
                 for item in value:
-                    _check_size(f"geometry.{name}", item, least)
+                    check_size(f"geometry.{name}", item, least)
 
     def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
         for name in ("pixels", "columns", "count"):
             if hasattr(node, name):
-                _check_size(name, getattr(node, name), 1)
+                check_size(name, getattr(node, name), 1)
 
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
             if len(affine.coefficients) > len(extents):
                 raise ValueError(f"{what} of {type(node).__name__} uses more loops than enclose it")
             for coefficient in affine.coefficients:
-                _check_size(f"{what} coefficient", abs(coefficient), 0)
+                check_size(f"{what} coefficient", abs(coefficient), 0)
             reach = [c * (n - 1) for c, n in zip(affine.coefficients, extents)]
             low = affine.base + sum(min(0, r) for r in reach)
             high = affine.base + sum(max(0, r) for r in reach)
@@ -330,78 +274,6 @@ class MemoryImage:
         return int((self.table >= 0).sum()) * self.pages[0].nbytes if len(self.pages) else 0
 
 
-def _expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> Iterator[Command]:
-    for node in nodes:
-        if isinstance(node, Loop):
-            for i in range(node.extent):
-                yield from _expand(node.body, (*counters, i), readres)
-        elif isinstance(node, Gwrite):
-            yield Command("GWRITE", buffer=node.buffer, bursts=node.bursts)
-        elif isinstance(node, GAct):
-            yield Command("G_ACT", gang=node.gang, row=node.row.at(counters))
-        elif isinstance(node, Comp):
-            row, first = node.row.at(counters), node.column.at(counters)
-            for column in range(first, first + node.count):
-                yield Command("COMP", buffer=node.buffer, row=row, column=column)
-        else:
-            yield Command("READRES", buffer=node.buffer, bursts=readres)
-
-
-def _leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            _check_size("extent", node.extent, 1)
-            if len(extents) == MAX_DEPTH:
-                raise ValueError(f"loops are nested deeper than {MAX_DEPTH}")
-            yield from _leaves(node.body, (*extents, node.extent))
-        else:
-            yield node, extents
-
-
-def _check_size(name: str, value: object, least: int) -> None:
-    if type(value) is not int or not least <= value < _SIZE_LIMIT:
-        raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
-
-
-_OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
-_NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
-_TEXT = {cls: name for name, cls in _NAMES.items()}
-
-
-def _encode(node: Node, words: list[int]) -> None:
-    start = len(words)
-    words += [_OPCODES[type(node)], 0]
-    if isinstance(node, Loop):
-        words.append(node.extent)
-        for child in node.body:
-            _encode(child, words)
-    else:
-        for name in node.__dataclass_fields__:
-            value = getattr(node, name)
-            if isinstance(value, Affine):
-                words.append(value.base)
-                words += [*value.coefficients, *[0] * (MAX_DEPTH - len(value.coefficients))]
-            else:
-                words.append(value)
-    words[start + 1] = len(words) - start
-
-
-def _print(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
-    for index, node in enumerate(nodes):
-        comma = "," if index + 1 < len(nodes) else ""
-        if isinstance(node, Loop):
-            lines.append(f'{indent}["LOOP", {node.extent}, [')
-            _print(node.body, indent + " ", lines)
-            lines.append(f"{indent}]]{comma}")
-        else:
-            operands = [
-                [value.base, *value.coefficients] if isinstance(value, Affine) else value
-                for value in node.__dict__.values()
-            ]
-            lines.append(f"{indent}{json.dumps([_TEXT[type(node)], *operands])}{comma}")
-
-
 def _check_names(what: str, table: object, cls: type) -> None:
     if not isinstance(table, dict):
         raise ValueError(f"{what} {table!a:.60} is not a table")
@@ -411,32 +283,3 @@ def _check_names(what: str, table: object, cls: type) -> None:
             raise ValueError(f"{what} '{f.name}' is missing")
     for name in sorted(table.keys() - {f.name for f in fields}):
         raise ValueError(f"{what} '{name}' is unknown")
-
-
-def _parse_body(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
-    if not isinstance(nodes, list):
-        raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
-    return tuple(_parse(node, depth, where) for node in nodes)
-
-
-def _parse(node: object, depth: int, where: str) -> Node:
-    if not isinstance(node, list) or not node or not isinstance(node[0], str) or node[0] not in _NAMES:
-        raise ValueError(f"{where}: {node!a:.60} is no command")
-    cls, operands = _NAMES[node[0]], node[1:]
-    if cls is Loop:
-        if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
-            raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
-        return Loop(extent=operands[0], body=_parse_body(operands[1], depth + 1, where))
-    fields = cls.__dataclass_fields__
-    if len(operands) != len(fields):
-        raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")
-    values = {}
-    for (name, spec), value in zip(fields.items(), operands):
-        affine = spec.type == "Affine"
-        numbers = value if affine else [value]
-        if not isinstance(numbers, list) or not numbers or any(type(v) is not int for v in numbers):
-            raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
-        if affine and len(numbers) > depth + 1:
-            raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
-        values[name] = Affine(value[0], tuple(value[1:])) if affine else value
-    return cls(**values)

@@ -52,7 +52,7 @@ class System:
 
     def __post_init__(self) -> None:
         positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
-        not_negative(pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns)
+        not_negative(pim_launch_ns=self.pim_launch_ns)
         if not 0 <= self.pim_channels < self.gpu.memory_channels:
             raise ValueError(
                 f"pim_channels {self.pim_channels} leaves the GPU no channel of its "

@@ -1,0 +1,197 @@
+"""DRAM-PIM commands as nodes of a loop nest, and their expanded, encoded and text forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_DEPTH = 4
+_SIZE_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``base + sum(coefficient[d] * i[d])`` over the enclosing loops' counters, outermost first."""
+
+    base: int
+    coefficients: tuple[int, ...] = ()
+
+    def at(self, counters: tuple[int, ...]) -> int:
+        return self.base + sum(c * i for c, i in zip(self.coefficients, counters))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gwrite:
+    """Fill global buffer `buffer` with im2col vectors, one beside the other.
+
+    Slot ``s`` (of `pixels`) takes columns ``[s*columns, (s+1)*columns)``: elements
+    ``[k, k + columns*elements_per_column)`` of the im2col vector of output pixel ``pixel + s``, zero
+    where the window lies in padding or beyond the reduction.
+    """
+
+    buffer: int
+    pixel: Affine
+    pixels: int
+    k: Affine
+    columns: int
+
+    @property
+    def bursts(self) -> int:
+        return self.pixels * self.columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAct:
+    """Open `row` in the banks of gang `gang`."""
+
+    gang: int
+    row: Affine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comp:
+    """`count` COMPs on consecutive columns from `column` of the open row `row`, with buffer `buffer`."""
+
+    buffer: int
+    row: Affine
+    column: Affine
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readres:
+    """Read and clear the latches of `buffer`: bank ``b`` holds output channel ``channel + b`` of `pixel`."""
+
+    buffer: int
+    pixel: Affine
+    channel: Affine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """`extent` times `body`, in order."""
+
+    extent: int
+    body: tuple[Node, ...]
+
+
+Node = Gwrite | GAct | Comp | Readres | Loop
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the expanded stream; fields that a command lacks are -1."""
+
+    name: str
+    gang: int = -1
+    buffer: int = -1
+    row: int = -1
+    column: int = -1
+    bursts: int = 0
+
+
+def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> Iterator[Command]:
+    """Commands of `nodes`, loops run; `readres` is the bursts of one READRES."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            for i in range(node.extent):
+                yield from expand(node.body, (*counters, i), readres)
+        elif isinstance(node, Gwrite):
+            yield Command("GWRITE", buffer=node.buffer, bursts=node.bursts)
+        elif isinstance(node, GAct):
+            yield Command("G_ACT", gang=node.gang, row=node.row.at(counters))
+        elif isinstance(node, Comp):
+            row, first = node.row.at(counters), node.column.at(counters)
+            for column in range(first, first + node.count):
+                yield Command("COMP", buffer=node.buffer, row=row, column=column)
+        else:
+            yield Command("READRES", buffer=node.buffer, bursts=readres)
+
+
+def leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            check_size("extent", node.extent, 1)
+            if len(extents) == MAX_DEPTH:
+                raise ValueError(f"loops are nested deeper than {MAX_DEPTH}")
+            yield from leaves(node.body, (*extents, node.extent))
+        else:
+            yield node, extents
+
+
+def check_size(name: str, value: object, least: int) -> None:
+    """Raise `ValueError` unless `value` is an integer from `least` on that fits the C++ core."""
+    if type(value) is not int or not least <= value < _SIZE_LIMIT:
+        raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
+
+
+_OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
+_NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
+_TEXT = {cls: name for name, cls in _NAMES.items()}
+
+
+def encode(node: Node, words: list[int]) -> None:
+    """Append the int64 words of `node`; see `PimProgram.encoded`."""
+    start = len(words)
+    words += [_OPCODES[type(node)], 0]
+    if isinstance(node, Loop):
+        words.append(node.extent)
+        for child in node.body:
+            encode(child, words)
+    else:
+        for name in node.__dataclass_fields__:
+            value = getattr(node, name)
+            if isinstance(value, Affine):
+                words.append(value.base)
+                words += [*value.coefficients, *[0] * (MAX_DEPTH - len(value.coefficients))]
+            else:
+                words.append(value)
+    words[start + 1] = len(words) - start
+
+
+def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
+    """Append the ``.pimprog`` lines of `nodes`."""
+    for index, node in enumerate(nodes):
+        comma = "," if index + 1 < len(nodes) else ""
+        if isinstance(node, Loop):
+            lines.append(f'{indent}["LOOP", {node.extent}, [')
+            print_nodes(node.body, indent + " ", lines)
+            lines.append(f"{indent}]]{comma}")
+        else:
+            operands = [
+                [value.base, *value.coefficients] if isinstance(value, Affine) else value
+                for value in node.__dict__.values()
+            ]
+            lines.append(f"{indent}{json.dumps([_TEXT[type(node)], *operands])}{comma}")
+
+
+def parse_nodes(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
+    """The inverse of `print_nodes`, from parsed JSON; `ValueError` naming the command at fault."""
+    if not isinstance(nodes, list):
+        raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
+    return tuple(_parse(node, depth, where) for node in nodes)
+
+
+def _parse(node: object, depth: int, where: str) -> Node:
+    if not isinstance(node, list) or not node or not isinstance(node[0], str) or node[0] not in _NAMES:
+        raise ValueError(f"{where}: {node!a:.60} is no command")
+    cls, operands = _NAMES[node[0]], node[1:]
+    if cls is Loop:
+        if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
+            raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
+        return Loop(extent=operands[0], body=parse_nodes(operands[1], depth + 1, where))
+    fields = cls.__dataclass_fields__
+    if len(operands) != len(fields):
+        raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")
+    values = {}
+    for (name, spec), value in zip(fields.items(), operands):
+        affine = spec.type == "Affine"
+        numbers = value if affine else [value]
+        if not isinstance(numbers, list) or not numbers or any(type(v) is not int for v in numbers):
+            raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
+        if affine and len(numbers) > depth + 1:
+            raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
+        values[name] = Affine(value[0], tuple(value[1:])) if affine else value
+    return cls(**values)
