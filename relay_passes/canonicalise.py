@@ -7,6 +7,7 @@ from tvm import relax
 
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.push_bias import PushBias
 from pimflow.relay_passes.recognise_clip import RecogniseClip
 from pimflow.relay_passes.sink_layout import SinkLayout
 
@@ -17,7 +18,7 @@ ANCHORS = ("nn.conv2d", "matmul")
 class Canonicalise:
     """Inference-time graph in NHWC.
 
-    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, convolutions are
+    Batch normalisation and constants are folded, biases are pushed to where they are free, clamps are ``clip`` or ``relu``, convolutions are
     NHWC with OHWI filters, and convolutions and matrix products keep the names they came with.
 
     Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.
@@ -39,6 +40,7 @@ class Canonicalise:
                 SinkLayout(),
                 EvaluateConstants(),
                 transform.FoldConstant(),
+                PushBias(),
                 transform.CanonicalizeBindings(),
                 transform.DeadCodeElimination(["main"]),
             ]

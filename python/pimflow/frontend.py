@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import onnx
@@ -52,8 +53,14 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
     Raises
     ------
     ModelError, UnsupportedOpError
-        If TVM cannot import it, also after ONNX Runtime has folded what depends on shapes only.
+        If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
+        depends on shapes only.
     """
+    counts = Counter(node.name for node in model.graph.node if node.name)
+    shared = next((name for name, count in counts.items() if count > 1), None)
+    if shared is not None:
+        name = model.graph.name
+        raise ModelError(f"model '{name}': {counts[shared]} nodes are named '{shared}'; rename them")
     model = _inference_graph(model)
     try:
         return _canonical(model)
@@ -175,14 +182,14 @@ def _inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = same.get(name, name)
-        skipped = node.op_type == "Identity" or (
+        skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
             node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
         )
         if skipped and node.output[0] not in outputs:
             same[node.output[0]] = node.input[0]
         elif skipped:
             nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
-        elif node.op_type == "Sum" and len(node.input) > 1:
+        elif node.op_type == "Sum":
             nodes += _additions(node)
         else:
             nodes.append(node)

@@ -138,7 +138,10 @@ def test_special_values(layer, dtype, seed, kinds):
         operand[some] = rng.choice(chosen, some.sum())
     expected = in_hardware_order(x, w, layer.window, dtype, layer.lanes)
     for schedule in layer.schedules[::2]:
-        np.testing.assert_array_equal(run(layer, schedule, x, w), expected)
+        result = run(layer, schedule, x, w)
+        np.testing.assert_array_equal(result, expected)
+        number = ~np.isnan(expected)
+        assert (np.signbit(result) == np.signbit(expected))[number].all(), "zeros have a sign, too"
 
 
 def test_every_half_and_every_tie_is_rounded_like_numpy():
@@ -220,6 +223,26 @@ def test_pages_hold_every_weight(layer):
     expected, times = np.unique(weights[weights != 0], return_counts=True)
     np.testing.assert_array_equal(values, expected)
     assert len(set((copies / times).tolist())) == 1
+
+
+@pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
+def test_rows_without_weights_are_zero(layer):
+    x, w = layer.operands()
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        image = layer.image(program, w)
+        empty = replace(image, table=np.full_like(image.table, -1))
+        assert (execute(program, empty, x) == 0).all()
+
+
+def test_programs_do_not_grow_with_the_map():
+    """Loops, not lists: the same nodes for 30 pixels and for 3000, but for the last rounds."""
+    for layer in (POINTWISE, LONG):
+        _, height, width, c = layer.x_shape
+        large = replace(layer, x_shape=(1, 10 * height, 10 * width, c))
+        for schedule in layer.schedules:
+            words, of_large = (len(one.lowered(schedule).packed()[0]) for one in (layer, large))
+            assert of_large < 3 * words, str(schedule)
 
 
 # ---- legality and sanity of what is handed over ----

@@ -194,6 +194,21 @@ def test_ranges_are_of_all_rounds():
             program.validate()
 
 
+def test_other_pixels_are_out_of_range():
+    """A program reads and writes its own pixels alone."""
+    part = replace(LOWERED, pixel_begin=5, pixel_end=9)
+    for pixel in range(16):
+        write = Gwrite(buffer=0, pixel=Affine(pixel), pixels=2, k=Affine(0), columns=1)
+        read = Readres(buffer=0, pixel=Affine(pixel), channel=Affine(0))
+        for node, end in ((write, 8), (read, 9)):
+            program = replace(part, channels=((node,),))
+            if 5 <= pixel < end:
+                program.validate()
+            else:
+                with pytest.raises(ValueError, match=f"pixel {pixel}\\.\\.{pixel} of .* is not in \\[5, {end}\\)"):
+                    program.validate()
+
+
 def edited(**fields: object) -> str:
     """The lowered program's text with some fields replaced; `channels` by name, `None` to drop one."""
     table = json.loads(LOWERED.to_json())

@@ -1,1 +1,230 @@
-"""Being written."""
+"""Does a network from a file compute, kernel by kernel, what ONNX Runtime computes?"""
+
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from graphs import onnx_model, operators
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from tvm import relax
+
+from pimflow import frontend, pipeline, zoo
+from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
+from pimflow.relay_passes.extract_regions import extract_regions
+
+BOUND = 1e-5  # of the largest magnitude of the reference, in fp32
+
+
+def weight(*dims: int) -> np.ndarray:
+    return np.random.default_rng(dims).uniform(-1, 1, dims).astype(np.float32)
+
+
+def node(op: str, operands: str, result: str, **attributes) -> onnx.NodeProto:
+    return helper.make_node(op, operands.split(), [result], f"{result}.node", **attributes)
+
+
+def reference(model: onnx.ModelProto, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, operands)
+
+
+def matches_onnx_runtime(model: onnx.ModelProto, mod: tvm.IRModule | None = None) -> None:
+    mod = frontend.from_onnx(model) if mod is None else mod
+    operands = zoo.example_inputs(model)
+    machine = relax.VirtualMachine(pipeline.build(mod), tvm.cpu())
+    results = machine["main"](*(tvm.runtime.tensor(x) for x in operands.values()))
+    results = [results] if isinstance(results, tvm.runtime.Tensor) else results
+    for result, expected in zip(results, reference(model, operands), strict=True):
+        assert result.shape == expected.shape
+        assert abs(result.numpy() - expected).max() <= BOUND * abs(expected).max()
+
+
+def test_the_toy_of_the_zoo():
+    model, mod = frontend.load("toy")
+    matches_onnx_runtime(model, mod)
+    assert [r.name for r in extract_regions(mod).regions] == [
+        "stem.conv",
+        "block.expand.conv",
+        "block.depthwise.conv",
+        "block.project.conv",
+        "widen.conv",
+        "down.conv",
+        "pool",
+        "fc",
+    ]
+
+
+# ---- operators that the importer does not leave as they are ----
+
+CONV = node("Conv", "x w", "a")
+WEIGHTS = {"w": weight(4, 3, 3, 3), "v": weight(4, 4, 1, 1)}
+SHAPES = {"x": (1, 3, 6, 6)}
+
+
+@pytest.mark.parametrize(("operands", "additions"), [("a b", 1), ("a b a", 2), ("a b a b", 3)])
+def test_a_sum_is_additions(operands, additions):
+    nodes = [CONV, node("Conv", "a v", "b"), node("Sum", operands, "y")]
+    model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
+    mod = frontend.from_onnx(model)
+    assert operators(mod).count("add") == additions
+    assert not {"stack", "sum", "broadcast_to"} & set(operators(mod))
+    matches_onnx_runtime(model, mod)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Identity", "Dropout"])
+def test_an_operator_of_one_operand_that_does_nothing(op):
+    for nodes in ([CONV, node(op, "a", "y")], [CONV, node(op, "a", "b"), node("Relu", "b", "y")]):
+        model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
+        mod = frontend.from_onnx(model)
+        assert set(operators(mod)) <= {"permute_dims", "nn.conv2d", "nn.relu"}
+        matches_onnx_runtime(model, mod)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kind"),
+    [({"min": 0.0, "max": 6.0}, "clip"), ({"min": 0.0}, None), ({"max": 0.5}, "clip"), ({}, None)],
+)
+@pytest.mark.parametrize("opset", [6, 11, 13])
+def test_clips_of_every_opset(bounds, kind, opset):
+    """Attributes up to opset 10, operands since, where a missing one is an empty name."""
+    weights = WEIGHTS | ({} if opset < 11 else {name: np.float32(value) for name, value in bounds.items()})
+    operands = ["a"] if opset < 11 else ["a", *(name if name in bounds else "" for name in ("min", "max"))]
+    clip = helper.make_node("Clip", operands, ["y"], "clip", **(bounds if opset < 11 else {}))
+    model = onnx_model([CONV, clip], SHAPES, weights, ["y"])
+    model.opset_import[0].version = opset
+    mod = frontend.from_onnx(model)
+    assert "call_tir" not in operators(mod)
+    if kind is not None:
+        assert operators(mod).count(kind) == 1
+    if bounds == {"min": 0.0} and opset >= 11:
+        assert operators(mod).count("nn.relu") == 1
+    matches_onnx_runtime(model, mod)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", [[2, 3], [1], [-1], [0, 2]])
+def test_reductions_over_any_axes(axes, keepdims):
+    """Axes count in the file's NCHW, whatever the layout inside; without kept dimensions ranks differ."""
+    reduce = node("ReduceMean", "a", "y", axes=axes, keepdims=keepdims)
+    matches_onnx_runtime(onnx_model([CONV, reduce], SHAPES, WEIGHTS, ["y"]))
+
+
+def test_several_results_in_their_order():
+    nodes = [CONV, node("Relu", "a", "b"), node("Conv", "b v", "c"), node("GlobalMaxPool", "b", "d")]
+    matches_onnx_runtime(onnx_model(nodes, SHAPES, WEIGHTS, ["d", "a", "c"]))
+
+
+# ---- what cannot be imported ----
+
+
+def test_an_unsupported_operator_is_one_line():
+    weights = {"w": weight(1, 16, 6), "r": weight(1, 16, 4)}
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], "lstm", hidden_size=4)]
+    with pytest.raises(UnsupportedOpError, match=r"model 'net': .*LSTM") as caught:
+        frontend.from_onnx(onnx_model(nodes, {"x": (2, 1, 6)}, weights, ["y"]))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_the_importer_trips_over_is_one_line(capfd):
+    model = onnx_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
+    model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
+    with pytest.raises(ModelError, match="model 'net' cannot be imported") as caught:
+        frontend.from_onnx(model)
+    assert len(str(caught.value).splitlines()) == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_nodes_that_share_a_name_are_refused():
+    """ONNX Runtime refuses them too, so nothing could be verified."""
+    conv = helper.make_node("Conv", ["x", "w"], ["a"], "block")
+    model = onnx_model([conv, helper.make_node("Relu", ["a"], ["y"], "block")], SHAPES, WEIGHTS, ["y"])
+    with pytest.raises(ModelError, match="model 'net': 2 nodes are named 'block'; rename them"):
+        frontend.from_onnx(model)
+
+
+def test_an_unknown_network_lists_near_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown model 'mobilenet'; did you mean mobilenet-v2"):
+        frontend.load("mobilenet")
+
+
+def test_a_network_stays_as_it_was_given():
+    model = onnx_model([CONV, node("Sum", "a a", "y")], SHAPES, WEIGHTS, ["y"])
+    given_bytes = model.SerializeToString()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frontend.from_onnx(model)
+    assert model.SerializeToString() == given_bytes
+
+
+# ---- any network ----
+
+
+@st.composite
+def networks(draw):
+    """Up to eight layers over 8x8 maps of 4 channels, with every kind of branch and join."""
+    nodes, weights, maps = [], {"w_in": weight(4, 3, 1, 1)}, ["t0"]
+    nodes.append(node("Conv", "x w_in", "t0"))
+
+    def constant(*dims):
+        name = f"w{len(weights)}"
+        weights[name] = np.random.default_rng(len(weights)).uniform(0.1, 0.9, dims).astype(np.float32) - 0.4
+        return name
+
+    def operand():
+        return maps[-1 - draw(st.integers(0, min(3, len(maps) - 1)))]
+
+    kinds = ["conv", "depthwise", "norm", "relu", "relu6", "add", "sum", "concat", "pool", "gate", "bias"]
+    for index in range(1, draw(st.integers(2, 9))):
+        kind, a, out = draw(st.sampled_from(kinds)), operand(), f"t{index}"
+        if kind == "conv":
+            size, pad = draw(st.sampled_from([(1, 0), (3, 1), (5, 2)]))
+            operands = f"{a} {constant(4, 4, size, size)}" + draw(st.sampled_from(["", f" {constant(4)}"]))
+            nodes.append(node("Conv", operands, out, pads=[pad] * 4))
+        elif kind == "depthwise":
+            nodes.append(node("Conv", f"{a} {constant(4, 1, 3, 3)}", out, pads=[1] * 4, group=4))
+        elif kind == "norm":
+            scale, shift, mean = (constant(4) for _ in range(3))
+            weights[f"v{index}"] = np.array([0.5, 1, 2, 1.5], np.float32)
+            nodes.append(node("BatchNormalization", f"{a} {scale} {shift} {mean} v{index}", out))
+        elif kind == "relu":
+            nodes.append(node("Relu", a, out))
+        elif kind == "relu6":
+            weights |= {"zero": np.float32(0), "six": np.float32(6)}
+            nodes.append(node("Clip", f"{a} zero six", out))
+        elif kind in ("add", "sum"):
+            nodes.append(node(kind.capitalize(), f"{a} {operand()}", out))
+        elif kind == "concat":
+            nodes.append(node("Concat", f"{a} {operand()}", f"{out}c", axis=1))
+            nodes.append(node("Conv", f"{out}c {constant(4, 8, 1, 1)}", out))
+        elif kind == "pool":
+            op = draw(st.sampled_from(["MaxPool", "AveragePool"]))
+            nodes.append(node(op, a, out, kernel_shape=[3, 3], pads=[1] * 4))
+        elif kind == "gate":
+            nodes.append(node("GlobalAveragePool", a, f"{out}p"))
+            nodes.append(node("Sigmoid", f"{out}p", f"{out}s"))
+            nodes.append(node("Mul", f"{operand()} {out}s", out))
+        else:
+            nodes.append(node("Add", f"{a} {constant(1, 4, 1, 1)}", out))
+        maps.append(out)
+    outputs = [maps[-1], *draw(st.lists(st.sampled_from(maps[:-1]), max_size=1))]
+    return onnx_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
+
+
+@settings(max_examples=20)
+@given(networks())
+def test_any_network(model):
+    mod = frontend.from_onnx(model)
+    matches_onnx_runtime(model, mod)
+    graph = extract_regions(mod)
+    known = {"%x"}
+    for region in graph.regions:
+        assert set(region.inputs) <= known
+        known.add(region.name)
+    assert set(graph.outputs) <= known
+    if len(graph.outputs) == 1 == len(model.graph.output):
+        assert graph.outputs == (graph.regions[-1].name,)

@@ -1,0 +1,93 @@
+"""Biases of linear layers moved to where they cost nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
+
+
+@tvm.transform.module_pass(opt_level=0, name="PushBias")
+class PushBias:
+    """Biases pushed through convolutions without padding, products and additions.
+
+    A linear layer without activation, such as the projection of an inverted residual, then ends with
+    its convolution, and PIM has nothing to leave undone. A bias is pushed only if every reader takes
+    it, so no tensor is needed both with and without; the kernel that it ends in adds one anyway.
+
+    Rewrite: ``conv2d(x + b, w) + c -> conv2d(x, w) + (w*b + c)``,
+    ``(x + b) + (y + c) -> (x + y) + (b + c)``.
+    Preserves: values up to rounding, names.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # read by what takes no bias
+        for binding in main_bindings(mod):
+            if not _linear(binding.value):
+                stuck |= set(relax.analysis.free_vars(binding.value))
+        offsets: dict[relax.Var, np.ndarray] = {}  # what is yet to be added to a variable, by channel
+
+        def rewrite(builder, var, value):
+            if not _linear(value):
+                return None
+            base, offset = _pushed(value, offsets)
+            if offset is None or (var in stuck and not offsets.keys() & set(value.args)):
+                return None
+            # A variable of its own, since the base may have other readers, which see no bias.
+            new = builder.emit(base, name_hint=var.name)
+            if var not in stuck:
+                offsets[new] = offset
+                return new
+            bias = relax.const(offset.reshape((1,) * (len(shape(var)) - 1) + (-1,)))
+            return builder.emit(relax.op.add(new, bias), name_hint=f"{var.name}_out")
+
+        return rebuild(mod, rewrite)
+
+
+def _linear(value: relax.Expr) -> bool:
+    """Whether a bias of an operand becomes a bias of the result."""
+    kind = operator(value)
+    if kind == "add":
+        x, y = value.args
+        if isinstance(x, relax.Var) and isinstance(y, relax.Var):
+            return shape(x) == shape(y)
+        return isinstance(x, relax.Var) and _by_channel(y, shape(x))
+    if kind == "matmul":
+        x, matrix = value.args
+        return isinstance(x, relax.Var) and isinstance(matrix, tvm.ir.GenericConst) and matrix.value.ndim == 2
+    return (
+        kind == "nn.conv2d"
+        and int(value.attrs.groups) == 1
+        and not any(int(p) for p in value.attrs.padding)
+        and (value.attrs.data_layout, value.attrs.kernel_layout) == ("NHWC", "OHWI")
+        and isinstance(value.args[1], tvm.ir.GenericConst)
+    )
+
+
+def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
+    """Whether `expr` is a constant with one element for each entry of the last axis of `like`."""
+    if not isinstance(expr, tvm.ir.GenericConst) or not like:
+        return False
+    size = expr.value.shape
+    return len(size) <= len(like) and int(np.prod(size)) == like[-1] and int(size[-1] if size else 1) == like[-1]
+
+
+def _pushed(
+    value: relax.Call, offsets: dict[relax.Var, np.ndarray]
+) -> tuple[relax.Expr, np.ndarray | None]:
+    """What remains of a linear `value` without biases, and the bias by channel that it then needs."""
+    x, y = value.args
+    given = offsets.get(x)
+    if operator(value) == "add" and isinstance(y, relax.Var):
+        found = [o for o in (given, offsets.get(y)) if o is not None]
+        return value, sum(found) if found else None
+    if operator(value) == "add":
+        bias = y.value.numpy().reshape(-1)
+        return x, bias if given is None else given + bias
+    if given is None:
+        return value, None
+    filters = y.value.numpy()
+    matrix = filters if operator(value) == "matmul" else filters.sum(axis=(1, 2)).T
+    return value, (given.astype(np.float64) @ matrix).astype(given.dtype)
