@@ -18,8 +18,9 @@ ANCHORS = ("nn.conv2d", "matmul")
 class Canonicalise:
     """Inference-time graph in NHWC.
 
-    Batch normalisation and constants are folded, biases are pushed to where they are free, clamps are ``clip`` or ``relu``, convolutions are
-    NHWC with OHWI filters, and convolutions and matrix products keep the names they came with.
+    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, biases are pushed to
+    where they are free, convolutions are NHWC with OHWI filters, and convolutions and matrix products
+    keep the names they came with.
 
     Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.
     Preserves: values up to rounding, interface of ``main`` (its inputs and outputs stay NCHW).

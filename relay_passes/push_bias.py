@@ -70,13 +70,11 @@ def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
     """Whether `expr` is a constant with one element for each entry of the last axis of `like`."""
     if not isinstance(expr, tvm.ir.GenericConst) or not like:
         return False
-    size = expr.value.shape
-    return len(size) <= len(like) and int(np.prod(size)) == like[-1] and int(size[-1] if size else 1) == like[-1]
+    size = [int(d) for d in expr.value.shape]
+    return len(size) <= len(like) and size[-1:] == [like[-1]] and int(np.prod(size)) == like[-1]
 
 
-def _pushed(
-    value: relax.Call, offsets: dict[relax.Var, np.ndarray]
-) -> tuple[relax.Expr, np.ndarray | None]:
+def _pushed(value: relax.Call, offsets: dict[relax.Var, np.ndarray]) -> tuple[relax.Expr, np.ndarray | None]:
     """What remains of a linear `value` without biases, and the bias by channel that it then needs."""
     x, y = value.args
     given = offsets.get(x)

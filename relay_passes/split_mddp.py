@@ -51,7 +51,7 @@ class SplitMdDp:
                 pad_before=int(attrs.padding[0]),
                 pad_after=int(attrs.padding[2]),
             )
-            problem = unsplittable(window, rows)
+            problem = window.unsplittable(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
             parts = [
@@ -64,16 +64,6 @@ class SplitMdDp:
             return builder.emit(relax.op.concat(parts, axis=axis), name_hint=var.name)
 
         return rebuild(mod, rewrite)
-
-
-def unsplittable(window: RangeMap, rows: int) -> str:
-    """Why a layer cannot be split after `rows` output rows; empty if it can."""
-    if not 0 < rows < window.output_extent:
-        return f"a split needs 1 to {window.output_extent - 1} GPU rows, not {rows}"
-    for begin, end in ((0, rows), (rows, window.output_extent)):
-        if not len(window.inputs(begin, end)):
-            return f"output rows {begin}..{end - 1} read only padding"
-    return ""
 
 
 def _rows(

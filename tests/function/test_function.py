@@ -236,7 +236,7 @@ def test_rows_without_weights_are_zero(layer):
 
 
 def test_programs_do_not_grow_with_the_map():
-    """Loops, not lists: the same nodes for 30 pixels and for 3000, but for the last rounds."""
+    """Loops, not lists: a hundred times the pixels take no more nodes, but for the first and last rounds."""
     for layer in (POINTWISE, LONG):
         _, height, width, c = layer.x_shape
         large = replace(layer, x_shape=(1, 10 * height, 10 * width, c))

@@ -216,6 +216,7 @@ MUTATIONS: dict[str, tuple[Callable[[Case], Iterator[list[Node]]], set[str]]] = 
     "dropped GWRITE": (lambda c: dropped(c, Gwrite), {VALUES, COMMANDS}),
     # Where the row is still open from before, the values are right all the same.
     "dropped G_ACT": (lambda c: dropped(c, GAct), {COMMANDS}),
+    "G_ACT twice": (lambda c: edited(c, GAct, lambda n: [n, n]), {COMMANDS}),
     "COMP twice": (lambda c: edited(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
     "READRES twice": (lambda c: edited(c, Readres, lambda n: [n, n]), {VALUES, COMMANDS}),
     "READRES too early": (early_readres, {VALUES, COMMANDS}),

@@ -205,7 +205,9 @@ def test_other_pixels_are_out_of_range():
             if 5 <= pixel < end:
                 program.validate()
             else:
-                with pytest.raises(ValueError, match=f"pixel {pixel}\\.\\.{pixel} of .* is not in \\[5, {end}\\)"):
+                with pytest.raises(
+                    ValueError, match=f"pixel {pixel}\\.\\.{pixel} of .* is not in \\[5, {end}\\)"
+                ):
                     program.validate()
 
 

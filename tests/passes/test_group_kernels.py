@@ -114,9 +114,9 @@ class ResidualGrouped:
         return both
 
     @R.function(private=True)
-    def fused_pool(
-        x0: R.Tensor((1, 4, 4, 2), "float32"), x1: R.Tensor((1, 4, 4, 2), "float32")
-    ) -> R.Tensor((1, 4, 4, 2), "float32"):
+    def fused_pool(x0: R.Tensor((1, 4, 4, 2), "float32"), x1: R.Tensor((1, 4, 4, 2), "float32")) -> R.Tensor(
+        (1, 4, 4, 2), "float32"
+    ):
         R.func_attr({"Primitive": True})
         with R.dataflow():
             pool = R.nn.max_pool2d(x0, layout="NHWC")
@@ -132,9 +132,9 @@ class ResidualGrouped:
     ):
         cls = ResidualGrouped
         with R.dataflow():
-            both: R.Tuple(
-                R.Tensor((1, 4, 4, 2), "float32"), R.Tensor((1, 4, 4, 2), "float32")
-            ) = cls.fused_conv(x, y, w)
+            both: R.Tuple(R.Tensor((1, 4, 4, 2), "float32"), R.Tensor((1, 4, 4, 2), "float32")) = (
+                cls.fused_conv(x, y, w)
+            )
             sum: R.Tensor((1, 4, 4, 2), "float32") = both[0]
             conv: R.Tensor((1, 4, 4, 2), "float32") = both[1]
             next: R.Tensor((1, 4, 4, 2), "float32") = cls.fused_pool(conv, sum)

@@ -141,3 +141,18 @@ def test_reductions_of_all_axes_and_plain_transposes():
     (expected,), (got,) = run(Odd, *operands), run(after, *operands)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)  # 90 elements, summed in another order
     tvm.ir.assert_structural_equal(SinkLayout()(after), after)
+
+
+@I.ir_module
+class Flattened:
+    @R.function
+    def main(x: R.Tensor((1, 5, 6, 3), "float32")):
+        with R.dataflow():
+            a = R.permute_dims(x, axes=[0, 3, 1, 2])
+            b = R.max(a, axis=[1], keepdims=False)
+            R.output(b)
+        return b
+
+
+def test_a_reduction_that_drops_its_axes_has_no_layout_to_keep():
+    tvm.ir.assert_structural_equal(SinkLayout()(Flattened), Flattened)

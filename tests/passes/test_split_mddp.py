@@ -78,7 +78,9 @@ def test_other_layers_stay(rows):
 
 @pytest.mark.parametrize("rows", [-1, 0, 5, 6])
 def test_rows_outside_the_layer_are_refused(rows):
-    with pytest.raises(PlanError, match=f"region 'conv': a split needs 1 to 4 GPU rows, not {rows}"):
+    with pytest.raises(
+        PlanError, match=f"region 'conv': a split needs 1 to 4 of 5 rows on the GPU, not {rows}"
+    ):
         SplitMdDp({"conv": rows})(Before)
 
 

@@ -82,6 +82,16 @@ class RangeMap:
             pad_after=part.pad_after,
         )
 
+    def unsplittable(self, at: int) -> str:
+        """Why outputs cannot be computed in two parts, before and from `at` on; empty if they can."""
+        total = self.output_extent
+        if not 0 < at < total:
+            return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {at}"
+        for begin, end in ((0, at), (at, total)):
+            if not len(self.inputs(begin, end)):
+                return f"output rows {begin}..{end - 1} read only padding"
+        return ""
+
     def compose(self, inner: RangeMap, begin: int, end: int) -> Range:
         """Inputs of `inner` that outputs ``[begin, end)`` of this map read through `inner`'s outputs."""
         middle = self.inputs(begin, end)

@@ -94,7 +94,7 @@ def _checked(value: object, hint: object, where: str) -> object:
     if type(None) in args:
         (hint,) = (a for a in args if a is not type(None))
         return _checked(value, hint, where)
-    if isinstance(hint, type) and isinstance(value, hint) and type(value) is not bool:
+    if origin is None and isinstance(hint, type) and isinstance(value, hint) and type(value) is not bool:
         return value
     if hint is bool and isinstance(value, bool):
         return value

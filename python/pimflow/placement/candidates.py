@@ -71,13 +71,7 @@ class Candidates:
             return f"{region.operator} has no rows to split"
         if region.geometry.n > 1:
             return "rows of a batch are not contiguous"
-        total = region.output_rows
-        if not 0 < gpu_rows < total:
-            return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {gpu_rows}"
-        for begin, end in ((0, gpu_rows), (gpu_rows, total)):
-            if not len(region.geometry.rows.inputs(begin, end)):
-                return f"output rows {begin}..{end - 1} read only padding"
-        return ""
+        return region.geometry.rows.unsplittable(gpu_rows)
 
     def make(
         self,
