@@ -6,7 +6,7 @@ import numpy as np
 
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.lowering import Tiling, tiles_of_channel
+from pimflow.pim_backend.schedule import Tiling, tiles_of_channel
 
 NUMPY_DTYPE = {"fp16": np.float16, "fp32": np.float32}
 

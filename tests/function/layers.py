@@ -13,7 +13,8 @@ from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.pim_backend.layout import memory_image
-from pimflow.pim_backend.lowering import Schedule, lower, schedules
+from pimflow.pim_backend.lowering import lower
+from pimflow.pim_backend.schedule import Schedule, schedules
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()

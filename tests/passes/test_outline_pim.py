@@ -13,7 +13,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import PimflowError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.lowering import lower, schedules
+from pimflow.pim_backend.lowering import lower
+from pimflow.pim_backend.schedule import schedules
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.outline_pim import PROGRAM_ATTR, OutlinePim

@@ -95,7 +95,7 @@ class Rewrite:
     gpu_rows : int
         Output rows that the GPU computes, the first ones.
     schedule : str
-        Loop order of the PIM program, as `pim_backend.lowering.Schedule` prints it; empty for GPU.
+        Loop order of the PIM program, as `pim_backend.schedule.Schedule` prints it; empty for GPU.
     """
 
     mode: str

@@ -12,8 +12,9 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph, convolution_kernel
 from pimflow.errors import PlanError
 from pimflow.hardware import System
-from pimflow.pim_backend import lowering
 from pimflow.pim_backend.capability import refusal
+from pimflow.pim_backend.lowering import lower
+from pimflow.pim_backend.schedule import Schedule, schedules
 from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost, kernel_energy_pj
 from pimflow.simulators.timing import TimingResult, time_program
@@ -44,7 +45,7 @@ class Candidates:
     def __init__(self, graph: RegionGraph, system: System, simulated: Candidates | None = None):
         self.graph, self.system = graph, system
         self._runs: dict[tuple, PimRun] = simulated._runs if simulated else {}
-        self._best: dict[ConvGeometry, list[lowering.Schedule]] = simulated._best if simulated else {}
+        self._best: dict[ConvGeometry, list[Schedule]] = simulated._best if simulated else {}
         self._kernels: dict[tuple[Kernel, int], KernelCost] = simulated._kernels if simulated else {}
 
     def all(self, region: Region) -> list[Candidate]:
@@ -208,10 +209,10 @@ class Candidates:
         runs = [self._run(region, gpu_rows, s) for s in self._best[geometry]]
         return min(runs, key=lambda run: run.timing.time_ns)
 
-    def _schedules(self, geometry: ConvGeometry) -> list[lowering.Schedule]:
-        return lowering.schedules(geometry, self.system.pim, self.system.dtype)
+    def _schedules(self, geometry: ConvGeometry) -> list[Schedule]:
+        return schedules(geometry, self.system.pim, self.system.dtype)
 
-    def _run(self, region: Region, gpu_rows: int, schedule: lowering.Schedule) -> PimRun:
+    def _run(self, region: Region, gpu_rows: int, schedule: Schedule) -> PimRun:
         key = (region.geometry, gpu_rows, schedule)
         if key not in self._runs:
             program = self.program(region, gpu_rows, schedule)
@@ -219,11 +220,9 @@ class Candidates:
             self._runs[key] = PimRun(program=program, timing=timing)
         return self._runs[key]
 
-    def program(
-        self, region: Region, gpu_rows: int, schedule: lowering.Schedule, row_begin: int = 0
-    ) -> PimProgram:
+    def program(self, region: Region, gpu_rows: int, schedule: Schedule, row_begin: int = 0) -> PimProgram:
         geometry = region.geometry
-        return lowering.lower(
+        return lower(
             geometry,
             self.system.pim,
             region=region.name,
@@ -236,7 +235,7 @@ class Candidates:
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
-        schedule = next(s for s in self._schedules(region.geometry) if str(s) == candidate.rewrite.schedule)
+        schedule = Schedule.parse(candidate.rewrite.schedule)
         return self.program(region, candidate.rewrite.gpu_rows, schedule, row_begin)
 
     def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
