@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,18 @@ LIBRARY, PLAN, REPORT, INTERFACE = "model.so", "plan.json", "report.json", "inte
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """Inputs of a compiled network, in order: name to shape and dtype."""
+    """What a compiled directory takes.
+
+    Attributes
+    ----------
+    inputs : dict of str to (tuple of int, str)
+        Shape and dtype of every input, in order.
+    library_sha256 : str
+        Digest of the library: loading a damaged one would end the process.
+    """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
+    library_sha256: str = ""
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -37,15 +47,16 @@ class Interface:
             inputs = {
                 name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()
             }
+            digest = table["library_sha256"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"{directory} is no compiled network; make one with 'pimflow compile'"
             ) from error
-        return cls(inputs=inputs)
+        return cls(inputs=inputs, library_sha256=digest)
 
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
-        return json.dumps({"inputs": inputs}, indent=1) + "\n"
+        return json.dumps({"inputs": inputs, "library_sha256": self.library_sha256}, indent=1) + "\n"
 
 
 @contextlib.contextmanager
@@ -112,7 +123,8 @@ def write(
         store(executable, directory / LIBRARY)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (directory / INTERFACE).write_text(interface.to_json(), encoding="utf-8")
+        sealed = replace(interface, library_sha256=_sha256(directory / LIBRARY))
+        (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
         (directory / "programs").mkdir()
         for region, program in programs.items():
             stem = re.sub(r"[^\w.-]", "_", region)
@@ -152,6 +164,10 @@ def run(directory: str | os.PathLike, inputs: Mapping[str, np.ndarray]) -> list[
                 f"{path}: input '{name}' has shape {shape} and dtype {dtype}, not {array.shape} {array.dtype}"
             )
         arrays.append(array.astype(dtype))
-    if not (path / LIBRARY).exists():
-        raise ArtifactError(f"{path}: {LIBRARY} is missing; compile again")
+    if not (path / LIBRARY).exists() or _sha256(path / LIBRARY) != interface.library_sha256:
+        raise ArtifactError(f"{path}: {LIBRARY} is missing or damaged; compile again")
     return infer(load(path / LIBRARY), arrays)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -36,9 +36,13 @@ def store(executable: relax.VMExecutable, path: Path) -> None:
 
 
 def load(path: Path) -> tvm.runtime.Module:
-    """Read what `store` wrote."""
-    with _without_tvm_warnings():
-        return tvm.runtime.load_module(str(path))
+    """Read what `store` wrote; raises `ArtifactError` if it is not that."""
+    try:
+        with _without_tvm_warnings():
+            return tvm.runtime.load_module(str(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
+        raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error
 
 
 @contextlib.contextmanager

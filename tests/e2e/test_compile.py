@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,10 +74,20 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
     assert np.abs(np.load(tmp_path / "y.npy") - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
+def test_a_damaged_library_is_refused(toy, tmp_path):
+    shutil.copytree(toy[0], tmp_path / "copy")
+    library = tmp_path / "copy" / "model.so"
+    library.write_bytes(library.read_bytes()[:-100])
+    with pytest.raises(ArtifactError, match="compile again"):
+        api.run(tmp_path / "copy")
+
+
 def test_same_inputs_same_bytes(toy, tmp_path):
     directory, _ = toy
     api.compile("toy", tmp_path / "again")
-    for path in [directory / "plan.json", directory / "interface.json", *directory.glob("programs/*")]:
+    for path in directory.rglob("*"):
+        if path.is_dir() or path.name == "report.json":  # the report holds how long it took
+            continue
         assert path.read_bytes() == (tmp_path / "again" / path.relative_to(directory)).read_bytes()
 
 
