@@ -7,7 +7,7 @@ candidates: they cover regions, offer ports, and are made of tasks.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class Known(enum.Enum):
@@ -135,6 +135,25 @@ class Candidate:
     placed_rows: int = 0
     placed_bytes: int = 0
     workspace_bytes: int = 0
+
+    @property
+    def stays_on_pim(self) -> bool:
+        """Whether its result is finished without the GPU, so that a submission may go on with it."""
+        return not self.output.pending and all(task.resource != "gpu" for task in self.tasks)
+
+    def continued(self) -> Candidate:
+        """The same as part of a PIM submission whose last result it reads: without a launch of its own.
+
+        One submission carries several dependent regions. Unchanged if it does not begin on PIM.
+        """
+        first = [task.resource for task in self.tasks if not task.after]
+        if self.rewrite.mode != "PIM" or "gpu" in first:
+            return self
+        tasks = tuple(
+            replace(task, launch_ns=0.0, launched=False) if task.resource == "pim" else task
+            for task in self.tasks
+        )
+        return replace(self, tasks=tasks)
 
 
 @dataclass(frozen=True, kw_only=True)

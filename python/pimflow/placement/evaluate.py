@@ -61,7 +61,11 @@ def evaluate(
         energy_pj += task.energy_pj
         return end_ns
 
+    on_pim = ""  # the last region, if its PIM submission may go on
     for region, candidate in zip(graph.regions, candidates):
+        if on_pim and region.inputs[0] == on_pim:
+            candidate = candidate.continued()
+        on_pim = region.name if candidate.stays_on_pim else ""
         begin_ns = start_ns = max((ready_ns.get(name, 0.0) for name in region.inputs), default=0.0)
         for name in sorted(pending & set(region.inputs)):
             task = table.transition(name, candidate).task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import Candidate, CostTable, makespan_ns
 from pimflow.core.region import RegionGraph
 
 
@@ -16,28 +16,35 @@ class Solution:
     latency_ns: float
 
 
+# Regions whose results have something pending, and whether the last one stayed on PIM.
+State = tuple[frozenset[str], bool]
+
+
 def solve_dp(graph: RegionGraph, table: CostTable) -> Solution:
     """The fastest exact cover when regions run one after the other.
 
     Dynamic programming over the regions in order (PIMFlow, "Execution Mode and Task Size Search"; with
-    its two slips mended). The state is which live results still have something pending, so the
-    transition costs of a graph with branches are exact; on a chain that is one bit, and the recurrence
-    is the slides'.
+    its two slips mended). The state is which live results still have something pending, and whether a
+    PIM submission may go on, so transition costs are exact on graphs with branches too; on a chain the
+    recurrence is the slides'.
     """
-    consumers = graph.consumers
-    states: dict[frozenset[str], tuple[float, tuple[Candidate, ...]]] = {frozenset(): (0.0, ())}
+    states: dict[State, tuple[float, tuple[Candidate, ...]]] = {(frozenset(), False): (0.0, ())}
+    previous = ""
     for region in graph.regions:
-        following: dict[frozenset[str], tuple[float, tuple[Candidate, ...]]] = {}
-        for pending, (latency_ns, chosen) in states.items():
+        following: dict[State, tuple[float, tuple[Candidate, ...]]] = {}
+        for (pending, on_pim), (latency_ns, chosen) in states.items():
             read = pending & set(region.inputs)
+            goes_on = on_pim and region.inputs[0] == previous
             for candidate in table.candidates[region.name]:
-                cost_ns = latency_ns + table.cost(region.name, candidate).latency_ns
+                done = candidate.continued() if goes_on else candidate
+                cost_ns = latency_ns + makespan_ns(done.tasks)
                 cost_ns += sum(table.transition(name, candidate).latency_ns for name in read)
-                state = pending - read
-                if candidate.output.pending and consumers[region.name]:
-                    state |= {region.name}
+                left = pending - read
+                if candidate.output.pending:
+                    left |= {region.name}
+                state = (left, candidate.stays_on_pim)
                 if state not in following or cost_ns < following[state][0]:
                     following[state] = (cost_ns, (*chosen, candidate))
-        states = following
+        states, previous = following, region.name
     latency_ns, chosen = min(states.values(), key=lambda found: found[0])
     return Solution(candidates=chosen, latency_ns=latency_ns)
