@@ -36,16 +36,20 @@ def conventions(model: str) -> str:
     return "\n".join(rows)
 
 
+def output(script: str) -> str:
+    """What a script of this folder prints."""
+    command = [sys.executable, ROOT / "scripts" / script]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.rstrip()
+
+
 def main() -> None:
     compiled = pimflow.compile("mobilenet-v2")
     table = report.table(compiled.report, "build/mobilenet-v2")
-    bench = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "bench_pim.py"], check=True, capture_output=True, text=True
-    )
+    benches = "\n".join(output(name) for name in ("bench_pim.py", "bench_compile.py"))
     text = README.read_text(encoding="utf-8")
     text = fill(text, "compile", f"```\n{table}\n```")
     text = fill(text, "conventions", conventions("mobilenet-v2"))
-    text = fill(text, "bench", f"```\n{bench.stdout.rstrip()}\n```")
+    text = fill(text, "bench", f"```\n{benches}\n```")
     README.write_text(text, encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ from pimflow.errors import (
 )
 from pimflow.hardware import system
 from pimflow.placement import apply, search
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.extract_regions import extract_regions, filters
 from pimflow.relay_passes.kernel_groups import kernel_groups
 from pimflow.verify import verify
 
@@ -149,9 +149,8 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged():
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
         executable = pipeline.build(applied)
-        filters = api.filters(mod)
         symbols = pipeline.symbols(mod, rows, programs)
-        verify(proto, executable, symbols, filters, target, inputs).require()
+        verify(proto, executable, symbols, filters(mod), target, inputs).require()
 
 
 def test_fp32_mode_matches_to_rounding():
