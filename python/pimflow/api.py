@@ -144,8 +144,12 @@ def compile(
     if out is not None:
         artifact.check_target(out)
     plan = _plan(plan)
+    pipeline.named_target(target)  # refused before the work, not after it
     progress("loading")
     proto, mod = frontend.load(model, shapes)
+    examples = zoo.example_inputs(proto)
+    interface = artifact.Interface(inputs={n: (x.shape, str(x.dtype)) for n, x in examples.items()})
+    inputs = examples if inputs is None else interface.ordered(inputs)
     graph = extract_regions(mod, _name(model))
 
     progress("searching")
@@ -161,7 +165,6 @@ def compile(
     executable = pipeline.build(applied, target)
 
     progress("verifying")
-    inputs = dict(inputs) if inputs is not None else zoo.example_inputs(proto)
     symbols = pipeline.symbols(mod, rows, programs)
     verification = verify(proto, executable, symbols, filters(mod), target_system, inputs)
     verification.require()
@@ -176,7 +179,6 @@ def compile(
     )
     if out is not None:
         progress("writing")
-        interface = artifact.Interface(inputs={n: (tuple(x.shape), str(x.dtype)) for n, x in inputs.items()})
         artifact.write(
             out,
             executable=executable,

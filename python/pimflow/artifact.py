@@ -54,6 +54,28 @@ class Interface:
             ) from error
         return cls(inputs=inputs, library_sha256=digest)
 
+    def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """`inputs` in the network's order and dtypes.
+
+        Raises
+        ------
+        ArtifactError
+            If one is missing, unknown, of another shape, or holds no numbers.
+        """
+        for name in inputs:
+            if name not in self.inputs:
+                raise ArtifactError(f"no input '{name}'; inputs are {', '.join(self.inputs)}")
+        arrays = {}
+        for name, (shape, dtype) in self.inputs.items():
+            if name not in inputs:
+                raise ArtifactError(f"input '{name}' of shape {shape} is missing")
+            array = np.asarray(inputs[name])
+            if array.shape != shape or not np.issubdtype(array.dtype, np.number):
+                given = f"{array.shape} {array.dtype}"
+                raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {given}")
+            arrays[name] = array.astype(dtype)
+        return arrays
+
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
         return json.dumps({"inputs": inputs, "library_sha256": self.library_sha256}, indent=1) + "\n"
@@ -151,22 +173,10 @@ def run(directory: str | os.PathLike, inputs: Mapping[str, np.ndarray]) -> list[
     """
     path = Path(directory)
     interface = Interface.load(path)
-    arrays = []
-    for name in inputs:
-        if name not in interface.inputs:
-            raise ArtifactError(f"{path}: no input '{name}'; inputs are {', '.join(interface.inputs)}")
-    for name, (shape, dtype) in interface.inputs.items():
-        if name not in inputs:
-            raise ArtifactError(f"{path}: input '{name}' of shape {shape} is missing")
-        array = np.asarray(inputs[name])
-        if array.shape != shape or not np.issubdtype(array.dtype, np.number):
-            raise ArtifactError(
-                f"{path}: input '{name}' has shape {shape} and dtype {dtype}, not {array.shape} {array.dtype}"
-            )
-        arrays.append(array.astype(dtype))
+    arrays = interface.ordered(inputs)
     if not (path / LIBRARY).exists() or _sha256(path / LIBRARY) != interface.library_sha256:
         raise ArtifactError(f"{path}: {LIBRARY} is missing or damaged; compile again")
-    return infer(load(path / LIBRARY), arrays)
+    return infer(load(path / LIBRARY), list(arrays.values()))
 
 
 def _sha256(path: Path) -> str:

@@ -83,11 +83,11 @@ def lower_phases() -> list[tvm.transform.Pass]:
 TARGETS = {"llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]}}
 
 
-def register_targets() -> None:
-    """Make TVM know the targets by name."""
-    for name, config in TARGETS.items():
-        if name not in tvm.target.list_tags():
-            tvm.target.register_tag(name, config)
+def named_target(name: str) -> tvm.target.Target:
+    """The target of that name; raises `UnknownNameError` if it is none of `TARGETS`."""
+    if name not in TARGETS:
+        raise UnknownNameError("target", name, TARGETS)
+    return tvm.target.Target(TARGETS[name])
 
 
 def build(mod: tvm.IRModule, target: str = "llvm+pim") -> relax.VMExecutable:
@@ -98,9 +98,7 @@ def build(mod: tvm.IRModule, target: str = "llvm+pim") -> relax.VMExecutable:
     UnknownNameError
         If `target` is none of `TARGETS`.
     """
-    if target not in TARGETS:
-        raise UnknownNameError("target", target, TARGETS)
-    resolved = tvm.target.Target(TARGETS[target])
+    resolved = named_target(target)
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow")
     def pipeline(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:

@@ -261,5 +261,4 @@ def test_devices_are_what_their_papers_say():
     assert [newton.elements_per_column(dtype) for dtype in ("fp16", "fp32")] == [16, 8]
     assert [newton.elements_per_row(dtype) for dtype in ("fp16", "fp32")] == [512, 256]
     assert [newton.readres_bursts(dtype) for dtype in ("fp16", "fp32")] == [1, 2]
-    assert newton.bytes_per_channel == 16384 * 16 * 1024
     assert newton.tCK_ns == pytest.approx(8 / 7)

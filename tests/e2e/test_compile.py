@@ -277,6 +277,21 @@ def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
     assert "PIM" in {choice.mode for choice in compiled.plan.choices}
 
 
+def test_inputs_by_name_may_come_in_any_order(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("Sub", ["a", "b"], ["y"], name="difference")],
+        "two",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "ab"],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    a, b = np.full((1, 4), 3.0, np.float32), np.ones((1, 4), np.float32)
+    api.compile(model, tmp_path / "out", inputs={"b": b, "a": a})
+    assert (api.run(tmp_path / "out", {"b": b, "a": a})[0] == 2).all()
+    with pytest.raises(ArtifactError, match="missing"):
+        api.compile(model, inputs={"a": a})
+
+
 def test_values_beyond_fp16_say_so(toy):
     inputs = {name: x * 1e5 for name, x in zoo.example_inputs(zoo.load("toy")).items()}
     plan = _with(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")

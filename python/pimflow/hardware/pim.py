@@ -72,7 +72,8 @@ class PimSpec:
     global_buffers : int
         Global buffers per channel.
     latch_initial_value, activation_unit : bool
-        Whether a result latch can start from a bias, and whether the device applies activations.
+        Whether a result latch can start from a bias, and whether the device applies activations. The
+        lowering uses neither yet: bias and activation are charged, and run, on the GPU.
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
@@ -173,8 +174,3 @@ class PimSpec:
     def readres_bursts(self, dtype: str) -> int:
         """Column-sized bursts in which one READRES returns a result of each bank."""
         return -(-self.banks * ELEMENT_BYTES[dtype] // self.column_bytes)
-
-    @property
-    def bytes_per_channel(self) -> int:
-        row_bytes = self.columns_per_row * self.column_bytes
-        return (self.rows_per_bank - self.row_base) * self.banks * row_bytes

@@ -71,7 +71,7 @@ def search(graph: RegionGraph, system: System, simulated: Candidates | None = No
         c.rewrite.mode != "GPU" for c in mixed.candidates
     )
     solution = mixed if use_mixed else Solution(candidates=whole, latency_ns=gpu_only.latency_ns)
-    return _searched(graph, system, maker, table, solution, gpu_only)
+    return _searched(graph, system, maker, table, solution, gpu_only, mixed.latency_ns)
 
 
 def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None) -> Searched:
@@ -103,7 +103,7 @@ def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates 
         )
     latency_ns = evaluate(graph, candidates, table, system).latency_ns
     solution = Solution(candidates=candidates, latency_ns=latency_ns)
-    return _searched(graph, system, maker, table, solution, gpu_only)
+    return _searched(graph, system, maker, table, solution, gpu_only, solve_dp(graph, table).latency_ns)
 
 
 def _chosen(maker: Candidates, region, choice: Choice) -> Candidate:
@@ -121,7 +121,15 @@ def _gpu_only(graph: RegionGraph, maker: Candidates) -> tuple[Candidate, ...]:
     return tuple(maker.make(region, "GPU", gpu_channels=channels) for region in graph.regions)
 
 
-def _searched(graph, system, maker, table, solution: Solution, gpu_only: Evaluation) -> Searched:
+def _searched(
+    graph: RegionGraph,
+    system: System,
+    maker: Candidates,
+    table: CostTable,
+    solution: Solution,
+    gpu_only: Evaluation,
+    best_mixed_ns: float,
+) -> Searched:
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
@@ -142,7 +150,7 @@ def _searched(graph, system, maker, table, solution: Solution, gpu_only: Evaluat
         gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
-        lower_bound_ns=min(solve_dp(graph, table).latency_ns, gpu_only.latency_ns),
+        lower_bound_ns=min(best_mixed_ns, gpu_only.latency_ns),
     )
     return Searched(
         graph=graph,
