@@ -9,8 +9,10 @@ from setuptools.command.build_ext import build_ext
 PACKAGES = {
     "pimflow": "python/pimflow",
     "pimflow.core": "python/pimflow/core",
+    "pimflow.frontend": "python/pimflow/frontend",
     "pimflow.hardware": "python/pimflow/hardware",
     "pimflow.placement": "python/pimflow/placement",
+    "pimflow.relay": "python/pimflow/relay",
     "pimflow.zoo": "python/pimflow/zoo",
     "pimflow.relay_passes": "relay_passes",
     "pimflow.pim_backend": "pim_backend",

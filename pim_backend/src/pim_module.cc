@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "serial.h"
+
 namespace pimflow {
 namespace {
 
@@ -104,46 +106,6 @@ struct Region {
     table_tensor = ToTensor(table, flat(table.size()), kInt32);
     lanes_tensor = ToTensor(lanes, flat(lanes.size()), kFloat32);
   }
-};
-
-class Writer {
- public:
-  template <typename T>
-  void Put(const T& value) {
-    out.append(reinterpret_cast<const char*>(&value), sizeof(T));
-  }
-  template <typename Container>
-  void PutAll(const Container& values) {
-    Put<uint64_t>(values.size());
-    out.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
-  }
-  std::string out;
-};
-
-class Reader {
- public:
-  explicit Reader(const ffi::Bytes& bytes) : at_(bytes.data()), end_(bytes.data() + bytes.size()) {}
-  template <typename T>
-  T Get() {
-    T value;
-    Take(&value, sizeof(T));
-    return value;
-  }
-  template <typename Container>
-  void GetAll(Container* values) {
-    const uint64_t size = Get<uint64_t>();
-    TVM_FFI_ICHECK_LE(size, static_cast<uint64_t>(end_ - at_)) << "truncated PIM module";
-    values->resize(size);
-    Take(values->data(), size * sizeof((*values)[0]));
-  }
-
- private:
-  void Take(void* to, size_t bytes) {
-    TVM_FFI_ICHECK_LE(bytes, static_cast<size_t>(end_ - at_)) << "truncated PIM module";
-    std::memcpy(to, at_, bytes);
-    at_ += bytes;
-  }
-  const char *at_, *end_;
 };
 
 /*! \brief Called after each region with (symbol, copies of input and output), if set. */

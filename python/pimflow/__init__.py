@@ -1,6 +1,7 @@
 """A TVM back end for GPUs whose DRAM computes.
 
-Importing pimflow makes TVM able to load compiled networks: it registers the runtime of PIM regions.
+Importing pimflow extends TVM: it registers the runtime of PIM regions, so that compiled networks load, and
+the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pimflow.relay`).
 
     >>> import pimflow
     >>> compiled = pimflow.compile("mobilenet-v2", "build/mobilenet-v2")
@@ -10,9 +11,11 @@ Importing pimflow makes TVM able to load compiled networks: it registers the run
 from __future__ import annotations
 
 from pimflow import native as _native  # noqa: F401  registers the runtime
+from pimflow import tvm_extension as _tvm_extension
 from pimflow.hardware import GpuSpec, PimSpec, System, system
 
-_LAZY = {name: "pimflow.api" for name in ("Compiled", "compile", "run", "search", "simulate")}
+_PUBLIC = ("Compiled", "compile", "relax_pipeline", "run", "search", "simulate")
+_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api")
 
 __all__ = ["GpuSpec", "PimSpec", "System", "system", *_LAZY]
 
@@ -24,3 +27,6 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+_tvm_extension.install()

@@ -7,27 +7,31 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import tvm
-from tvm import relax
 
-from pimflow import artifact, frontend, pipeline, report, zoo
+from pimflow import artifact, compilation, frontend, pipeline, report, targets, zoo
+from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
+from pimflow.frontend import Network
 from pimflow.hardware import PimSpec, System, system
 from pimflow.placement import Candidates, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
-from pimflow.relay_passes.extract_regions import extract_regions, filters
+from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 from pimflow.verify import Verification, program_violations, verify
 
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
 Progress = Callable[[str], None]
+AnyPlan = Plan | Searched | str | os.PathLike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +42,18 @@ class Compiled:
     ----------
     searched : Searched
         The plan and what it rests on.
-    executable : VMExecutable
-        For the CPU, PIM regions included.
+    builds : tuple of Build
+        For the target asked for, and for the CPU that stands in for a GPU.
     programs : dict of str to PimProgram
         By region.
     verification : Verification
+        Of the target asked for where its device is there, else of the stand-in.
     report : dict
         The contents of ``report.json``.
     """
 
     searched: Searched
-    executable: relax.VMExecutable
+    builds: tuple[Build, ...]
     programs: dict[str, PimProgram]
     verification: Verification
     report: dict[str, Any]
@@ -59,52 +64,76 @@ class Compiled:
 
 
 def search(
-    model: str | os.PathLike | onnx.ModelProto | tvm.IRModule,
+    model: Model,
     target_system: System | None = None,
     *,
-    plan: Plan | str | os.PathLike | None = None,
+    plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    objective: str = "latency",
+    solver: str = "dp",
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
     Parameters
     ----------
-    model : str, path, ModelProto or IRModule
-        Name of the embedded zoo, ONNX file or model, or a canonical Relax module.
+    model : str, path, ModelProto, IRModule or ExportedProgram
+        See `frontend.load`.
     target_system : System, optional
         `pimflow.system()` by default.
-    plan : Plan or path, optional
+    plan : Plan, Searched or path, optional
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that an ONNX file leaves open.
+        Shapes of inputs that the model leaves open.
+    objective, solver : str
+        What is minimised, and by which method.
     """
-    if isinstance(model, tvm.IRModule):
-        graph = extract_regions(model, "module")
-    else:
-        graph = extract_regions(frontend.load(model, shapes)[1], _name(model))
-    return _search(graph, target_system or system(), _plan(plan))
+    network = frontend.load(model, shapes)
+    return search_network(network, target_system, plan, objective=objective, solver=solver)
 
 
-def _plan(plan: Plan | str | os.PathLike | None) -> Plan | None:
+def search_network(
+    network: Network,
+    target_system: System | None = None,
+    plan: AnyPlan | None = None,
+    *,
+    objective: str = "latency",
+    solver: str = "dp",
+) -> Searched:
+    """`search` for a network that was loaded."""
+    options = {"objective": objective, "solver": solver}
+    return _search(_regions(network), target_system or system(), _plan(plan), **options)
+
+
+def _plan(plan: AnyPlan | None) -> Plan | None:
+    if isinstance(plan, Searched):
+        return plan.plan
     return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
 
 
+def _regions(network: Network) -> RegionGraph:
+    return extract_regions(network.module, network.name)
+
+
 def _search(
-    graph: RegionGraph, target_system: System, plan: Plan | None, simulated: Candidates | None = None
+    graph: RegionGraph,
+    target_system: System,
+    plan: Plan | None,
+    simulated: Candidates | None = None,
+    **options: str,
 ) -> Searched:
     """Searched, or with `plan` applied."""
     if plan is None:
-        return search_graph(graph, target_system, simulated)
+        return search_graph(graph, target_system, simulated, **options)
     return apply_plan(graph, target_system, plan, simulated)
 
 
 def compile(
-    model: str | os.PathLike | onnx.ModelProto,
+    model: Model,
     out: str | os.PathLike | None = None,
     *,
     target_system: System | None = None,
     target: str = "llvm+pim",
-    plan: Plan | str | os.PathLike | None = None,
+    plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     emit_traces: bool = False,
@@ -114,20 +143,21 @@ def compile(
 
     Parameters
     ----------
-    model : str, path or ModelProto
-        Name of the embedded zoo, or an ONNX file or model.
+    model : str, path, ModelProto, IRModule or ExportedProgram
+        See `frontend.load`.
     out : path, optional
         Directory to write; nothing is written if None.
     target_system : System, optional
         `pimflow.system()` by default.
     target : str
-        ``llvm+pim``: the CPU stands in for the GPU.
-    plan : Plan or path, optional
+        ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
+        verified and timed, where a CUDA device is.
+    plan : Plan, Searched or path, optional
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that an ONNX file leaves open.
+        Shapes of inputs that the model leaves open.
     inputs : mapping of str to ndarray, optional
-        What verification runs on; `zoo.example_inputs` by default.
+        What verification runs on; drawn by `zoo.example_arrays` by default.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     progress : callable
@@ -144,30 +174,27 @@ def compile(
     if out is not None:
         artifact.check_target(out)
     plan = _plan(plan)
-    pipeline.named_target(target)  # refused before the work, not after it
+    targets.named_target(target)  # refused before the work, not after it
     progress("loading")
-    proto, mod = frontend.load(model, shapes)
-    examples = zoo.example_inputs(proto)
-    interface = artifact.Interface(inputs={n: (x.shape, str(x.dtype)) for n, x in examples.items()})
-    inputs = examples if inputs is None else interface.ordered(inputs)
-    graph = extract_regions(mod, _name(model))
+    network = frontend.load(model, shapes)
+    interface = artifact.Interface(inputs=network.inputs)
+    inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
 
     progress("searching")
     search_begin = time.perf_counter()
-    searched = _search(graph, target_system, plan)
+    searched = _search(_regions(network), target_system, plan)
     search_seconds = time.perf_counter() - search_begin
     compare = _comparison(searched, plan)
 
     progress("generating code")
-    programs = place(searched)
-    rows = split_rows(searched)
-    applied = pipeline.apply_plan(mod, rows, programs)
-    executable = pipeline.build(applied, target)
+    names = dict.fromkeys([target, "llvm+pim"])
+    builds = tuple(compilation.build(network, searched, targets.named_target(name)) for name in names)
 
     progress("verifying")
-    symbols = pipeline.symbols(mod, rows, programs)
-    verification = verify(proto, executable, symbols, filters(mod), target_system, inputs)
-    verification.require()
+    for built in reversed(builds):
+        if built.runs_here:
+            verification = verify(network, built, target_system, inputs)
+            verification.require()
 
     summary = report.build(
         searched,
@@ -177,11 +204,12 @@ def compile(
         search_seconds=search_seconds,
         wall_seconds=time.perf_counter() - begin,
     )
+    programs = searched.programs()
     if out is not None:
         progress("writing")
         artifact.write(
             out,
-            executable=executable,
+            builds=builds,
             interface=interface,
             plan=searched.plan,
             report=summary,
@@ -189,12 +217,53 @@ def compile(
             traces=emit_traces,
         )
     return Compiled(
-        searched=searched, executable=executable, programs=programs, verification=verification, report=summary
+        searched=searched, builds=builds, programs=programs, verification=verification, report=summary
     )
 
 
+def relax_pipeline(
+    target_system: System | None = None,
+    plan: AnyPlan | None = None,
+    *,
+    objective: str = "latency",
+    solver: str = "dp",
+) -> tvm.transform.Pass:
+    """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
+
+    Parameters
+    ----------
+    target_system : System, optional
+        `pimflow.system()` by default.
+    plan : Plan, Searched or path, optional
+        Made by `search` for the same module; searched for if None.
+    objective, solver : str
+        As in `search`.
+
+    Raises
+    ------
+    UsageError
+        When it runs: if the target has no PIM.
+    """
+    target_system, plan = target_system or system(), _plan(plan)
+
+    @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")
+    def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=True)
+        if target is None or not targets.has_pim(target):
+            raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
+        network = frontend.load(mod)
+        searched = search_network(network, target_system, plan, objective=objective, solver=solver)
+        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs())
+        return pipeline.lower(applied, target, target_system.dtype)
+
+    return run_pipeline
+
+
 def run(
-    directory: str | os.PathLike, inputs: Mapping[str, np.ndarray] | np.ndarray | None = None
+    directory: str | os.PathLike,
+    inputs: Mapping[str, np.ndarray] | np.ndarray | None = None,
+    *,
+    target: str | None = None,
 ) -> list[np.ndarray]:
     """Outputs of a compiled directory, the PIM part computed by its command streams.
 
@@ -202,6 +271,8 @@ def run(
     ----------
     inputs : mapping of str to ndarray, or ndarray, optional
         By name; an array alone for a network of one input; example inputs if None.
+    target : str, optional
+        What it was compiled for, or ``llvm+pim``, which every compiled directory has.
     """
     interface = artifact.Interface.load(Path(directory))
     if inputs is None:
@@ -210,7 +281,7 @@ def run(
         if len(interface.inputs) != 1:
             raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
         inputs = {next(iter(interface.inputs)): inputs}
-    return artifact.run(directory, inputs)
+    return artifact.run(directory, inputs, target)
 
 
 def simulate(
@@ -246,25 +317,6 @@ def simulate(
     return result if timing == "strict" else replace(result, violations=None)
 
 
-def place(searched: Searched) -> dict[str, PimProgram]:
-    """The program of every region on PIM, weights at rows of their own."""
-    programs, row_begin = {}, 0
-    for region, candidate in zip(searched.graph.regions, searched.candidates):
-        if candidate.rewrite.mode != "GPU":
-            programs[region.name] = searched.maker.placed(region, candidate, row_begin)
-            row_begin += candidate.placed_rows
-    return programs
-
-
-def split_rows(searched: Searched) -> dict[str, int]:
-    """The GPU's output rows of every split region."""
-    return {
-        region.name: candidate.rewrite.gpu_rows
-        for region, candidate in zip(searched.graph.regions, searched.candidates)
-        if candidate.rewrite.mode == "SPLIT"
-    }
-
-
 def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, each searched (or applied) anew."""
 
@@ -283,10 +335,3 @@ def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
         "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
         f"accounting {other}, timing {timing}": speedup(converted, False),
     }
-
-
-def _name(model: object) -> str:
-    if isinstance(model, onnx.ModelProto):
-        return model.graph.name or "model"
-    text = os.fspath(model)
-    return text if text in zoo.names() else Path(text).stem

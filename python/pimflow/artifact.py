@@ -3,56 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from tvm import relax
 
+from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
 from pimflow.simulators.trace import expand_to_pim
+from pimflow.targets import device, named_target
 
-LIBRARY, PLAN, REPORT, INTERFACE = "model.so", "plan.json", "report.json", "interface.json"
+VERSION = "pimflow-artifact/1"
+PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
+_LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
+KERNELS = "kernels.cu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """What a compiled directory takes.
+    """What a compiled directory takes, and what it consists of.
 
     Attributes
     ----------
     inputs : dict of str to (tuple of int, str)
         Shape and dtype of every input, in order.
-    library_sha256 : str
-        Digest of the library: loading a damaged one would end the process.
+    targets : tuple of str
+        What there is a library for; the first is what was asked for.
+    sha256 : dict of str to str
+        Digest of every file but the report: loading a damaged library would end the process.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
-    library_sha256: str = ""
+    targets: tuple[str, ...] = ()
+    sha256: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
+        """Read ``interface.json``; raises `ArtifactError` if it is none, damaged, or of another version."""
         try:
             table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
-            inputs = {
-                name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()
-            }
-            digest = table["library_sha256"]
+            version, digest = table["version"], table.pop("digest")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"{directory} is no compiled network; make one with 'pimflow compile'"
             ) from error
-        return cls(inputs=inputs, library_sha256=digest)
+        if version != VERSION:
+            raise ArtifactError(
+                f"{directory} is of version '{version}', this pimflow reads '{VERSION}'; compile again"
+            )
+        if digest != _digest(table):
+            raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
+        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
+        return cls(inputs=inputs, targets=tuple(table["targets"]), sha256=table["sha256"])
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -78,7 +91,8 @@ class Interface:
 
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
-        return json.dumps({"inputs": inputs, "library_sha256": self.library_sha256}, indent=1) + "\n"
+        table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
+        return json.dumps({**table, "digest": _digest(table)}, indent=1) + "\n"
 
 
 @contextlib.contextmanager
@@ -100,17 +114,33 @@ def new_directory(target: str | os.PathLike) -> Iterator[Path]:
     try:
         yield scratch
         scratch.chmod(0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            path.rename(old / path.name)
-            scratch.rename(path)
-            shutil.rmtree(old)
-        else:
-            scratch.rename(path)
+        _take_place(scratch, path)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _take_place(scratch: Path, path: Path) -> None:
+    """Move `scratch` to `path`, whatever another run puts there meanwhile."""
+    for _ in range(100):
+        old = None
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            with contextlib.suppress(FileNotFoundError):  # another run moved it away
+                path.rename(old / path.name)
+        try:
+            scratch.rename(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            if old is not None:
+                if not path.exists() and (old / path.name).exists():
+                    (old / path.name).rename(path)  # interrupted: nothing is lost
+                shutil.rmtree(old, ignore_errors=True)
+    raise OSError(errno.EBUSY, "other runs keep writing there")
 
 
 def check_target(target: str | os.PathLike) -> None:
@@ -125,7 +155,7 @@ def check_target(target: str | os.PathLike) -> None:
 def write(
     target: str | os.PathLike,
     *,
-    executable: relax.VMExecutable,
+    builds: Sequence[Build],
     interface: Interface,
     plan: Plan,
     report: Mapping[str, object],
@@ -136,17 +166,20 @@ def write(
 
     Parameters
     ----------
+    builds : sequence of Build
+        What was asked for first.
     programs : mapping of str to PimProgram
         By region.
     traces : bool
         Whether to add a ``.pim`` file for every region and channel.
     """
     with new_directory(target) as directory:
-        store(executable, directory / LIBRARY)
+        for build in builds:
+            store(build.module, directory / _LIBRARIES[build.target])
+            if build.kernels.source:
+                (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        sealed = replace(interface, library_sha256=_sha256(directory / LIBRARY))
-        (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
         (directory / "programs").mkdir()
         for region, program in programs.items():
             stem = re.sub(r"[^\w.-]", "_", region)
@@ -156,28 +189,55 @@ def write(
                 for channel in range(len(program.channels)):
                     trace = directory / "traces" / stem / f"channel{channel}.pim"
                     trace.write_bytes(expand_to_pim(program, channel))
+        # The report says how long everything took; the rest is the same bytes for the same inputs.
+        files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
+        sealed = replace(
+            interface,
+            targets=tuple(build.target for build in builds),
+            sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
+        )
+        (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
 
 
-def run(directory: str | os.PathLike, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def run(
+    directory: str | os.PathLike, inputs: Mapping[str, np.ndarray], target: str | None = None
+) -> list[np.ndarray]:
     """Outputs of the compiled network in `directory`.
 
     Parameters
     ----------
     inputs : mapping of str to ndarray
         Every input by name, of its shape; numbers are converted to its dtype.
+    target : str, optional
+        Which of its libraries runs; by default the one that was asked for when it was compiled.
 
     Raises
     ------
     ArtifactError
-        If the directory is none, or an input is missing, unknown or of another shape.
+        If the directory is none, one of its files was changed, an input is missing, unknown or of
+        another shape, or the target's device is not there.
+    UnknownNameError
+        If it was not built for `target`.
     """
     path = Path(directory)
     interface = Interface.load(path)
     arrays = interface.ordered(inputs)
-    if not (path / LIBRARY).exists() or _sha256(path / LIBRARY) != interface.library_sha256:
-        raise ArtifactError(f"{path}: {LIBRARY} is missing or damaged; compile again")
-    return infer(load(path / LIBRARY), list(arrays.values()))
+    target = target or interface.targets[0]
+    if target not in interface.targets:
+        raise UnknownNameError("target", target, interface.targets)
+    for name, digest in interface.sha256.items():
+        if not (path / name).is_file() or _sha256(path / name) != digest:
+            raise ArtifactError(f"{path}: {name} is missing or was changed; compile again")
+    return infer(load(path / _LIBRARIES[target]), arrays, device(named_target(target)))
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest(table: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -1,33 +1,87 @@
-"""Executables of TVM's virtual machine: stored, loaded, run."""
+"""Compiled networks in memory and as shared libraries: packed, stored, loaded, run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow import native
 from pimflow.errors import ArtifactError
 
+_create_network = native.get("pimflow.runtime.create_network")
 
-def infer(executable: relax.VMExecutable | tvm.runtime.Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of one inference on the CPU."""
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
-    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [r.numpy() for r in results]
+Tensors = Mapping[str, tuple[tuple[int, ...], str]]
 
 
-def store(executable: relax.VMExecutable, path: Path) -> None:
-    """Write `executable` as a shared library; raises `ArtifactError` where no C++ compiler links it."""
+def pack(
+    executable: relax.VMExecutable,
+    inputs: Tensors,
+    outputs: int,
+    target: str = "llvm+pim",
+    device: tvm.runtime.Device | None = None,
+    flaw: str = "",
+) -> tvm.runtime.Module:
+    """An executable with its interface, as one module: ``module["default"](device)`` makes an executor.
+
+    Parameters
+    ----------
+    inputs : mapping of str to (tuple of int, str)
+        Shape and dtype of every input, in the order of ``main``.
+    outputs : int
+        How many results ``main`` has.
+    target : str
+        What it was built for, for messages.
+    device : Device, optional
+        Kind of device that it runs on; the CPU by default.
+    flaw : str
+        Why it cannot be executed; empty if it can.
+    """
+    return _create_network(
+        executable.mod,
+        list(inputs),
+        [tvm.runtime.ShapeTuple(shape) for shape, _ in inputs.values()],
+        [dtype for _, dtype in inputs.values()],
+        outputs,
+        target,
+        (device or tvm.cpu()).dlpack_device_type(),
+        flaw,
+    )
+
+
+def infer(
+    network: tvm.runtime.Module,
+    inputs: Mapping[str, np.ndarray],
+    device: tvm.runtime.Device | None = None,
+) -> list[np.ndarray]:
+    """Outputs of one inference of a packed network.
+
+    Raises
+    ------
+    ArtifactError
+        If an input is missing or of another shape or dtype, or the device is not there.
+    """
+    executor = network["default"](device or tvm.cpu())
+    for name, value in inputs.items():
+        executor["set_input"](name, tvm.runtime.tensor(np.ascontiguousarray(value)))
+    executor["run"]()
+    return [executor["get_output"](i).numpy() for i in range(executor["get_num_outputs"]())]
+
+
+def store(network: tvm.runtime.Module, path: Path, **options: object) -> None:
+    """Write a packed network as a shared library; raises `ArtifactError` if no C++ compiler links it.
+
+    `options` are those of TVM's ``export_library``.
+    """
     try:
         with _without_tvm_warnings():
-            executable.export_library(str(path))
+            network.export_library(str(path), **options)
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
         raise ArtifactError(

@@ -16,15 +16,28 @@ if not _LIBRARY.exists():
 _module = tvm_ffi.load_module(str(_LIBRARY))
 get = tvm_ffi.get_global_func
 
+
+def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
+    """`kind`, made from its message alone, whatever its constructor takes."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})
+
+
 # A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
 for _error in (
     errors.UsageError,
+    errors.UnknownNameError,
     errors.ModelError,
     errors.SpecError,
     errors.TraceError,
     errors.PlanError,
     errors.ArtifactError,
     errors.UnsupportedOpError,
+    errors.InfeasibleError,
     errors.VerificationError,
 ):
-    tvm_ffi.register_error(_error.__name__, _error)
+    tvm_ffi.register_error(_error.__name__, _error)  # what it is called on the way down
+    tvm_ffi.register_error(_error.__name__, _restored(_error))  # what comes back up

@@ -8,13 +8,13 @@ import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
-from pimflow.errors import UnknownNameError
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.targets import named_target
 
 codegen.register()
 
@@ -56,8 +56,8 @@ def _variables(
     }
 
 
-def lower_phases() -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to what the virtual machine runs."""
+def lower_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to what the virtual machine runs on `target`."""
     transform = relax.transform
     return [
         GroupKernels(),
@@ -80,29 +80,29 @@ def lower_phases() -> list[tvm.transform.Pass]:
     ]
 
 
-TARGETS = {"llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]}}
+def lower(mod: tvm.IRModule, target: tvm.target.Target, dtype: str) -> tvm.IRModule:
+    """`mod` as the virtual machine runs it on `target`; see `build`."""
+    with target:
+        return tvm.transform.Sequential(lower_phases(target, dtype))(mod)
 
 
-def named_target(name: str) -> tvm.target.Target:
-    """The target of that name; raises `UnknownNameError` if it is none of `TARGETS`."""
-    if name not in TARGETS:
-        raise UnknownNameError("target", name, TARGETS)
-    return tvm.target.Target(TARGETS[name])
-
-
-def build(mod: tvm.IRModule, target: str = "llvm+pim") -> relax.VMExecutable:
+def build(
+    mod: tvm.IRModule, target: str | tvm.target.Target = "llvm+pim", dtype: str = "fp16"
+) -> relax.VMExecutable:
     """Executable of a graph that `apply_plan` made, or of any canonical one.
+
+    Parameters
+    ----------
+    dtype : str
+        Storage type of the GPU part; the CPU that stands in for a GPU always stores fp32.
 
     Raises
     ------
     UnknownNameError
         If `target` is none of `TARGETS`.
     """
-    resolved = named_target(target)
-
-    @tvm.transform.module_pass(opt_level=0, name="pimflow")
-    def pipeline(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        with resolved:
-            return tvm.transform.Sequential(lower_phases())(module)
-
-    return tvm.compile(mod, resolved, relax_pipeline=pipeline)
+    resolved = named_target(target) if isinstance(target, str) else target
+    phases = tvm.transform.module_pass(
+        lambda module, _: lower(module, resolved, dtype), opt_level=0, name="pimflow"
+    )
+    return tvm.compile(mod, resolved, relax_pipeline=phases)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
-import onnxruntime
-from tvm import relax
 
+from pimflow.compilation import Build
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import VerificationError
 from pimflow.execution import infer
+from pimflow.frontend import Network
 from pimflow.hardware import PimSpec, System
 from pimflow.pim_backend import codegen
+from pimflow.relay_passes.extract_regions import filters
 from pimflow.simulators.checker import count_violations
 from pimflow.simulators.timing import distinct_channels, issued
 
@@ -85,7 +85,7 @@ class Verification:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
         if not self.verified:
             raise VerificationError(
-                f"outputs differ from ONNX Runtime by {self.max_relative_error:.2e} of the largest value; "
+                f"outputs differ from the reference by {self.max_relative_error:.2e} of the largest value; "
                 f"the bound is {self.bound:.0e}"
             )
         if self.timing_violations:
@@ -93,40 +93,36 @@ class Verification:
 
 
 def verify(
-    model: onnx.ModelProto,
-    executable: relax.VMExecutable,
-    programs: Mapping[str, PimProgram],
-    filters: Mapping[str, np.ndarray],
+    network: Network,
+    built: Build,
     system: System,
     inputs: Mapping[str, np.ndarray],
 ) -> Verification:
-    """Run `executable` and check every PIM region, the outputs, and the legality of the commands.
+    """Run what was built and check every PIM region, the outputs, and the legality of the commands.
 
     Parameters
     ----------
-    model : ModelProto
-        The network as it was given; ONNX Runtime computes the reference in fp32.
-    programs : mapping of str to PimProgram
-        By the symbol that the executable calls.
-    filters : mapping of str to ndarray
-        By region, [OC, K] in (kh, kw, c) order.
+    network : Network
+        Gives the filters, and the reference in fp32.
+    built : Build
     inputs : mapping of str to ndarray
+        In the network's order and dtypes.
     """
+    programs, weights = built.programs, filters(network.module)
     checks: list[RegionCheck] = []
 
     def check(symbol: str, x: np.ndarray, y: np.ndarray) -> None:
         program = programs[symbol]
-        checks.append(check_region(program, filters[program.region], x, y))
+        checks.append(check_region(program, weights[program.region], x, y))
 
     codegen.observe(check)
     try:
-        outputs = infer(executable, list(inputs.values()))
+        outputs = infer(built.module, inputs, built.device)
     finally:
         codegen.observe(None)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    expected = session.run(None, dict(inputs))
+    expected = network.reference(inputs)
     violations = None
     if system.timing == "strict":
         violations = sum(program_violations(program, system.pim) for program in programs.values())

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import api, artifact, frontend, pipeline, zoo
+from pimflow import api, artifact, compilation, frontend, pipeline, targets, zoo
 from pimflow.core.plan import Plan
 from pimflow.errors import (
     ArtifactError,
@@ -25,7 +25,7 @@ from pimflow.errors import (
 )
 from pimflow.hardware import system
 from pimflow.placement import apply, search
-from pimflow.relay_passes.extract_regions import extract_regions, filters
+from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
 from pimflow.verify import verify
 
@@ -127,11 +127,11 @@ def test_a_plan_for_another_network_is_refused(toy):
 
 def test_random_plans_give_the_reference_and_launch_what_is_charged():
     """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
-    proto, mod = frontend.load("toy")
-    graph = extract_regions(mod, "toy")
+    network = frontend.load("toy")
+    graph = extract_regions(network.module, "toy")
     target = system()
     searched = search(graph, target)
-    inputs = zoo.example_inputs(proto)
+    inputs = network.example_inputs()
     draw = random.Random(0)
     for _ in range(8):
         choices = []
@@ -142,15 +142,12 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged():
                 replace(choice, mode=rewrite.mode, gpu_share=candidate.gpu_share, schedule=rewrite.schedule)
             )
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        programs = api.place(found)
-        rows = api.split_rows(found)
-        applied = pipeline.apply_plan(mod, rows, programs)
+        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs())
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
-        executable = pipeline.build(applied)
-        symbols = pipeline.symbols(mod, rows, programs)
-        verify(proto, executable, symbols, filters(mod), target, inputs).require()
+        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        verify(network, built, target, inputs).require()
 
 
 def test_fp32_mode_matches_to_rounding():
@@ -180,7 +177,7 @@ def api_memory_image():
 
 
 def test_monotonicity_over_pim_channels_and_against_the_gpu():
-    graph = extract_regions(frontend.load("toy")[1], "toy")
+    graph = extract_regions(frontend.load("toy").module, "toy")
     base = system()
     before = float("inf")
     for pim_channels in (4, 8, 16):
@@ -208,7 +205,7 @@ def test_weights_that_do_not_fit_are_infeasible():
 
 def test_paper_accounting_is_never_slower_than_full(toy):
     paper = system(accounting="paper", timing="ramulator-pimflow")
-    graph = extract_regions(frontend.load("toy")[1], "toy")
+    graph = extract_regions(frontend.load("toy").module, "toy")
     assert search(graph, paper).evaluation.latency_ns <= toy[1].report["latency_ns"]
 
 

@@ -10,8 +10,8 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.canonicalise import Canonicalise
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 
@@ -117,7 +117,7 @@ def residual_block() -> onnx.ModelProto:
 
 def test_a_network_from_onnx():
     model = residual_block()
-    before, after = frontend._import(model), frontend.from_onnx(model)
+    before, after = onnx_graph.imported(model), onnx_graph.from_onnx(model)
     close(before, after)
     kinds = operators(after)
     assert kinds.count("nn.conv2d") == 4 and kinds.count("matmul") == 1
@@ -143,9 +143,9 @@ def test_a_layer_that_folds_away_leaves_the_others_running():
         helper.make_node("Add", ["a", "b"], ["y"], name="add"),
     ]
     model = onnx_model(nodes, {"x": (1, 3, 4, 4)}, constants, ["y"])
-    after = frontend.from_onnx(model)
+    after = onnx_graph.from_onnx(model)
     assert layers(after)[-1] == "layer"
-    close(frontend._import(model), after)
+    close(onnx_graph.imported(model), after)
 
 
 @I.ir_module
@@ -166,7 +166,7 @@ def test_control_flow_is_refused():
 
 def test_a_network_that_does_nothing():
     model = onnx_model([helper.make_node("Clip", ["x"], ["y"], name="clip")], {"x": (2, 3)}, {}, ["y"])
-    after = frontend.from_onnx(model)
+    after = onnx_graph.from_onnx(model)
     assert operators(after) == []
     assert same_bits(after, Canonicalise()(after), *inputs(after))
     assert isinstance(after["main"], relax.Function)

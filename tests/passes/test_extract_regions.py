@@ -10,9 +10,9 @@ from onnx import helper
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow import frontend
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
+from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.extract_regions import extract_regions, filters
 from pimflow.relay_passes.flat import with_layer_names
 
@@ -26,7 +26,7 @@ def node(op: str, operands: str, result: str, name: str | None = None, **attribu
 
 
 def regions(model: onnx.ModelProto) -> RegionGraph:
-    return extract_regions(frontend.from_onnx(model), "net")
+    return extract_regions(onnx_graph.from_onnx(model), "net")
 
 
 def residual_network(**names: str) -> onnx.ModelProto:
@@ -95,7 +95,7 @@ def test_a_residual_network():
 
 def test_filters_in_the_order_of_the_im2col_vector():
     """[OC, K] with K over (kh, kw, c): what a program multiplies with."""
-    found = filters(frontend.from_onnx(residual_network()))
+    found = filters(onnx_graph.from_onnx(residual_network()))
     assert set(found) == {"stem", "dw", "project", "grouped", "fc"}
     np.testing.assert_array_equal(found["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27))
     np.testing.assert_array_equal(found["fc"], weight(5, 6))
@@ -154,7 +154,7 @@ def test_layers_without_names_get_distinct_ones():
 
 
 def test_two_layers_of_one_name_are_refused():
-    mod = frontend.from_onnx(conv_pair("a", "b"))
+    mod = onnx_graph.from_onnx(conv_pair("a", "b"))
     with pytest.raises(UnsupportedOpError, match=r"two layers carry the same name.*; rename"):
         extract_regions(with_layer_names(mod, {"a": "conv", "b": "conv"}))
 

@@ -15,6 +15,7 @@ from tvm import relax
 
 from pimflow import frontend, pipeline, zoo
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
+from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.extract_regions import extract_regions
 
 BOUND = 1e-5  # of the largest magnitude of the reference, in fp32
@@ -34,7 +35,7 @@ def reference(model: onnx.ModelProto, operands: dict[str, np.ndarray]) -> list[n
 
 
 def matches_onnx_runtime(model: onnx.ModelProto, mod: tvm.IRModule | None = None) -> None:
-    mod = frontend.from_onnx(model) if mod is None else mod
+    mod = onnx_graph.from_onnx(model) if mod is None else mod
     operands = zoo.example_inputs(model)
     machine = relax.VirtualMachine(pipeline.build(mod), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(x) for x in operands.values()))
@@ -45,9 +46,9 @@ def matches_onnx_runtime(model: onnx.ModelProto, mod: tvm.IRModule | None = None
 
 
 def test_the_toy_of_the_zoo():
-    model, mod = frontend.load("toy")
-    matches_onnx_runtime(model, mod)
-    assert [r.name for r in extract_regions(mod).regions] == [
+    network = frontend.load("toy")
+    matches_onnx_runtime(zoo.load("toy"), network.module)
+    assert [r.name for r in extract_regions(network.module).regions] == [
         "stem.conv",
         "block.expand.conv",
         "block.depthwise.conv",
@@ -70,7 +71,7 @@ SHAPES = {"x": (1, 3, 6, 6)}
 def test_a_sum_is_additions(operands, additions):
     nodes = [CONV, node("Conv", "a v", "b"), node("Sum", operands, "y")]
     model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
-    mod = frontend.from_onnx(model)
+    mod = onnx_graph.from_onnx(model)
     assert operators(mod).count("add") == additions
     assert not {"stack", "sum", "broadcast_to"} & set(operators(mod))
     matches_onnx_runtime(model, mod)
@@ -80,7 +81,7 @@ def test_a_sum_is_additions(operands, additions):
 def test_an_operator_of_one_operand_that_does_nothing(op):
     for nodes in ([CONV, node(op, "a", "y")], [CONV, node(op, "a", "b"), node("Relu", "b", "y")]):
         model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
-        mod = frontend.from_onnx(model)
+        mod = onnx_graph.from_onnx(model)
         assert set(operators(mod)) <= {"permute_dims", "nn.conv2d", "nn.relu"}
         matches_onnx_runtime(model, mod)
 
@@ -97,7 +98,7 @@ def test_clips_of_every_opset(bounds, kind, opset):
     clip = helper.make_node("Clip", operands, ["y"], "clip", **(bounds if opset < 11 else {}))
     model = onnx_model([CONV, clip], SHAPES, weights, ["y"])
     model.opset_import[0].version = opset
-    mod = frontend.from_onnx(model)
+    mod = onnx_graph.from_onnx(model)
     assert "call_tir" not in operators(mod)
     if kind is not None:
         assert operators(mod).count(kind) == 1
@@ -126,7 +127,7 @@ def test_an_unsupported_operator_is_one_line():
     weights = {"w": weight(1, 16, 6), "r": weight(1, 16, 4)}
     nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], "lstm", hidden_size=4)]
     with pytest.raises(UnsupportedOpError, match=r"model 'net': .*LSTM") as caught:
-        frontend.from_onnx(onnx_model(nodes, {"x": (2, 1, 6)}, weights, ["y"]))
+        onnx_graph.from_onnx(onnx_model(nodes, {"x": (2, 1, 6)}, weights, ["y"]))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -134,7 +135,7 @@ def test_what_the_importer_trips_over_is_one_line(capfd):
     model = onnx_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
     model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
     with pytest.raises(ModelError, match="model 'net' cannot be imported") as caught:
-        frontend.from_onnx(model)
+        onnx_graph.from_onnx(model)
     assert len(str(caught.value).splitlines()) == 1
     assert capfd.readouterr().out == ""
 
@@ -144,7 +145,7 @@ def test_nodes_that_share_a_name_are_refused():
     conv = helper.make_node("Conv", ["x", "w"], ["a"], "block")
     model = onnx_model([conv, helper.make_node("Relu", ["a"], ["y"], "block")], SHAPES, WEIGHTS, ["y"])
     with pytest.raises(ModelError, match="model 'net': 2 nodes are named 'block'; rename them"):
-        frontend.from_onnx(model)
+        onnx_graph.from_onnx(model)
 
 
 def test_an_unknown_network_lists_near_ones():
@@ -157,7 +158,7 @@ def test_a_network_stays_as_it_was_given():
     given_bytes = model.SerializeToString()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        frontend.from_onnx(model)
+        onnx_graph.from_onnx(model)
     assert model.SerializeToString() == given_bytes
 
 
@@ -218,7 +219,7 @@ def networks(draw):
 @settings(max_examples=20)
 @given(networks())
 def test_any_network(model):
-    mod = frontend.from_onnx(model)
+    mod = onnx_graph.from_onnx(model)
     matches_onnx_runtime(model, mod)
     graph = extract_regions(mod)
     known = {"%x"}

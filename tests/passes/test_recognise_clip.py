@@ -10,7 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from pimflow import frontend
+from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.recognise_clip import RecogniseClip
 
 
@@ -114,7 +114,7 @@ def clip(low: float | None, high: float | None, dtype: int = TensorProto.FLOAT) 
     node = helper.make_node("Clip", operands, ["y"], name="clip")
     model = onnx_model([node], {"x": (2, 3)}, {n: np.array(v) for n, v in bounds.items()}, ["y"], dtype)
     passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(passes)(frontend._import(model))
+    return tvm.transform.Sequential(passes)(onnx_graph.imported(model))
 
 
 @pytest.mark.parametrize(

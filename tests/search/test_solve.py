@@ -24,7 +24,7 @@ SYSTEMS = {
 
 @pytest.fixture(scope="module")
 def toy():
-    return extract_regions(frontend.load("toy")[1], "toy")
+    return extract_regions(frontend.load("toy").module, "toy")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -44,7 +44,7 @@ def test_no_combination_of_candidates_is_faster(toy, name):
 
 
 def test_the_estimate_is_what_the_timeline_gives():
-    graph = extract_regions(frontend.load("mobilenet-v2")[1], "mobilenet-v2")
+    graph = extract_regions(frontend.load("mobilenet-v2").module, "mobilenet-v2")
     found = search(graph, system())
     assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
     assert found.plan.latency_ns >= found.plan.lower_bound_ns * (1 - 1e-12)

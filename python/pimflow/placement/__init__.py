@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
+from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import InfeasibleError, PlanError
+from pimflow.errors import InfeasibleError, PlanError, UnknownNameError
 from pimflow.hardware import System
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.evaluate import Evaluation, evaluate
 from pimflow.placement.solve import Solution, solve_dp
 
-__all__ = ["Candidates", "Evaluation", "Searched", "apply", "profile", "search"]
+__all__ = ["Candidates", "Evaluation", "Searched", "apply", "check_options", "profile", "search"]
+
+OBJECTIVES = ("latency",)
+SOLVERS = {"dp": solve_dp}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,23 @@ class Searched:
     evaluation: Evaluation
     gpu_only: Evaluation
 
+    def programs(self) -> dict[str, PimProgram]:
+        """The program of every region on PIM, weights at rows of their own."""
+        programs, row_begin = {}, 0
+        for region, candidate in zip(self.graph.regions, self.candidates):
+            if candidate.rewrite.mode != "GPU":
+                programs[region.name] = self.maker.placed(region, candidate, row_begin)
+                row_begin += candidate.placed_rows
+        return programs
+
+    def gpu_rows(self) -> dict[str, int]:
+        """The GPU's output rows of every split region."""
+        return {
+            region.name: candidate.rewrite.gpu_rows
+            for region, candidate in zip(self.graph.regions, self.candidates)
+            if candidate.rewrite.mode == "SPLIT"
+        }
+
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """Every candidate of every region with its cost."""
@@ -60,11 +81,27 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     )
 
 
-def search(graph: RegionGraph, system: System, simulated: Candidates | None = None) -> Searched:
-    """The fastest plan: the best mixed one, or the whole network on the GPU with all channels."""
+def search(
+    graph: RegionGraph,
+    system: System,
+    simulated: Candidates | None = None,
+    *,
+    objective: str = "latency",
+    solver: str = "dp",
+) -> Searched:
+    """The best plan: the best mixed one, or the whole network on the GPU with all channels.
+
+    Raises
+    ------
+    UnknownNameError
+        If `objective` or `solver` is none of `OBJECTIVES`, `SOLVERS`.
+    InfeasibleError
+        If its weights do not fit the PIM channels.
+    """
+    check_options(objective, solver)
     maker = Candidates(graph, system, simulated)
     table = profile(graph, maker)
-    mixed = solve_dp(graph, table)
+    mixed = SOLVERS[solver](graph, table)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
     use_mixed = mixed.latency_ns < gpu_only.latency_ns and any(
@@ -72,6 +109,14 @@ def search(graph: RegionGraph, system: System, simulated: Candidates | None = No
     )
     solution = mixed if use_mixed else Solution(candidates=whole, latency_ns=gpu_only.latency_ns)
     return _searched(graph, system, maker, table, solution, gpu_only, mixed.latency_ns)
+
+
+def check_options(objective: str, solver: str) -> None:
+    """Raise `UnknownNameError` if there is no such objective or solver."""
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    if solver not in SOLVERS:
+        raise UnknownNameError("solver", solver, SOLVERS)
 
 
 def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None) -> Searched:

@@ -1,16 +1,16 @@
-"""Networks into the canonical Relax form."""
+"""ONNX networks into the canonical Relax form."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import onnx
 import onnxruntime
 import tvm
@@ -18,33 +18,9 @@ from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
-from pimflow.relay_passes.canonicalise import ANCHORS, Canonicalise
-from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
-
-
-def load(
-    model: str | os.PathLike | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> tuple[onnx.ModelProto, tvm.IRModule]:
-    """A network as ONNX, and in canonical Relax form.
-
-    Parameters
-    ----------
-    model : str, path or ModelProto
-        Name of the embedded zoo, or an ONNX file.
-    shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that the file leaves open.
-
-    Raises
-    ------
-    UnknownNameError, ModelError
-        If there is no such network, or the file cannot be read.
-    UnsupportedOpError
-        If the network uses an operator that cannot be imported.
-    """
-    proto = zoo.load_model(model, dict(shapes or {}))
-    return proto, from_onnx(proto)
+from pimflow.frontend.naming import layer_names, with_names
+from pimflow.frontend.relax_module import canonical, last_line
 
 
 def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
@@ -56,6 +32,23 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
+    return _as_given_or_folded(model, lambda m: canonical(_import(m), m.graph.name))
+
+
+def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
+    """An ONNX network with fixed shapes in Relax, not yet canonical; raises what `from_onnx` does.
+
+    Parameters
+    ----------
+    keep_params : bool
+        Whether weights are inputs of ``main`` after its own, their values in its attribute ``params``.
+    """
+    return _as_given_or_folded(model, lambda m: _import(m, keep_params))
+
+
+def _as_given_or_folded(
+    model: onnx.ModelProto, convert: Callable[[onnx.ModelProto], tvm.IRModule]
+) -> tvm.IRModule:
     counts = Counter(node.name for node in model.graph.node if node.name)
     shared = next((name for name, count in counts.items() if count > 1), None)
     if shared is not None:
@@ -63,26 +56,12 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         raise ModelError(f"model '{name}': {counts[shared]} nodes are named '{shared}'; rename them")
     model = _inference_graph(model)
     try:
-        return _canonical(model)
+        return convert(model)
     except ModelError:
         folded = _shapes_folded(model)
         if folded is None:
             raise
-        return _canonical(folded)
-
-
-def _canonical(model: onnx.ModelProto) -> tvm.IRModule:
-    name = model.graph.name
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return Canonicalise()(_import(model))
-        except PimflowError:
-            raise
-        except tvm.error.OpNotImplemented as error:
-            raise UnsupportedOpError(f"model '{name}': {_last_line(error)}") from error
-        except Exception as error:  # importer and passes raise whatever their operators raise
-            raise ModelError(f"model '{name}' cannot be imported: {_last_line(error)}") from error
+        return convert(folded)
 
 
 def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -102,8 +81,8 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
 class _NamingImporter(ONNXGraphImporter):
     """TVM's importer, noting which variable holds which ONNX node's convolution, product or result."""
 
-    def __init__(self) -> None:
-        super().__init__({}, "float32", keep_params_in_input=False)
+    def __init__(self, keep_params: bool) -> None:
+        super().__init__({}, "float32", keep_params_in_input=keep_params, sanitize=False)
         self.names: dict[relax.Var, str] = {}
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
@@ -111,59 +90,37 @@ class _NamingImporter(ONNXGraphImporter):
         name = attrs.get("tvm_custom", {}).get("name")
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
-            anchor = self._anchor(result)
-            self.names[result] = name
-            if anchor is not None and anchor is not result:
-                self.names |= {anchor: name, result: f"{name}.out"}
+            found = layer_names(result, name, self.bb)
+            if self.names.keys() & found.keys():
+                found = {result: name}  # what it adds to is another node's
+            self.names |= found
         return result
 
-    def _anchor(self, var: relax.Var) -> relax.Var | None:
-        """The convolution or product that `var` is, or adds a bias to."""
-        value = self.bb.lookup_binding(var)
-        if operator(value) in ANCHORS:
-            return var
-        inner = value.args[0] if operator(value) in ("add", "multiply") else None
-        if isinstance(inner, relax.Var) and inner not in self.names:
-            value = self.bb.lookup_binding(inner)
-            return inner if value is not None and operator(value) in ANCHORS else None
-        return None
 
-
-def _import(model: onnx.ModelProto) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-    importer = _NamingImporter()
-    with contextlib.redirect_stdout(io.StringIO()):  # the importer prints the operators it fails on
-        mod = importer.from_onnx(model.graph, opset)
-    identifiers = _identifiers(importer.names, [v.name for v in mod["main"].params])
-
-    def rename(builder, var, value):
-        return builder.emit(value, name_hint=identifiers[var]) if var in identifiers else None
-
-    layers = {identifiers[var]: name for var, name in importer.names.items()}
-    return with_layer_names(rebuild(mod, rename), layers)
-
-
-def _identifiers(names: dict[relax.Var, str], reserved: Iterable[str]) -> dict[relax.Var, str]:
-    """Distinct variable names for layer names, which may hold any character.
-
-    None is `reserved`, nor one that TVM makes up.
-    """
-    taken = set(reserved)
-    identifiers = {}
-    for var, name in names.items():
-        plain = re.sub(r"\W", "_", name)
-        if re.fullmatch(r"(lv|gv)\d*", plain):
-            plain += "_"
-        identifiers[var], count = plain, 1
-        while identifiers[var] in taken:
-            count += 1
-            identifiers[var] = f"{plain}__{count}"
-        taken.add(identifiers[var])
-    return identifiers
+    importer, name = _NamingImporter(keep_params), model.graph.name
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            mod = importer.from_onnx(model.graph, opset)  # prints the operators it fails on
+        except PimflowError:
+            raise
+        except tvm.error.OpNotImplemented as error:
+            raise UnsupportedOpError(f"model '{name}': {last_line(error)}") from error
+        except Exception as error:  # whatever its operators raise
+            raise ModelError(f"model '{name}' cannot be imported: {last_line(error)}") from error
+    return with_names(mod, {var.name: layer for var, layer in importer.names.items()})
 
 
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+    """Outputs of `model` by ONNX Runtime."""
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        return session.run(None, dict(values))
+
+    return run
 
 
 def _inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:

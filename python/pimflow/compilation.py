@@ -1,0 +1,71 @@
+"""From a network and what the search found to something that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from pimflow import pipeline, targets
+from pimflow.core.program import PimProgram
+from pimflow.execution import pack
+from pimflow.frontend import Network, relax_module
+from pimflow.placement import Searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A network built for one target.
+
+    Attributes
+    ----------
+    target : str
+        As `targets.name_of` says it.
+    executable : VMExecutable
+    module : Module
+        The executable with its interface; see `execution.pack`.
+    programs : dict of str to PimProgram
+        By the symbol under which the executable calls each.
+    kernels : Kernels
+        CUDA source of the GPU part, and whether it was compiled.
+    """
+
+    target: str
+    executable: relax.VMExecutable
+    module: tvm.runtime.Module
+    programs: dict[str, PimProgram]
+    kernels: targets.Kernels
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether its device is there, and its kernels are compiled."""
+        return not self.kernels.flaw and bool(self.device.exist)
+
+    @property
+    def device(self) -> tvm.runtime.Device:
+        return targets.device(targets.named_target(self.target))
+
+
+def build(network: Network, searched: Searched, target: tvm.target.Target) -> Build:
+    """`network` as `searched` plans it, for `target`."""
+    programs, rows = searched.programs(), searched.gpu_rows()
+    applied = pipeline.apply_plan(network.module, rows, programs)
+    with targets.collected_kernels() as kernels:
+        executable = pipeline.build(applied, target, searched.system.dtype)
+    name = targets.name_of(target)
+    return Build(
+        target=name,
+        executable=executable,
+        module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
+        programs=pipeline.symbols(network.module, rows, programs),
+        kernels=kernels,
+    )
+
+
+def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """A Relax module packed as `build` does it, but compiled by TVM's own pipeline, without PIM."""
+    inputs, outputs = relax_module.inputs(mod), relax_module.outputs(mod)
+    plain = relax.transform.DecomposeOpsForInference()(mod)
+    name, device = targets.name_of(target), targets.device(target)
+    return pack(tvm.compile(plain, target), inputs, outputs, name, device)

@@ -1,0 +1,103 @@
+"""Networks into the canonical Relax form, wherever they come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import tvm
+
+from pimflow import zoo
+from pimflow.frontend import onnx_graph, relax_module, torch_program
+
+if TYPE_CHECKING:
+    import torch
+
+    Model = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
+
+__all__ = ["Network", "load"]
+
+Tensors = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network that can be searched, compiled and verified.
+
+    Attributes
+    ----------
+    name : str
+    module : IRModule
+        In canonical form; see `Canonicalise`.
+    inputs : dict of str to (tuple of int, str)
+        Shape and dtype of every input, in order.
+    reference : callable
+        From inputs by name to the outputs that they should give, computed by what shares no code with
+        ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
+    """
+
+    name: str
+    module: tvm.IRModule
+    inputs: Tensors
+    reference: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+
+    @property
+    def outputs(self) -> int:
+        """How many results it has."""
+        return relax_module.outputs(self.module)
+
+    def example_inputs(self) -> dict[str, np.ndarray]:
+        """An input for each, the same everywhere; see `zoo.example_inputs`."""
+        return zoo.example_arrays(self.inputs)
+
+
+def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Network:
+    """A network in canonical Relax form.
+
+    Parameters
+    ----------
+    model : str, path, ModelProto, IRModule or ExportedProgram
+        Name of the embedded zoo, an ``.onnx`` or ``.pt2`` file, or what such a file holds; a Relax
+        module whose weights are constants.
+    shapes : mapping of str to tuple of int, optional
+        Shapes of inputs that the model leaves open.
+
+    Raises
+    ------
+    UnknownNameError, ModelError
+        If there is no such network, or the file cannot be read.
+    UnsupportedOpError
+        If the network uses an operator that cannot be imported.
+    """
+    shapes = dict(shapes or {})
+    if isinstance(model, tvm.IRModule):
+        module = relax_module.canonical(relax_module.with_shapes(model, shapes))
+        reference = relax_module.reference(relax_module.with_shapes(model, shapes))
+        return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
+    if torch_program.is_program(model):
+        module, reference = torch_program.load(model, shapes)
+        return Network(
+            name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
+        )
+    proto = zoo.load_model(model, shapes)
+    examples = zoo.example_inputs(proto)
+    name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
+    return Network(
+        name=name,
+        module=onnx_graph.from_onnx(proto),
+        inputs={n: (x.shape, str(x.dtype)) for n, x in examples.items()},
+        reference=onnx_graph.reference(proto),
+    )
+
+
+def _stem(model: object) -> str:
+    """What to call a network by."""
+    if not isinstance(model, str | os.PathLike):
+        return "module"
+    text = os.fspath(model)
+    return text if text in zoo.names() else Path(text).stem

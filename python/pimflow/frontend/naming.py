@@ -1,0 +1,67 @@
+"""Names of layers, from the importers to the variables of the canonical form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.canonicalise import ANCHORS
+from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
+
+
+def layer_names(result: relax.Var, layer: str, builder: relax.BlockBuilder) -> dict[relax.Var, str]:
+    """`layer` for the variable of its convolution or product, ``layer.out`` for its result if that differs.
+
+    Parameters
+    ----------
+    result : Var
+        What the layer was imported as.
+    builder : BlockBuilder
+        Knows how variables were bound.
+    """
+    value = builder.lookup_binding(result)
+    if operator(value) in ("add", "multiply") and isinstance(value.args[0], relax.Var):
+        anchor = value.args[0]
+        inner = builder.lookup_binding(anchor)
+        if inner is not None and operator(inner) in ANCHORS:
+            return {anchor: layer, result: f"{layer}.out"}
+    return {result: layer}
+
+
+def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
+    """`mod` with variables called after their layers.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        From variable names to layer names, which may hold any character.
+    """
+    identifiers = _identifiers(names, {v.name for v in mod["main"].params})
+
+    def rename(builder, var, value):
+        return builder.emit(value, name_hint=identifiers[var.name]) if var.name in identifiers else None
+
+    layers = {identifiers[var]: name for var, name in names.items()}
+    return with_layer_names(rebuild(mod, rename), layers)
+
+
+def _identifiers(names: Mapping[str, str], reserved: set[str]) -> dict[str, str]:
+    """Distinct variable names for layer names.
+
+    None is `reserved`, nor one that TVM makes up.
+    """
+    taken = set(reserved)
+    identifiers = {}
+    for var, name in names.items():
+        plain = re.sub(r"\W", "_", name)
+        if re.fullmatch(r"(lv|gv)\d*", plain):
+            plain += "_"
+        identifiers[var], count = plain, 1
+        while identifiers[var] in taken:
+            count += 1
+            identifiers[var] = f"{plain}__{count}"
+        taken.add(identifiers[var])
+    return identifiers

@@ -1,0 +1,116 @@
+"""Relax modules as they come from TVM's importers or from a user."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError
+from pimflow.execution import infer, pack
+from pimflow.relay_passes.canonicalise import Canonicalise
+
+
+def canonical(mod: tvm.IRModule, name: str = "module") -> tvm.IRModule:
+    """`mod` in canonical form; see `Canonicalise`.
+
+    Parameters
+    ----------
+    name : str
+        Of the network, for messages.
+
+    Raises
+    ------
+    ModelError, UnsupportedOpError
+        If it has no ``main``, or a pass cannot handle what it holds.
+    """
+    main(mod)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return Canonicalise()(mod)
+        except PimflowError:
+            raise
+        except Exception as error:  # passes raise whatever their operators raise
+            raise ModelError(f"model '{name}' cannot be imported: {last_line(error)}") from error
+
+
+def main(mod: tvm.IRModule) -> relax.Function:
+    """The network itself; raises `ModelError` if there is none."""
+    found = next((mod[gv] for gv in mod.get_global_vars() if gv.name_hint == "main"), None)
+    if not isinstance(found, relax.Function):
+        raise ModelError("the module has no Relax function 'main'")
+    return found
+
+
+def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
+    """`mod` with the symbolic dimensions of its inputs bound as `shapes` says.
+
+    Raises
+    ------
+    UnknownNameError, ModelError
+        If there is no such input, or it has another shape.
+    """
+    params = {v.name: v for v in main(mod).params}
+    bound: dict[str, int] = {}
+    for name, wanted in shapes.items():
+        if name not in params:
+            raise UnknownNameError("input", name, params)
+        declared = list(params[name].ty.shape)
+        fits = len(declared) == len(wanted)
+        for dim, size in zip(declared, wanted):
+            if isinstance(dim, tvm.tirx.Var):
+                fits = fits and bound.setdefault(dim.name, size) == size
+            else:
+                fits = fits and int(dim) == size
+        if not fits:
+            raise ModelError(f"input '{name}' has shape {declared}, not {list(wanted)}")
+    return relax.transform.BindSymbolicVars(bound)(mod) if bound else mod
+
+
+def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of every input of ``main``; raises `ModelError` for one whose shape is open."""
+    found = {}
+    for var in main(mod).params:
+        if not isinstance(var.ty, relax.TensorType):
+            raise UnsupportedOpError(f"input '{var.name}' is no tensor")
+        dims = sizes(var.ty)
+        if dims is None or not all(isinstance(d, int) for d in dims):
+            raise ModelError(
+                f"input '{var.name}' has dynamic shape {dims}; fix it, "
+                f"for example --shape {var.name}=1,3,224,224"
+            )
+        found[var.name] = (tuple(dims), str(var.ty.dtype))
+    return found
+
+
+def sizes(tensor: relax.TensorType) -> list[int | str] | None:
+    """Dimensions of a tensor, symbolic ones as text; None if even their number is open."""
+    if tensor.shape is None:
+        return None
+    return [int(d) if isinstance(d, int | tvm.tirx.IntImm) else str(d) for d in tensor.shape]
+
+
+def outputs(mod: tvm.IRModule) -> int:
+    """How many tensors ``main`` returns."""
+    result = main(mod).ret_ty
+    return len(result.fields) if isinstance(result, relax.TupleType) else 1
+
+
+def reference(mod: tvm.IRModule) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+    """Outputs of `mod` as TVM's own pipeline compiles it for the CPU."""
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        plain = relax.transform.DecomposeOpsForInference()(mod)
+        executable = tvm.compile(plain, tvm.target.Target("llvm"))
+        return infer(pack(executable, inputs(mod), outputs(mod)), values)
+
+    return run
+
+
+def last_line(error: Exception) -> str:
+    """What an error of TVM's says in the end."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

@@ -1,0 +1,118 @@
+"""PyTorch programs: ``torch.export.ExportedProgram`` and the ``.pt2`` files that hold them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.errors import ModelError, UnsupportedOpError, UsageError
+from pimflow.frontend import relax_module
+from pimflow.frontend.naming import layer_names, with_names
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_program(model: object) -> bool:
+    """Whether `model` is an ExportedProgram or the path of a ``.pt2`` file."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model).suffix == ".pt2"
+    loaded = sys.modules.get("torch.export")
+    return loaded is not None and isinstance(model, loaded.ExportedProgram)
+
+
+def load(
+    model: str | os.PathLike | torch.export.ExportedProgram, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tvm.IRModule, Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]]:
+    """Canonical module of an exported program, and PyTorch's own results for verification.
+
+    Layers carry the names of their torch modules.
+
+    Raises
+    ------
+    UsageError
+        If PyTorch is not installed.
+    ModelError, UnsupportedOpError
+        If the file is none, or the program cannot be imported.
+    """
+    program = _read(model) if isinstance(model, str | os.PathLike) else model
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            mod = _import(program)
+        except NotImplementedError as error:
+            raise UnsupportedOpError(f"'{name}': {relax_module.last_line(error)}") from error
+        except Exception as error:  # the importer raises whatever its operators raise
+            reason = relax_module.last_line(error)
+            kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
+            raise kind(f"'{name}' cannot be imported: {reason}") from error
+    mod = relax_module.with_shapes(mod, shapes)
+    return relax_module.canonical(mod, name), _reference(program)
+
+
+def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
+    if not Path(path).is_file():
+        raise ModelError(f"'{os.fspath(path)}': no such file")
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
+        ) from error
+    try:
+        return torch.export.load(path)
+    except Exception as error:  # whatever the archive's parts raise
+        raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
+
+
+def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    program = program.run_decompositions()
+    importer = ExportedProgramImporter()
+    mod = importer.from_exported_program(
+        program,
+        keep_params_as_input=False,
+        unwrap_unit_return_tuple=True,
+        no_bind_return_tuple=False,
+        custom_convert_map=None,
+    )
+    layers = [node for node in importer.env if node.op == "call_function" and _path(node)]
+    crowd = Counter(_path(node) for node in layers)
+    names: dict[relax.Var, str] = {}
+    for node in layers:
+        result = importer.env[node]
+        if isinstance(result, relax.Var) and result not in names:
+            layer = _path(node) if crowd[_path(node)] == 1 else f"{_path(node)}.{node.name}"
+            names |= layer_names(result, layer, importer.block_builder)
+    return with_names(mod, {var.name: layer for var, layer in names.items()})
+
+
+def _path(node: torch.fx.Node) -> str:
+    """The torch module that `node` comes from; empty for the network itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0] if stack else ""
+
+
+def _reference(
+    program: torch.export.ExportedProgram,
+) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        import torch
+        from torch.utils import _pytree
+
+        with torch.no_grad():
+            result = program.module()(*(torch.from_numpy(x.copy()) for x in values.values()))
+        return [y.numpy() for y in _pytree.tree_leaves(result)]
+
+    return run

@@ -1,0 +1,66 @@
+"""Options of the search in TVM's ``PassContext(config={"pimflow.system": …})``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from pimflow import native, placement
+from pimflow.core.plan import Plan
+from pimflow.errors import UsageError
+from pimflow.hardware import System, system
+
+
+def _system(value: object) -> System:
+    if isinstance(value, System):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return system(str(value))
+    raise UsageError(f"pimflow.system is a System, a name or a file, not {type(value).__name__}")
+
+
+def _plan(value: object) -> Plan:
+    if isinstance(value, placement.Searched):
+        return value.plan
+    if isinstance(value, Plan):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return Plan.load(str(value))
+    raise UsageError(f"pimflow.plan is a Plan, what search returned or a file, not {type(value).__name__}")
+
+
+def _objective(value: object) -> str:
+    placement.check_options(str(value), "dp")
+    return str(value)
+
+
+def _solver(value: object) -> str:
+    placement.check_options("latency", str(value))
+    return str(value)
+
+
+_CHECKS = {
+    "pimflow.system": _system,
+    "pimflow.plan": _plan,
+    "pimflow.objective": _objective,
+    "pimflow.solver": _solver,
+}
+
+
+def register() -> None:
+    """Make ``PassContext`` take the options, and refuse values that mean nothing."""
+    add = native.get("pimflow.register_pass_option")
+    compiler = next(iter(Path(tvm.__file__).parent.glob("lib*/libtvm_compiler.*")), None)
+    for key, check in _CHECKS.items():
+        if compiler is None or not add(str(compiler), key, tvm_ffi.convert(check)):
+            raise ImportError(f"TVM {tvm.__version__} takes no option '{key}'; install apache-tvm 0.27")
+
+
+def current() -> dict[str, Any]:
+    """Options that the current context sets, by name without ``pimflow.``."""
+    config = tvm.transform.PassContext.current().config
+    return {key.removeprefix("pimflow."): config[key] for key in _CHECKS if key in config}

@@ -1,0 +1,159 @@
+"""``tvm.relay.build``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+from pimflow import pass_options
+from pimflow.errors import UnknownNameError, UsageError
+
+save_param_dict = tvm.runtime.save_param_dict
+load_param_dict = tvm.runtime.load_param_dict
+
+
+class GraphExecutorFactoryModule:
+    """A built network: ``lib["default"](device)`` is what `graph_executor.GraphModule` takes.
+
+    Attributes
+    ----------
+    module : Module
+        What `export_library` writes.
+    ir_mod : IRModule
+        As it was given, parameters bound.
+    target : Target
+    plan : Plan or None
+        What runs where; None for a target without PIM.
+    kernels : Kernels
+        CUDA source of the GPU part, if there is one, and whether it was compiled.
+    """
+
+    def __init__(self, module, ir_mod, target, params, plan, kernels):
+        self.module, self.ir_mod, self.target = module, ir_mod, target
+        self.params, self.plan, self.kernels = params, plan, kernels
+
+    def __getitem__(self, name: str) -> object:
+        try:
+            return self.module[name]
+        except AttributeError as error:
+            raise UnknownNameError("function", name, ("default", "get_target")) from error
+
+    def __iter__(self):
+        raise UsageError("relay.build returns one module, no triple: lib = relay.build(…)")
+
+    def get_params(self) -> dict[str, tvm.runtime.Tensor]:
+        """Parameters that were bound."""
+        return self.params
+
+    def get_lib(self) -> tvm.runtime.Module:
+        """The module itself."""
+        return self.module
+
+    def get_graph_json(self) -> str:
+        """Not there: a plan takes its place."""
+        raise UsageError("there is no graph JSON; lib.plan says what runs where, lib.ir_mod is the network")
+
+    def export_library(self, file_name: str | os.PathLike, **options: object) -> None:
+        """Write a shared library for ``tvm.runtime.load_module``, in a process that imports pimflow.
+
+        Raises
+        ------
+        ArtifactError
+            If it cannot be written or linked.
+        """
+        from pimflow.execution import store
+
+        store(self.module, Path(file_name), **options)
+
+
+def build(
+    mod: tvm.IRModule,
+    target: str | tvm.target.Target | dict | None = None,
+    target_host: object = None,
+    executor: object = None,
+    runtime: object = None,
+    params: Mapping[str, np.ndarray | tvm.runtime.Tensor] | None = None,
+    mod_name: str = "default",
+) -> GraphExecutorFactoryModule:
+    """Compile a network; what runs on PIM is searched for if the target has any.
+
+    Parameters
+    ----------
+    mod : IRModule
+        From `frontend.from_onnx`, or any Relax module with a ``main``.
+    target : str, Target or dict, optional
+        ``cuda+pim``, ``llvm+pim``, or a target of TVM; the current one by default.
+    params : mapping of str to ndarray or Tensor, optional
+        Values of inputs of ``main`` that are weights.
+    target_host, executor, runtime
+        Must be None: TVM chooses the host, and there is one executor.
+    mod_name : str
+        Must be ``default``.
+
+    Raises
+    ------
+    UsageError
+        For what Relax has no counterpart of, and unknown targets and parameters.
+    PimflowError
+        Of the kinds that `pimflow.search` raises. Options of the search come from the ``PassContext``:
+        ``pimflow.system``, ``pimflow.plan``, ``pimflow.objective``, ``pimflow.solver``.
+    """
+    if not isinstance(mod, tvm.IRModule):
+        raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
+    if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
+        raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
+    resolved = _target(target)
+    bound = _bound(mod, params or {})
+    from pimflow import api, compilation, frontend, targets
+
+    plan = None
+    if targets.has_pim(resolved):
+        network = frontend.load(bound)
+        options = pass_options.current()
+        searched = api.search_network(network, options.pop("system", None), **options)
+        built = compilation.build(network, searched, resolved)
+        module, kernels, plan = built.module, built.kernels, searched.plan
+    else:
+        module, kernels = compilation.build_plain(bound, resolved), targets.Kernels()
+    values = {name: tvm.runtime.tensor(_array(value)) for name, value in (params or {}).items()}
+    return GraphExecutorFactoryModule(module, bound, resolved, values, plan, kernels)
+
+
+def _target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
+    found = tvm.target.Target.current(allow_none=True) if target is None else target
+    if found is None:
+        raise UsageError("relay.build needs a target, such as 'llvm+pim'")
+    try:
+        return tvm.target.Target(found)
+    except (ValueError, TypeError, RuntimeError) as error:
+        from pimflow.targets import TARGETS
+
+        if isinstance(found, str):
+            raise UnknownNameError("target", found, (*TARGETS, "llvm", "cuda")) from error
+        raise UsageError(f"no such target: {found}") from error
+
+
+def _array(value: np.ndarray | tvm.runtime.Tensor) -> np.ndarray:
+    return value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
+
+
+def _bound(mod: tvm.IRModule, params: Mapping[str, np.ndarray | tvm.runtime.Tensor]) -> tvm.IRModule:
+    """`mod` with `params` as constants."""
+    from tvm import relax
+
+    from pimflow.frontend.relax_module import main, sizes
+
+    inputs = {var.name: var for var in main(mod).params}
+    for name, value in params.items():
+        if name not in inputs:
+            raise UnknownNameError("parameter", name, inputs)
+        array, wanted = _array(value), inputs[name].ty
+        if sizes(wanted) != list(array.shape) or str(wanted.dtype) != str(array.dtype):
+            given = f"{list(array.shape)} {array.dtype}"
+            raise UsageError(f"parameter '{name}' is {sizes(wanted)} {wanted.dtype}, not {given}")
+    values = {name: _array(value) for name, value in params.items()}
+    return relax.transform.BindParams("main", values)(mod) if values else mod

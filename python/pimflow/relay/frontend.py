@@ -1,0 +1,86 @@
+"""``tvm.relay.frontend``: importers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import onnx
+import tvm
+
+from pimflow.errors import UsageError
+
+_INSTEAD = {
+    "from_pytorch": "tvm.relax.frontend.torch.from_exported_program, or give pimflow.compile the program",
+    "from_keras": "the model as ONNX (tf2onnx)",
+    "from_tensorflow": "the model as ONNX (tf2onnx)",
+    "from_tflite": "tvm.relax.frontend.tflite.from_tflite, or the model as ONNX (tf2onnx)",
+    "from_mxnet": "the model as ONNX",
+    "from_coreml": "the model as ONNX",
+    "from_caffe": "the model as ONNX",
+    "from_caffe2": "the model as ONNX",
+    "from_darknet": "the model as ONNX",
+    "from_oneflow": "the model as ONNX",
+    "from_paddle": "the model as ONNX (paddle2onnx)",
+}
+
+
+def from_onnx(
+    model: onnx.ModelProto | str | os.PathLike,
+    shape: Mapping[str, tuple[int, ...]] | None = None,
+    dtype: str = "float32",
+    opset: int | None = None,
+    freeze_params: bool = True,
+    convert_config: Mapping[str, object] | None = None,
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """An ONNX network as a Relax module, and its parameters.
+
+    Parameters
+    ----------
+    model : ModelProto, or path
+    shape : mapping of str to tuple of int, optional
+        Shapes of inputs that the model leaves open.
+    dtype : str
+        Must be float32: the file says what its inputs hold.
+    opset : int, optional
+        Version of the operators, if the model is wrong about it.
+    freeze_params : bool
+        Whether weights are constants of the module, as in the last Relay; else they are inputs of
+        ``main``, and returned for ``relay.build(…, params=params)``.
+    convert_config : mapping, optional
+        Must be empty.
+
+    Raises
+    ------
+    ModelError, UnsupportedOpError
+        If the network cannot be read or imported.
+    UsageError
+        For what Relax has no counterpart of.
+    """
+    from tvm import relax
+
+    from pimflow import zoo
+    from pimflow.frontend import onnx_graph
+
+    if dtype != "float32" or convert_config:
+        raise UsageError("from_onnx takes neither dtype nor convert_config; change the model instead")
+    proto = zoo.load_model(model, dict(shape or {}))
+    if opset is not None:
+        for imported in proto.opset_import:
+            if imported.domain in ("", "ai.onnx"):
+                imported.version = opset
+    mod = onnx_graph.imported(proto, keep_params=not freeze_params)
+    if freeze_params:
+        return mod, {}
+    given = int(mod["main"].attrs["num_input"])
+    mod, values = relax.frontend.detach_params(mod)
+    names = [param.name for param in mod["main"].params[given:]]
+    return mod, dict(zip(names, values.get("main", []), strict=True))
+
+
+def __getattr__(name: str) -> object:
+    if name in _INSTEAD:
+        raise AttributeError(
+            f"TVM has no Relay since 0.20, so no relay.frontend.{name}; use {_INSTEAD[name]}"
+        )
+    raise AttributeError(f"module 'tvm.relay.frontend' has no attribute '{name}'; there is from_onnx")

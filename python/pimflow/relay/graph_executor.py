@@ -1,0 +1,133 @@
+"""``tvm.contrib.graph_executor``: running what ``relay.build`` made."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import tvm
+
+from pimflow.errors import UnknownNameError, UsageError
+
+
+class GraphModule:
+    """A network on a device: set inputs, run, get outputs.
+
+    Parameters
+    ----------
+    module : Module
+        What ``lib["default"](device)`` returned, `lib` from ``relay.build`` or ``load_module``.
+    """
+
+    def __init__(self, module: tvm.runtime.Module):
+        if not isinstance(module, tvm.runtime.Module) or not module.implements_function("set_input"):
+            raise UsageError('GraphModule takes an executor: lib["default"](tvm.cpu())')
+        self._set_input, self._get_output = module["set_input"], module["get_output"]
+        self.module = module
+        self._inputs = [str(name) for name in module["get_input_names"]()]
+
+    def set_input(self, key: str | int | None = None, value: object = None, **params: object) -> None:
+        """Copy values to inputs: one by name or index, or several by keyword.
+
+        Keywords that name no input are left out, as `relay.build` has bound parameters already.
+
+        Raises
+        ------
+        UnknownNameError, ArtifactError
+            If `key` names no input; if a value has another shape.
+        """
+        if isinstance(key, str) and key not in self._inputs:
+            raise UnknownNameError("input", key, self._inputs)
+        given = {} if key is None else {key: value}
+        for name, array in {**given, **{k: v for k, v in params.items() if k in self._inputs}}.items():
+            dtype = str(self.get_input(name).dtype)
+            array = array.numpy() if isinstance(array, tvm.runtime.Tensor) else np.asarray(array)
+            if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise UsageError(f"input '{name}' has dtype {dtype}, not {array.dtype}")
+            self._set_input(name, tvm.runtime.tensor(np.ascontiguousarray(array, dtype)))
+
+    def run(self, **inputs: object) -> None:
+        """One inference, after setting `inputs`; raises `ArtifactError` if one was never set."""
+        self.set_input(**inputs)
+        self.module["run"]()
+
+    def get_num_inputs(self) -> int:
+        return self.module["get_num_inputs"]()
+
+    def get_num_outputs(self) -> int:
+        return self.module["get_num_outputs"]()
+
+    def get_input(self, index: int | str, out: tvm.runtime.Tensor | None = None) -> tvm.runtime.Tensor:
+        """The tensor that holds an input, or `out` with its values."""
+        found = self.module["get_input"](index)
+        return found if out is None else found.copyto(out)
+
+    def get_input_index(self, name: str) -> int:
+        """Position of an input; -1 if there is none of that name."""
+        return self.module["get_input_index"](name)
+
+    def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        """Shapes and dtypes of the inputs, by name."""
+        tensors = {name: self.get_input(name) for name in self._inputs}
+        return {n: tuple(t.shape) for n, t in tensors.items()}, {n: str(t.dtype) for n, t in tensors.items()}
+
+    def get_output(self, index: int, out: tvm.runtime.Tensor | None = None) -> tvm.runtime.Tensor:
+        """A result of the last run, or `out` with its values."""
+        found = self._get_output(index)
+        return found if out is None else found.copyto(out)
+
+    def benchmark(
+        self,
+        device: tvm.runtime.Device,
+        func_name: str = "run",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: int | None = None,
+        end_to_end: bool = False,
+        **inputs: object,
+    ) -> object:
+        """Time inferences on this machine; the PIM part is simulated, so this is no prediction.
+
+        Parameters
+        ----------
+        repeat, number : int
+            Measurements, and inferences averaged in each.
+        min_repeat_ms : int, optional
+            Least duration of a measurement: `number` grows until it takes that long.
+        end_to_end : bool
+            Whether copying `inputs` to the device and results from it counts.
+
+        Returns
+        -------
+        BenchmarkResult
+            With ``mean``, ``median``, ``min``, ``max``, ``std`` and ``results``, in seconds.
+        """
+        self.set_input(**inputs)
+        if not end_to_end:
+            timer = self.module.time_evaluator(
+                func_name, device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms or 0
+            )
+            return timer()
+        from tvm.runtime.module import BenchmarkResult
+
+        seconds = []
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            for _ in range(number):
+                self.run(**inputs)
+                for index in range(self.get_num_outputs()):
+                    self.get_output(index).numpy()
+            seconds.append((time.perf_counter() - begin) / number)
+        return BenchmarkResult(seconds)
+
+    def load_params(self, _params: bytes) -> None:
+        """Not there: weights are constants of what `relay.build` makes."""
+        raise UsageError("weights are bound when the network is built: relay.build(mod, params=params)")
+
+    def __getitem__(self, key: str) -> object:
+        return self.module[key]
+
+
+def create(graph_json_str: object, libmod: object, device: object) -> GraphModule:
+    """Not there: there is no graph JSON."""
+    raise UsageError('there is no graph JSON; use GraphModule(lib["default"](device))')

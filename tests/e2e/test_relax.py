@@ -1,0 +1,126 @@
+"""Do Relax and PyTorch users get the same compiler: a pipeline for ``tvm.compile``, modules, programs?"""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.frontend import onnx as relax_onnx
+
+import pimflow
+from pimflow import zoo
+from pimflow.errors import ModelError, PlanError, UnknownNameError, UsageError
+
+
+@pytest.fixture(scope="module")
+def module():
+    return relax_onnx.from_onnx(zoo.load("toy"))
+
+
+def run(executable, *inputs):
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*map(tvm.runtime.tensor, inputs))
+    return result.numpy()
+
+
+def test_a_pipeline_for_tvm_compile(module):
+    system = pimflow.system(gpu="rtx-2060-pim32", pim="newton-gddr6")
+    plan = pimflow.search(module, system)
+    assert "PIM" in {choice.mode for choice in plan.plan.choices}
+    x = zoo.example_inputs(zoo.load("toy"))["input"]
+    reference = run(tvm.compile(relax.transform.DecomposeOpsForInference()(module), "llvm"), x)
+    for chosen in (plan, plan.plan, None):
+        pipeline = pimflow.relax_pipeline(system, chosen)
+        y = run(tvm.compile(module, target="llvm+pim", relax_pipeline=pipeline), x)
+        assert 0 < np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()  # PIM rounds to fp16
+
+
+def test_targets_are_known_by_name():
+    assert "pim" in list(tvm.target.Target("cuda+pim").keys)
+    assert tvm.target.Target("llvm+pim").kind.name == "llvm"
+
+
+def test_wrong_uses_of_the_pipeline(module):
+    with pytest.raises(UsageError, match=r"llvm\+pim"):
+        tvm.compile(module, target="llvm", relax_pipeline=pimflow.relax_pipeline())
+    other = pimflow.search("mobilenet-v2").plan
+    with pytest.raises(PlanError, match="another network"):
+        tvm.compile(module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(plan=other))
+    with pytest.raises(UnknownNameError, match="dp"):
+        pipeline = pimflow.relax_pipeline(solver="dq")
+        tvm.compile(module, target="llvm+pim", relax_pipeline=pipeline)
+
+
+def test_a_module_is_compiled_and_verified_against_tvm(module, tmp_path):
+    compiled = pimflow.compile(module, tmp_path / "out")
+    assert compiled.verification.verified
+    assert pimflow.run(tmp_path / "out")[0].shape == (1, 10)
+
+
+def test_open_shapes_are_named_and_can_be_fixed():
+    @tvm.script.ir_module
+    class Open:
+        @tvm.script.relax.function
+        def main(x: tvm.script.relax.Tensor(("n", 16), "float32")):
+            with tvm.script.relax.dataflow():
+                y = tvm.script.relax.nn.relu(x)
+                tvm.script.relax.output(y)
+            return y
+
+    with pytest.raises(ModelError, match="--shape x="):
+        pimflow.search(Open)
+    assert len(pimflow.search(Open, shapes={"x": (2, 16)}).graph.regions) == 1
+    with pytest.raises(ModelError, match="not"):
+        pimflow.search(Open, shapes={"x": (2, 17)})
+    with pytest.raises(UnknownNameError, match="x"):
+        pimflow.search(Open, shapes={"X": (2, 16)})
+
+
+def test_a_module_without_main():
+    with pytest.raises(ModelError, match="main"):
+        pimflow.search(tvm.IRModule())
+
+
+@pytest.fixture(scope="module")
+def program():
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 32, 3, padding=1),
+                torch.nn.BatchNorm2d(32),
+                torch.nn.ReLU6(),
+                torch.nn.Conv2d(32, 64, 1),
+            )
+            self.fc = torch.nn.Linear(64, 1000)
+
+        def forward(self, x):
+            return self.fc(self.features(x).mean((2, 3)))
+
+    torch.manual_seed(0)
+    return torch.export.export(Net().eval(), (torch.zeros(1, 3, 8, 8),))
+
+
+def test_an_exported_program_keeps_its_layers(program, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.export.save(program, tmp_path / "net.pt2")
+    for model in (program, tmp_path / "net.pt2"):
+        compiled = pimflow.compile(model, tmp_path / "out")
+        assert compiled.verification.verified
+        names = [choice.region for choice in compiled.plan.choices]
+        assert {"features.0", "features.3", "fc"} <= set(names)
+    (tmp_path / "bad.pt2").write_bytes(b"no archive")
+    with pytest.raises(ModelError, match=r"bad\.pt2"):
+        pimflow.compile(tmp_path / "bad.pt2")
+
+
+def test_a_module_imported_from_torch(program):
+    from tvm.relax.frontend.torch import from_exported_program
+
+    module = from_exported_program(program)
+    assert pimflow.compile(module).verification.verified
+
+
+def test_a_missing_program_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"nowhere\.pt2"):
+        pimflow.compile(tmp_path / "nowhere.pt2")

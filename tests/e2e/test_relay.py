@@ -1,0 +1,219 @@
+"""Do TVM's users find what they know: the Relay snippet, the graph executor, export and load?"""
+
+import subprocess
+import sys
+
+import pimflow  # isort: skip  first: it gives TVM the Relay that the others import
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from tvm import relay
+from tvm.contrib import graph_executor
+
+from pimflow import zoo
+from pimflow.errors import ArtifactError, PlanError, UnknownNameError, UsageError
+
+PAPER_NETWORKS = ("mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "resnet-50", "vgg-16")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """File, input and reference output."""
+    return on_disk("toy", tmp_path_factory.mktemp("relay"))
+
+
+def on_disk(name, folder):
+    model = zoo.load(name)
+    path = folder / f"{name}.onnx"
+    onnx.save(model, path)
+    x = zoo.example_inputs(model)["input"]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return path, x, session.run(None, {"input": x})[0]
+
+
+@pytest.fixture(scope="module")
+def built(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    return relay.build(mod, target="llvm+pim", params=params)
+
+
+def close(y, reference):
+    assert y.shape == reference.shape
+    assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("name", PAPER_NETWORKS)
+def test_the_classic_snippet(name, tmp_path):
+    path, x, reference = on_disk(name, tmp_path)
+    model = onnx.load(path)
+    shape_dict = {"input": (1, 3, 224, 224)}
+    mod, params = relay.frontend.from_onnx(model, shape_dict)
+    with tvm.transform.PassContext(opt_level=3):
+        lib = relay.build(mod, target="llvm+pim", params=params)
+    dev = tvm.cpu()
+    m = graph_executor.GraphModule(lib["default"](dev))
+    m.set_input("input", x)
+    m.run()
+    assert m.get_num_outputs() == 1
+    close(m.get_output(0).numpy(), reference)
+
+
+def test_a_fresh_process_needs_only_pimflow(toy, built, tmp_path):
+    _, x, reference = toy
+    built.export_library(tmp_path / "net.so")
+    np.save(tmp_path / "x.npy", x)
+    script = """
+import sys
+{first}
+import numpy as np, tvm
+lib = tvm.runtime.load_module("net.so")
+from tvm.contrib import graph_executor
+m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+m.set_input("input", np.load("x.npy"))
+m.run()
+np.save("y.npy", m.get_output(0).numpy())
+assert "pimflow.api" not in sys.modules
+"""
+
+    def start(first):
+        command = [sys.executable, "-c", script.format(first=first)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert start("import pimflow").returncode == 0
+    close(np.load(tmp_path / "y.npy"), reference)
+    without = start("")
+    assert without.returncode != 0 and "import pimflow" in without.stderr
+    assert start("import tvm, pimflow").returncode == 0
+
+
+def test_weights_as_parameters(toy):
+    path, x, reference = toy
+    mod, params = relay.frontend.from_onnx(onnx.load(path), freeze_params=False)
+    assert params["fc.weight"].shape == (10, 32)
+    assert [v.name for v in mod["main"].params] == ["input", *params]
+    lib = relay.build(mod, target="llvm+pim", params=params)
+    assert set(lib.get_params()) == set(params)
+    assert "PIM" in {choice.mode for choice in lib.plan.choices}
+    m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    m.run(input=x, **params)
+    close(m.get_output(0).numpy(), reference)
+
+
+def test_wrong_parameters_are_named(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]), freeze_params=False)
+    with pytest.raises(UnknownNameError, match=r"fc\.weight"):
+        relay.build(mod, target="llvm+pim", params={"fc.wieght": params["fc.weight"]})
+    with pytest.raises(UsageError, match=r"'fc\.weight' is \[10, 32\] float32, not \[32\]"):
+        relay.build(mod, target="llvm+pim", params={"fc.weight": np.ones(32, np.float32)})
+
+
+def test_a_target_without_pim_is_tvm_alone(toy):
+    path, x, reference = toy
+    mod, params = relay.frontend.from_onnx(onnx.load(path))
+    lib = relay.build(mod, target="llvm", params=params)
+    assert lib.plan is None
+    m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    m.run(input=x)
+    assert np.abs(m.get_output(0).numpy() - reference).max() <= 1e-5 * np.abs(reference).max()
+
+
+def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    few = pimflow.system(pim_channels=4, accounting="paper", timing="ramulator-pimflow")
+    found = pimflow.search(mod, few)
+    config = {"pimflow.system": few, "pimflow.objective": "latency", "pimflow.solver": "dp"}
+    with tvm.transform.PassContext(opt_level=3, config=config):
+        assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
+    (tmp_path / "plan.json").write_text(found.plan.to_json())
+    with tvm.transform.PassContext(config={**config, "pimflow.plan": str(tmp_path / "plan.json")}):
+        again = relay.build(mod, target="llvm+pim", params=params).plan
+    assert [c.mode for c in again.choices] == [c.mode for c in found.plan.choices]
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        ({"pimflow.solver": "db"}, UnknownNameError, "dp"),
+        ({"pimflow.objective": "latenci"}, UnknownNameError, "latency"),
+        ({"pimflow.system": 3}, UsageError, "a name or a file"),
+        ({"pimflow.system": "pimflaw"}, UnknownNameError, "pimflow"),
+        ({"pimflow.plan": "nowhere.json"}, PlanError, "nowhere.json"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(config, error, says):
+    with pytest.raises(error, match=says):
+        tvm.transform.PassContext(config=config)
+
+
+def test_the_graph_executor_has_its_calls(toy, built):
+    m = graph_executor.GraphModule(built["default"](tvm.cpu()))
+    assert m.get_num_inputs() == 1 and m.get_input_index("input") == 0 and m.get_input_index("x") == -1
+    assert m.get_input_info() == ({"input": (1, 3, 16, 16)}, {"input": "float32"})
+    with pytest.raises(ArtifactError, match="'input' was not set"):
+        m.run()
+    with pytest.raises(ArtifactError, match="call run first"):
+        m.get_output(0)
+    m.set_input(0, tvm.runtime.tensor(toy[1]))
+    m["run"]()
+    close(m.get_output(0, tvm.runtime.empty((1, 10))).numpy(), toy[2])
+    timed = m.benchmark(tvm.cpu(), repeat=2, number=2)
+    assert len(timed.results) == 2 and timed.mean > 0
+    whole = m.benchmark(tvm.cpu(), repeat=2, number=1, end_to_end=True, input=toy[1])
+    assert len(whole.results) == 2 and whole.min > 0
+    assert built["get_target"]() == "llvm+pim"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda m: m.set_input("imput", 0), UnknownNameError, "input"),
+        (lambda m: m.set_input("input", np.ones((3, 16, 16), np.float32)), ArtifactError, "1, 3, 16, 16"),
+        (lambda m: m.set_input("input", np.full((1, 3, 16, 16), "a")), UsageError, "float32"),
+        (lambda m: m.set_input(1, np.ones(1)), ArtifactError, "no input 1"),
+        (lambda m: m.load_params(b""), UsageError, "params=params"),
+        (lambda m: graph_executor.GraphModule(np.ones(1)), UsageError, "default"),
+        (lambda m: graph_executor.create("{}", None, None), UsageError, "GraphModule"),
+    ],
+)
+def test_wrong_calls_of_the_executor_say_what_to_do(built, call, error, says):
+    with pytest.raises(error, match=says):
+        call(graph_executor.GraphModule(built["default"](tvm.cpu())))
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("transform", "tvm.relax.transform"),
+        ("vm", "VirtualMachine"),
+        ("Var", "tvm.relax.Var"),
+        ("zzz", "tvm.relax"),
+    ],
+)
+def test_what_is_gone_says_what_to_use(name, instead):
+    with pytest.raises(AttributeError, match=instead):
+        getattr(relay, name)
+    assert not hasattr(relay, name)
+    with pytest.raises(ImportError, match=instead):
+        __import__(f"tvm.relay.{name}")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda mod: relay.build(mod, "lvm+pim"), UnknownNameError, r"llvm\+pim"),
+        (lambda mod: relay.build(mod), UsageError, "needs a target"),
+        (lambda mod: relay.build("net.onnx", "llvm+pim"), UsageError, "IRModule"),
+        (lambda mod: relay.build(mod, "llvm+pim", executor="vm"), UsageError, "leave them out"),
+        (lambda mod: relay.build(mod, "llvm+pim")["main"], UnknownNameError, "default"),
+        (lambda mod: list(relay.build(mod, "llvm+pim")), UsageError, "one module"),
+        (lambda mod: relay.build(mod, "llvm+pim")["default"](tvm.cuda()), ArtifactError, r"llvm\+pim"),
+        (lambda mod: relay.frontend.from_keras, AttributeError, "ONNX"),
+    ],
+)
+def test_wrong_calls_of_relay_say_what_to_do(toy, call, error, says):
+    mod, _ = relay.frontend.from_onnx(onnx.load(toy[0]))
+    with pytest.raises(error, match=says):
+        call(mod)
