@@ -25,7 +25,17 @@ LAYERS = (
     ("errors", "core", "hardware", "native"),
     ("relay_passes", "pim_backend", "simulators", "zoo"),
     ("placement",),
-    ("frontend", "targets", "pipeline", "execution", "compilation", "artifact", "verify", "report"),
+    (
+        "frontend",
+        "targets",
+        "pipeline",
+        "execution",
+        "compilation",
+        "measure",
+        "artifact",
+        "verify",
+        "report",
+    ),
     ("api", "cli", "__main__", "relay", "pass_options", "tvm_extension"),
 )
 # Below these every part of a layer stands alone.

@@ -1,8 +1,9 @@
 /*!
  * \brief Runtime module of compiled PIM regions: programs and bank contents, called by symbol.
  *
- * A region's function takes the layer's input and its output tensor, both fp32 on the CPU, and has the
- * device execute the region's program. The device is whatever registered "pimflow.simulators.execute".
+ * A region's function takes the layer's input and its output tensor, fp32 or fp16, on the CPU or on
+ * another device of TVM's, and has the PIM device execute the region's program. That device is whatever
+ * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied.
  */
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/module.h>
@@ -43,14 +44,17 @@ ffi::Tensor ToTensor(const std::vector<T>& values, ffi::Shape shape, DLDataType 
   return tensor;
 }
 
-ffi::Tensor CopyOf(const ffi::TensorView& view) {
-  ffi::Tensor copy = ffi::Tensor::FromNDAlloc(Allocator(), view.shape(), view.dtype(), view.device());
-  const char* data = static_cast<const char*>(view.data_ptr()) + view.byte_offset();
-  std::memcpy(copy.data_ptr(), data, view.numel() * ((view.dtype().bits + 7) / 8));
-  return copy;
+constexpr DLDataType kInt64{kDLInt, 64, 1}, kInt32{kDLInt, 32, 1}, kFloat32{kDLFloat, 32, 1};
+
+ffi::Tensor HostTensor(ffi::ShapeView shape, DLDataType dtype) {
+  return ffi::Tensor::FromNDAlloc(Allocator(), shape, dtype, DLDevice{kDLCPU, 0});
 }
 
-constexpr DLDataType kInt64{kDLInt, 64, 1}, kInt32{kDLInt, 32, 1}, kFloat32{kDLFloat, 32, 1};
+/*! \brief Copy between any two devices; waits until it is done. */
+void CopyBetweenDevices(const ffi::Tensor& from, const ffi::Tensor& to) {
+  static ffi::Function copy = ffi::Function::GetGlobalRequired("runtime.TVMTensorCopyFromTo");
+  copy(from, to);
+}
 
 inline float FromHalf(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -66,6 +70,58 @@ inline float FromHalf(uint16_t half) {
   float result;
   std::memcpy(&result, &bits, 4);
   return result;
+}
+
+/*! \brief To the nearest fp16 value, ties to even. */
+inline uint16_t ToHalf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint16_t sign = (bits >> 16) & 0x8000u;
+  bits &= 0x7fffffffu;
+  if (bits >= 0x47800000u) return sign | (bits > 0x7f800000u ? 0x7e00u : 0x7c00u);  // NaN, or too large
+  if (bits < 0x38800000u) {  // subnormal: the sum aligns its last bit with fp16's
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, 4);
+    return sign | static_cast<uint16_t>(bits - 0x3f000000u);
+  }
+  bits += 0xc8000fffu + ((bits >> 13) & 1u);
+  return sign | static_cast<uint16_t>(bits >> 13);
+}
+
+/*! \brief `x` in fp32 on the CPU. */
+ffi::Tensor ToHost(const ffi::Tensor& x) {
+  ffi::Tensor host = x;
+  if (x.device().device_type != kDLCPU) {
+    host = HostTensor(x.shape(), x.dtype());
+    CopyBetweenDevices(x, host);
+  }
+  ffi::Tensor full = HostTensor(x.shape(), kFloat32);
+  const char* data = static_cast<const char*>(host.data_ptr()) + host.byte_offset();
+  auto* to = static_cast<float*>(full.data_ptr());
+  if (x.dtype().bits == 16) {
+    const auto* from = reinterpret_cast<const uint16_t*>(data);
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = FromHalf(from[i]);
+  } else {
+    std::memcpy(to, data, x.numel() * sizeof(float));
+  }
+  return full;
+}
+
+/*! \brief Store `full`, fp32 on the CPU, in `y`. */
+void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
+  const bool on_host = y.device().device_type == kDLCPU;
+  ffi::Tensor host = on_host ? y : HostTensor(y.shape(), y.dtype());
+  char* data = static_cast<char*>(host.data_ptr()) + host.byte_offset();
+  const auto* from = static_cast<const float*>(full.data_ptr());
+  if (y.dtype().bits == 16) {
+    auto* to = reinterpret_cast<uint16_t*>(data);
+    for (int64_t i = 0; i < y.numel(); ++i) to[i] = ToHalf(from[i]);
+  } else {
+    std::memcpy(data, from, y.numel() * sizeof(float));
+  }
+  if (!on_host) CopyBetweenDevices(host, y);
 }
 
 /*! \brief One region: its program, and what its banks hold. */
@@ -108,7 +164,7 @@ struct Region {
   }
 };
 
-/*! \brief Called after each region with (symbol, copies of input and output), if set. */
+/*! \brief Called after each region with (symbol, input, output), both fp32 on the CPU, if set. */
 ffi::Optional<ffi::Function>& Observer() {
   static ffi::Optional<ffi::Function> observer;
   return observer;
@@ -127,16 +183,19 @@ class PimModuleObj : public ffi::ModuleObj {
     Region* region = &found->second;
     auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
     return ffi::Function::FromPacked([self, region, name](ffi::PackedArgs args, ffi::Any*) {
-      auto x = args[0].cast<ffi::TensorView>();
-      auto y = args[args.size() - 1].cast<ffi::TensorView>();
-      TVM_FFI_ICHECK(x.device().device_type == kDLCPU && y.device().device_type == kDLCPU)
-          << "PIM region '" << name << "' needs tensors on the CPU; build for target 'llvm+pim'";
+      auto x = args[0].cast<ffi::Tensor>(), y = args[args.size() - 1].cast<ffi::Tensor>();
+      for (const ffi::Tensor& each : {x, y}) {
+        TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
+            << "PIM region '" << name << "' takes tensors of fp32 or fp16";
+      }
       region->Prepare();
       static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+      ffi::Tensor operand = ToHost(x), result = HostTensor(y.shape(), kFloat32);
       execute(*region->header_tensor, *region->words_tensor, *region->offsets_tensor, *region->lanes_tensor,
-              *region->table_tensor, x, y, threads);
-      if (Observer()) (*Observer())(name, CopyOf(x), CopyOf(y));
+              *region->table_tensor, operand, result, threads);
+      FromHost(result, y);
+      if (Observer()) (*Observer())(name, operand, result);
     });
   }
 

@@ -20,6 +20,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import PimSpec, System, system
+from pimflow.measure import kernel_times
 from pimflow.placement import Candidates, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
@@ -199,6 +200,7 @@ def compile(
     summary = report.build(
         searched,
         verification,
+        gpu_part=_gpu_part(searched, builds[0], inputs),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,
@@ -219,6 +221,16 @@ def compile(
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary
     )
+
+
+def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What the report says of the GPU's kernels; timed where they run."""
+    measured_ns, measured_on = None, ""
+    if built.target != "llvm+pim" and built.runs_here:
+        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
+        measured_on = str(built.device.device_name)
+    kernels = built.kernels
+    return report.gpu_part(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
 
 
 def relax_pipeline(

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("compile", _compile, "search, compile, run and verify a network")
-    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models') or ONNX file")
+    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
     sub.add_argument("-o", "--output", metavar="DIR", help="compiled directory to write")
     sub.add_argument("--plan", metavar="FILE", help="apply this plan instead of searching")
     sub.add_argument(
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of the system")
     sub.add_argument("--pim", metavar="NAME|FILE", help="PIM device of the system")
     sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
-    sub.add_argument("--target", default="llvm+pim", help="what to build for (default: %(default)s)")
+    sub.add_argument(
+        "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
+    )
     sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
     sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
     sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
+    sub.add_argument("--target", help="llvm+pim, or what it was compiled for (default)")
 
     sub = command("simulate", _simulate, "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
@@ -169,7 +172,7 @@ def _run(args: argparse.Namespace) -> None:
             raise UsageError("several inputs: give each as --input NAME=FILE.npy")
         else:
             inputs = {**(inputs or {}), name: array}
-    outputs = api.run(args.directory, inputs)
+    outputs = api.run(args.directory, inputs, target=args.target)
     if args.output:
         for index, y in enumerate(outputs):
             path = Path(args.output)

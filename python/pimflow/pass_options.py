@@ -1,4 +1,7 @@
-"""Options of the search in TVM's ``PassContext(config={"pimflow.system": …})``."""
+"""Options of the search in TVM's ``PassContext(config={"pimflow.system": …})``.
+
+TVM is imported where it is used: importing it calls `register`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import tvm
 import tvm_ffi
 
 from pimflow import native, placement
@@ -53,6 +55,8 @@ _CHECKS = {
 
 def register() -> None:
     """Make ``PassContext`` take the options, and refuse values that mean nothing."""
+    import tvm
+
     add = native.get("pimflow.register_pass_option")
     compiler = next(iter(Path(tvm.__file__).parent.glob("lib*/libtvm_compiler.*")), None)
     for key, check in _CHECKS.items():
@@ -62,5 +66,7 @@ def register() -> None:
 
 def current() -> dict[str, Any]:
     """Options that the current context sets, by name without ``pimflow.``."""
+    import tvm
+
     config = tvm.transform.PassContext.current().config
     return {key.removeprefix("pimflow."): config[key] for key in _CHECKS if key in config}

@@ -18,6 +18,7 @@ def build(
     *,
     speedup_without_launch: float,
     conventions: list[dict[str, Any]],
+    gpu_part: dict[str, Any],
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -29,6 +30,8 @@ def build(
         Of a search with both devices' launches at zero.
     conventions : list of dict
         Speed-ups under the other accounting and other PIM launch times.
+    gpu_part : dict
+        What `gpu_part` says.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -73,9 +76,37 @@ def build(
         "weight_bytes": placed_bytes,
         "peak_activation_bytes": searched.graph.liveness(system.dtype).peak_bytes,
         "regions": regions,
+        "gpu_part": gpu_part,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
+    }
+
+
+def gpu_part(
+    searched: Searched, target: str, compiler: str, flaw: str, measured_ns: float | None, measured_on: str
+) -> dict[str, Any]:
+    """The kernels of a plan: what the model says of them, and what a device says if there is one.
+
+    Parameters
+    ----------
+    target : str
+        What was built for.
+    compiler, flaw : str
+        Which compiler made the CUDA kernels a binary, or why there is none.
+    measured_ns : float or None
+        Kernels of one inference, launched back to back, on `measured_on`.
+    """
+    timeline = searched.evaluation.timeline
+    return {
+        "target": target,
+        "kernels": sum(event.launched for event in timeline.events if event.resource == "gpu"),
+        "modelled_ns": timeline.busy_ps("gpu") / 1e3,
+        "modelled_on": searched.system.gpu.name,
+        "measured_ns": measured_ns,
+        "measured_on": measured_on,
+        "compiler": compiler,
+        "flaw": flaw,
     }
 
 
@@ -123,9 +154,25 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
     ]
+    if report["gpu_part"]["target"] != "llvm+pim":
+        lines.append(_gpu_line(report["gpu_part"]))
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _gpu_line(part: dict[str, Any]) -> str:
+    """Where the kernels of a plan run, and how long they take there."""
+    modelled = f"modelled {part['modelled_ns'] / 1e6:.4f} ms on {part['modelled_on']}"
+    if part["measured_ns"] is not None:
+        measured = f"measured {part['measured_ns'] / 1e6:.4f} ms on {part['measured_on']}"
+    elif part["flaw"]:
+        measured = f"not compiled: {part['flaw']}"
+    else:
+        measured = (
+            f"compiled by {part['compiler']}; no CUDA device here, so the llvm+pim twin was run and verified"
+        )
+    return f"gpu part  {part['kernels']} kernels, {modelled}; {measured}"
 
 
 def explanation(searched: Searched, region: Region) -> dict[str, Any]:

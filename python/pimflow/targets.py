@@ -1,4 +1,7 @@
-"""What pimflow builds for: TVM targets with PIM, and the CUDA compiler behind one of them."""
+"""What pimflow builds for: TVM targets with PIM, and the CUDA compiler behind one of them.
+
+TVM is imported where it is used: importing it calls `register`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import tvm
 import tvm_ffi
 
 from pimflow.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    import tvm
 
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
@@ -35,6 +41,9 @@ NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', an
 
 def register() -> None:
     """Make ``tvm.target.Target`` know the names of `TARGETS`, and compile their kernels."""
+    import tvm
+    from tvm.support import nvcc  # noqa: F401  registers the callback that ours replaces
+
     for name, config in TARGETS.items():
         tvm.target.register_tag(name, config, override=True)
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile_kernels, override=True)
@@ -42,6 +51,8 @@ def register() -> None:
 
 def named_target(name: str) -> tvm.target.Target:
     """The target of that name; raises `UnknownNameError` if it is none of `TARGETS`."""
+    import tvm
+
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
     return tvm.target.Target(TARGETS[name])
@@ -60,6 +71,8 @@ def name_of(target: tvm.target.Target) -> str:
 
 def device(target: tvm.target.Target) -> tvm.runtime.Device:
     """The first device that runs what was built for `target`, whether it is there or not."""
+    import tvm
+
     return tvm.device(target.kind.name if target.kind.name != "llvm" else "cpu", 0)
 
 
@@ -115,6 +128,7 @@ def _has_nvrtc() -> bool:
 
 def _compile_kernels(code: str) -> bytes:
     """TVM's callback: a binary for the target's architecture, with PTX for newer ones."""
+    import tvm
     from tvm.support import nvcc
 
     target = tvm.target.Target.current(allow_none=True)

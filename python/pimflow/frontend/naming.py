@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import tvm
 from tvm import relax
@@ -12,7 +12,21 @@ from pimflow.relay_passes.canonicalise import ANCHORS
 from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
 
 
-def layer_names(result: relax.Var, layer: str, builder: relax.BlockBuilder) -> dict[relax.Var, str]:
+def anchor_of(result: relax.Var, builder: relax.BlockBuilder) -> relax.Var | None:
+    """The convolution or product that `result` is, or adds a bias to."""
+    value = builder.lookup_binding(result)
+    if operator(value) in ANCHORS:
+        return result
+    for inner in value.args if operator(value) in ("add", "multiply") else ():
+        bound = builder.lookup_binding(inner) if isinstance(inner, relax.Var) else None
+        if bound is not None and operator(bound) in ANCHORS:
+            return inner
+    return None
+
+
+def layer_names(
+    result: relax.Var, layer: str, builder: relax.BlockBuilder, taken: Container[relax.Var]
+) -> dict[relax.Var, str]:
     """`layer` for the variable of its convolution or product, ``layer.out`` for its result if that differs.
 
     Parameters
@@ -21,14 +35,13 @@ def layer_names(result: relax.Var, layer: str, builder: relax.BlockBuilder) -> d
         What the layer was imported as.
     builder : BlockBuilder
         Knows how variables were bound.
+    taken : container of Var
+        Variables that have names: what a layer adds to may be another layer's.
     """
-    value = builder.lookup_binding(result)
-    if operator(value) in ("add", "multiply") and isinstance(value.args[0], relax.Var):
-        anchor = value.args[0]
-        inner = builder.lookup_binding(anchor)
-        if inner is not None and operator(inner) in ANCHORS:
-            return {anchor: layer, result: f"{layer}.out"}
-    return {result: layer}
+    anchor = anchor_of(result, builder)
+    if anchor is None or anchor is result or anchor in taken:
+        return {result: layer}
+    return {anchor: layer, result: f"{layer}.out"}
 
 
 def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:

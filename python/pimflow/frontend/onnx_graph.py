@@ -90,10 +90,7 @@ class _NamingImporter(ONNXGraphImporter):
         name = attrs.get("tvm_custom", {}).get("name")
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
-            found = layer_names(result, name, self.bb)
-            if self.names.keys() & found.keys():
-                found = {result: name}  # what it adds to is another node's
-            self.names |= found
+            self.names |= layer_names(result, name, self.bb, self.names)
         return result
 
 

@@ -16,7 +16,7 @@ from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError
 from pimflow.frontend import relax_module
-from pimflow.frontend.naming import layer_names, with_names
+from pimflow.frontend.naming import anchor_of, layer_names, with_names
 
 if TYPE_CHECKING:
     import torch
@@ -87,14 +87,20 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
         no_bind_return_tuple=False,
         custom_convert_map=None,
     )
-    layers = [node for node in importer.env if node.op == "call_function" and _path(node)]
-    crowd = Counter(_path(node) for node in layers)
+    builder = importer.block_builder
+    layers = {
+        node: result
+        for node, result in importer.env.items()
+        if node.op == "call_function" and _path(node) and isinstance(result, relax.Var)
+    }
+    products = Counter(_path(n) for n, result in layers.items() if anchor_of(result, builder) is not None)
     names: dict[relax.Var, str] = {}
-    for node in layers:
-        result = importer.env[node]
-        if isinstance(result, relax.Var) and result not in names:
-            layer = _path(node) if crowd[_path(node)] == 1 else f"{_path(node)}.{node.name}"
-            names |= layer_names(result, layer, importer.block_builder)
+    for node, result in layers.items():
+        if result not in names:
+            # A module is called after its one convolution or product; what else it does comes after it.
+            alone = products[_path(node)] == 1 and anchor_of(result, builder) is not None
+            layer = _path(node) if alone else f"{_path(node)}.{node.name}"
+            names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
 

@@ -1,0 +1,69 @@
+"""Time of a build's kernels on the device that they were built for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.compilation import Build
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """One kernel of the GPU part.
+
+    Attributes
+    ----------
+    kernel : str
+    calls : int
+        In one inference.
+    call_ns : float
+        Of one call, launched back to back on the tensors of a real inference.
+    """
+
+    kernel: str
+    calls: int
+    call_ns: float
+
+
+def kernel_times(
+    built: Build, inputs: Mapping[str, np.ndarray], number: int = 10, repeat: int = 5
+) -> tuple[KernelTime, ...]:
+    """Every kernel that one inference launches, timed by itself; PIM regions are not among them.
+
+    Parameters
+    ----------
+    inputs : mapping of str to ndarray
+        In the network's order and dtypes.
+    number, repeat : int
+        Calls averaged in a measurement, and measurements, of which the median counts.
+    """
+    machine = relax.VirtualMachine(built.executable, built.device)
+    modules = list(_modules(built.executable.jit()))
+    calls: dict[str, int] = {}
+    times: dict[str, float] = {}
+
+    def measure(_function, symbol, before, _result, *args) -> int:
+        home = next((m for m in modules if m.implements_function(symbol)), None)
+        if not before or symbol in built.programs or home is None:
+            return 0
+        calls[symbol] = calls.get(symbol, 0) + 1
+        if symbol not in times:
+            evaluator = home.time_evaluator(symbol, built.device, number=number, repeat=repeat)
+            times[symbol] = float(evaluator(*args).median) * 1e9
+        return 0
+
+    machine.set_instrument(tvm.runtime.convert(measure))
+    machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()))
+    return tuple(KernelTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
+
+
+def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
+    for imported in module.imports:
+        if imported.kind != "pim":
+            yield imported
+        yield from _modules(imported)

@@ -1,0 +1,49 @@
+"""Does the runtime module of PIM regions take tensors as kernels leave them: fp16, anywhere?"""
+
+import numpy as np
+import tvm_ffi
+from layers import Layer
+
+from pimflow import native
+from pimflow.pim_backend import codegen
+
+
+def called(program, image, x, dtype):
+    """The region's output for input `x`, both stored as `dtype`."""
+    module = native.get("pimflow.runtime.create_module")()
+    codegen.add_region(module, "layer", program, image)
+    g = program.geometry
+    y = np.zeros((g.pixels, g.oc), dtype)
+    module["layer"](tvm_ffi.from_dlpack(x.astype(dtype)), tvm_ffi.from_dlpack(y))
+    return y
+
+
+def test_half_tensors_give_the_same_values():
+    layer = Layer(x_shape=(1, 5, 5, 40), oc=20, channels=3)
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    image = layer.image(program, w)
+    full = called(program, image, x.astype(np.float16), np.float32)
+    assert (called(program, image, x, np.float16).astype(np.float32) == full).all()
+
+
+def test_results_are_rounded_to_half_like_numpy():
+    """An identity in fp32 passes any value on; storing it rounds: ties, subnormals, overflow, NaN."""
+    rng = np.random.default_rng(0)
+    halves = np.arange(2**15, dtype=np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ties = halves + np.spacing(halves.astype(np.float16)).astype(np.float32) / 2
+    wild = rng.integers(0, 2**32, 4096, np.uint32).view(np.float32)
+    values = np.concatenate([halves, -halves, ties, -ties, np.nextafter(ties, 0), wild])
+    values = values[np.isfinite(values)]
+    values = np.resize(values, (values.size // 16 + 1) * 16).reshape(1, -1, 1, 16).astype(np.float32)
+    layer = Layer(x_shape=values.shape, oc=16, dtype="fp32", channels=2)
+    program = layer.lowered(layer.schedules[0])
+    image = layer.image(program, np.eye(16, dtype=np.float32))
+    module = native.get("pimflow.runtime.create_module")()
+    codegen.add_region(module, "layer", program, image)
+    y = np.zeros((layer.geometry.pixels, 16), np.float16)
+    module["layer"](tvm_ffi.from_dlpack(values), tvm_ffi.from_dlpack(y))
+    with np.errstate(over="ignore"):
+        expected = values.reshape(-1, 16).astype(np.float16)
+    np.testing.assert_array_equal(y, expected)
