@@ -175,7 +175,7 @@ def write(
     """
     with new_directory(target) as directory:
         for build in builds:
-            store(build.module, directory / _LIBRARIES[build.target])
+            store(build.module, directory / _LIBRARIES[build.target], build.weight_bytes)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")

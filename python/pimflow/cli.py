@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    with contextlib.suppress(ValueError):  # not in the main thread: somebody else's program
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
     try:
         args = _parser().parse_args(argv)
         args.command(args)

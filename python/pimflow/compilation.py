@@ -29,6 +29,7 @@ class Build:
         By the symbol under which the executable calls each.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
+    weight_bytes : int
     """
 
     target: str
@@ -36,6 +37,7 @@ class Build:
     module: tvm.runtime.Module
     programs: dict[str, PimProgram]
     kernels: targets.Kernels
+    weight_bytes: int
 
     @property
     def runs_here(self) -> bool:
@@ -60,6 +62,7 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
         module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
         programs=pipeline.symbols(network.module, rows, programs),
         kernels=kernels,
+        weight_bytes=relax_module.weight_bytes(network.module),
     )
 
 

@@ -37,7 +37,8 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        folded = {each.casefold(): each for each in known}
+        near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
         super().__init__(f"unknown {kind} '{name}'; {hint}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tvm import relax
 
 from pimflow import native
 from pimflow.errors import ArtifactError
+
+_OBJECTS_BYTES = 16 << 20  # code of a network's kernels, with room to spare
 
 _create_network = native.get("pimflow.runtime.create_network")
 
@@ -74,19 +77,36 @@ def infer(
     return [executor["get_output"](i).numpy() for i in range(executor["get_num_outputs"]())]
 
 
-def store(network: tvm.runtime.Module, path: Path, **options: object) -> None:
+def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options: object) -> None:
     """Write a packed network as a shared library; raises `ArtifactError` if no C++ compiler links it.
 
-    `options` are those of TVM's ``export_library``.
+    Parameters
+    ----------
+    weight_bytes : int
+        Of the network: what the library will hold, roughly.
+    options
+        Those of TVM's ``export_library``.
     """
     try:
-        with _without_tvm_warnings():
-            network.export_library(str(path), **options)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace:
+            _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
+            with _without_tvm_warnings():
+                network.export_library(str(path), workspace_dir=workspace, **options)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
         raise ArtifactError(
             f"{path.name} cannot be linked; is a C++ compiler installed? ({reason})"
         ) from error
+
+
+def _reserve(folder: Path, size: int) -> None:
+    """Raise `OSError` unless `folder` has room for `size` bytes: LLVM ends the process where it has not."""
+    room = folder / "room"
+    with room.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+    room.unlink()
 
 
 def load(path: Path) -> tvm.runtime.Module:

@@ -16,7 +16,7 @@ import onnxruntime
 import tvm
 from onnx import helper
 from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.frontend.naming import layer_names, with_names
@@ -78,7 +78,7 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
             return None
 
 
-class _NamingImporter(ONNXGraphImporter):
+class _NamingImporter(onnx_frontend.ONNXGraphImporter):
     """TVM's importer, noting which variable holds which ONNX node's convolution, product or result."""
 
     def __init__(self, keep_params: bool) -> None:
@@ -95,6 +95,7 @@ class _NamingImporter(ONNXGraphImporter):
 
 
 def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
+    _check_operators(model)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     importer, name = _NamingImporter(keep_params), model.graph.name
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -108,6 +109,24 @@ def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
         except Exception as error:  # whatever its operators raise
             raise ModelError(f"model '{name}' cannot be imported: {last_line(error)}") from error
     return with_names(mod, {var.name: layer for var, layer in importer.names.items()})
+
+
+def _check_operators(model: onnx.ModelProto) -> None:
+    """Raise `UnsupportedOpError`, naming operator and node, for what the importer has no rule for."""
+    known = set(onnx_frontend._get_convert_map()) | {"Constant", "If"}
+    odd = [n for n in model.graph.node if n.op_type not in known or n.domain not in ("", "ai.onnx")]
+    if odd:
+        kinds = sorted({n.op_type for n in odd} - {odd[0].op_type})
+        others = f"; nor can {', '.join(kinds)}" if kinds else ""
+        raise UnsupportedOpError(
+            f"model '{model.graph.name}': operator {odd[0].op_type} of node '{_called(odd[0])}' cannot be "
+            f"imported{others}; export the network without it, or cut the model there"
+        )
+
+
+def _called(node: onnx.NodeProto) -> str:
+    """A node's name, or that of its result if it has none."""
+    return node.name or next(iter(node.output), "")
 
 
 def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:

@@ -100,6 +100,19 @@ def outputs(mod: tvm.IRModule) -> int:
     return len(result.fields) if isinstance(result, relax.TupleType) else 1
 
 
+def weight_bytes(mod: tvm.IRModule) -> int:
+    """Bytes of all constants of ``main``."""
+    found = 0
+
+    def add(expr: relax.Expr) -> None:
+        nonlocal found
+        if isinstance(expr, tvm.ir.GenericConst):
+            found += expr.value.numpy().nbytes
+
+    relax.analysis.post_order_visit(main(mod), add)
+    return found
+
+
 def reference(mod: tvm.IRModule) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
     """Outputs of `mod` as TVM's own pipeline compiles it for the CPU."""
 

@@ -66,8 +66,9 @@ class GraphExecutorFactoryModule:
             If it cannot be written or linked.
         """
         from pimflow.execution import store
+        from pimflow.frontend.relax_module import weight_bytes
 
-        store(self.module, Path(file_name), **options)
+        store(self.module, Path(file_name), weight_bytes(self.ir_mod), **options)
 
 
 def build(

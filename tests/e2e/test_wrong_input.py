@@ -1,0 +1,304 @@
+"""Does every wrong input end with one clear line, the right exit code, and nothing half-written?"""
+
+import json
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import zoo
+from pimflow.cli import main
+
+
+def array(name, *dims, dtype=np.float32):
+    values = np.random.default_rng(0).uniform(-1, 1, dims)
+    return numpy_helper.from_array(values.astype(dtype), name)
+
+
+def model(nodes, inputs, weights=(), outputs=None, opset=17):
+    """A network with inputs and outputs {name: dims}; one output ``y`` of any shape by default."""
+    outputs = outputs or {"y": None}
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in inputs.items()]
+    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in outputs.items()]
+    graph = helper.make_graph(nodes, "net", values, results, list(weights))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def saved(folder, proto, **options) -> Path:
+    onnx.save(proto, folder / "net.onnx", **options)
+    return folder / "net.onnx"
+
+
+def written(folder, content: bytes) -> Path:
+    (folder / "net.onnx").write_bytes(content)
+    return folder / "net.onnx"
+
+
+def conv_net(batch="1"):
+    dims = [int(batch) if batch.isdigit() else batch, 4, 8, 8]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], "conv")]
+    return model(nodes, {"x": dims}, [array("w", 8, 4, 3, 3)])
+
+
+def directory(folder) -> Path:
+    (folder / "net.onnx").mkdir()
+    return folder / "net.onnx"
+
+
+def without_its_data(folder) -> Path:
+    path = saved(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
+    (folder / "net.data").unlink()
+    return path
+
+
+def with_short_data(folder) -> Path:
+    path = saved(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
+    (folder / "net.data").write_bytes(b"\0" * 8)
+    return path
+
+
+def unsupported(folder) -> Path:
+    nodes = [helper.make_node("Relu", ["x"], ["a"], "first"), helper.make_node("Det", ["a"], ["y"], "second")]
+    return saved(folder, model(nodes, {"x": [2, 4, 4]}))
+
+
+def own_operator(folder) -> Path:
+    nodes = [helper.make_node("Magic", ["x"], ["y"], "spell", domain="com.example")]
+    proto = model(nodes, {"x": [1, 4]}, outputs={"y": [1, 4]})
+    proto.opset_import.append(helper.make_opsetid("com.example", 1))
+    return saved(folder, proto)
+
+
+def no_operator(folder) -> Path:
+    return saved(
+        folder, model([helper.make_node("Convv", ["x"], ["y"], "typo")], {"x": [1, 4]}, outputs={"y": [1, 4]})
+    )
+
+
+def no_such_tensor(folder) -> Path:
+    return saved(
+        folder,
+        model([helper.make_node("Add", ["x", "gone"], ["y"], "sum")], {"x": [1, 4]}, outputs={"y": [1, 4]}),
+    )
+
+
+def wrong_shapes(folder) -> Path:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    return saved(folder, model(nodes, {"x": [1, 4]}, [array("w", 5, 6)]))
+
+
+FILES = [
+    ("missing", lambda folder: folder / "net.onnx", "net.onnx"),
+    ("directory", directory, "net.onnx"),
+    ("empty", lambda folder: written(folder, b""), "net.onnx"),
+    ("truncated", lambda f: written(f, zoo.load("toy").SerializeToString()[:-1000]), "damaged"),
+    ("text", lambda folder: written(folder, b"a network, honestly\n" * 50), "net.onnx"),
+    ("random bytes", lambda f: written(f, np.random.default_rng(1).bytes(4096)), "net.onnx"),
+    ("external data missing", without_its_data, "net.data"),
+    ("external data too short", with_short_data, "net.onnx"),
+    ("unsupported operator", unsupported, "Det.*second"),
+    ("operator of another domain", own_operator, "Magic.*spell"),
+    ("operator that does not exist", no_operator, "Convv"),
+    ("tensor that does not exist", no_such_tensor, "gone"),
+    ("shapes that do not fit", wrong_shapes, "product|MatMul"),
+    ("dynamic shape", lambda folder: saved(folder, conv_net("batch")), "--shape x="),
+]
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as exit_:
+        code = exit_.code
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def one_line(err: str) -> str:
+    assert err.count("\n") == 1 and "Traceback" not in err, err
+    assert err.startswith("pimflow: error: ")
+    return err
+
+
+@pytest.mark.parametrize(("make", "says"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
+def test_wrong_files(capsys, tmp_path, make, says):
+    path, out = make(tmp_path), tmp_path / "out"
+    before = sorted(tmp_path.iterdir())
+    code, stdout, err = run(capsys, "compile", path, "-o", out, "--quiet")
+    assert (code, stdout) == (3, "")
+
+    assert re.search(says, one_line(err)), err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
+    path = saved(tmp_path, conv_net("batch"))
+    assert run(capsys, "compile", path, "--shape", "x=1,4,8,8", "--quiet")[0] == 0
+    code, _, err = run(capsys, "compile", path, "--shape", "x=1,5,8,8", "--quiet")
+    assert code == 3 and "'x'" in one_line(err)
+    code, _, err = run(capsys, "compile", path, "--shape", "X=1,4,8,8", "--quiet")
+    assert code == 2 and "did you mean x" in one_line(err)
+
+
+def test_weights_beyond_the_pim_capacity(capsys, tmp_path):
+    text = (Path(zoo.__file__).parents[1] / "hardware/specs/pim/newton-gddr6.toml").read_text()
+    assert "rows_per_bank = { value = " in text
+    begin, _, rest = text.partition("rows_per_bank = { value = ")
+    (tmp_path / "tiny.toml").write_text(f"{begin}rows_per_bank = {{ value = 2{rest[rest.index(',') :]}")
+    code, out, err = run(capsys, "compile", "toy", "--pim", tmp_path / "tiny.toml", "--quiet")
+    assert (code, out) == (4, "")
+    assert "channel" in one_line(err) and "--pim-channels" in err
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    path = tmp_path_factory.mktemp("artifact") / "toy"
+    assert main(["compile", "toy", "-o", str(path), "--quiet"]) == 0
+    return path
+
+
+def test_an_artifact_changed_by_one_byte_is_refused(capsys, tmp_path, artifact):
+    draw = np.random.default_rng(0)
+    for name in sorted(p.relative_to(artifact) for p in artifact.rglob("*") if p.is_file()):
+        if name.name == "report.json":
+            continue  # for people: it is not read again
+        copy = tmp_path / "copy"
+        shutil.copytree(artifact, copy)
+        content = bytearray((copy / name).read_bytes())
+        for position in {0, len(content) - 1, *map(int, draw.integers(0, len(content), 3))}:
+            content[position] ^= 1
+            (copy / name).write_bytes(content)
+            code, out, err = run(capsys, "run", copy)
+            assert (code, out) == (3, ""), (name, position)
+            assert "compile again" in one_line(err) or "pimflow compile" in err
+            content[position] ^= 1
+        (copy / name).unlink()
+        assert run(capsys, "run", copy)[0] == 3
+        shutil.rmtree(copy)
+
+
+def test_an_artifact_of_another_version_says_so(capsys, tmp_path, artifact):
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    table = json.loads((copy / "interface.json").read_text())
+    (copy / "interface.json").write_text(json.dumps({**table, "version": "pimflow-artifact/99"}))
+    code, _, err = run(capsys, "run", copy)
+    assert code == 3 and "pimflow-artifact/99" in one_line(err)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"version": 1}', "null", "\0"])
+def test_an_interface_that_is_none(capsys, tmp_path, artifact, content):
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    (copy / "interface.json").write_text(content)
+    code, _, err = run(capsys, "run", copy)
+    assert code == 3 and "pimflow compile" in one_line(err)
+
+
+def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
+    np.save(tmp_path / "small.npy", np.ones((1, 3, 4, 4), np.float32))
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.savez(tmp_path / "many.npz", a=1, b=2)
+    for argument, code, says in [
+        (tmp_path / "small.npy", 3, "(1, 3, 16, 16)"),
+        (tmp_path / "text.npy", 3, ".npy"),
+        (tmp_path / "many.npz", 3, "several arrays"),
+        (tmp_path / "none.npy", 3, "cannot be read"),
+        (f"imput={tmp_path / 'small.npy'}", 3, "imput"),
+    ]:
+        got, _, err = run(capsys, "run", artifact, "--input", argument)
+        assert got == code and says in one_line(err)
+    code, _, err = run(capsys, "run", artifact, "--target", "cuda+pim")
+    assert code == 2 and "llvm+pim" in one_line(err)
+
+
+def start(folder, *argv, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pimflow.cli", *map(str, argv)]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("phase", ["searching", "verifying", "writing"])
+def test_an_interrupted_run_leaves_nothing(tmp_path, stop, phase):
+    process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
+    for line in process.stderr:
+        if phase in line:
+            break
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, 0)  # 0: it was through before the signal came
+    if process.returncode == 130:
+        assert err == "pimflow: interrupted\n"
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_leaves_what_was_there(capsys, tmp_path, artifact):
+    shutil.copytree(artifact, tmp_path / "out")
+    process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
+    for line in process.stderr:
+        if "writing" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert run(capsys, "run", tmp_path / "out")[0] == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_several_runs_into_one_directory(capsys, tmp_path):
+    processes = [start(tmp_path, "compile", "toy", "-o", "out", "--quiet") for _ in range(3)]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert run(capsys, "run", tmp_path / "out")[0] == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+
+    process = start(tmp_path, "compile", "toy", "-o", "out", "--quiet", preexec_fn=small_files)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (3, ""), err
+    one_line(err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_place(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "out", "/proc/out"):
+        code, _, err = run(capsys, "compile", "toy", "-o", place, "--quiet")
+        assert code == 3 and str(place) in one_line(err)
+
+
+def test_places_change_hands_without_loss(tmp_path, monkeypatch):
+    """Another run writes there between moving the old away and putting the new in."""
+    from pimflow import artifact as artifacts
+
+    scratch, path = tmp_path / "scratch", tmp_path / "out"
+    scratch.mkdir()
+    (scratch / "mine").write_text("")
+    path.mkdir()
+    rename, busy = Path.rename, [2]
+
+    def contested(self, target):
+        if self == scratch and busy[0]:
+            busy[0] -= 1
+            path.mkdir()
+            (path / "theirs").write_text("")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", contested)
+    artifacts._take_place(scratch, path)
+    assert [p.name for p in path.iterdir()] == ["mine"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
