@@ -29,9 +29,16 @@ TRAINED = {
     "Gemm": {1: "weight", 2: "bias"},
     "BatchNormalization": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
 }
-# what reads a layer's output -> gain of its weights: keeps every activation of order 1
-GAINS = {"Clip": 1.0, "Relu": 1.0, "Sigmoid": 1.3, "Add": 0.4}
+# what reads a layer's output -> gain of its weights; what made its input -> factor on that.
+# Found by experiment. Checked with ONNX Runtime, seeds 0 to 7: every value stays below 200, the rms of
+# every layer's output above 0.05; the outputs reach 0.5 to 10 and move by at least 1 % of that when the
+# middle 32 x 32 pixels become zero, by at most 0.2 % when every weight and value is rounded to fp16.
+# A SiLU of inputs of order 1 falls faster than its input, and many in a row make orders of magnitude of
+# the luck of a seed; larger inputs keep it close to a Relu.
+GAINS = {"Clip": 1.0, "Relu": 0.95, "Add": 0.4, "SiLU": 3.0, "Sigmoid": 0.25}
 LINEAR_GAIN = 0.71
+FACTORS = {"SiLU": 0.32, "Gate": 0.63}
+TRANSPARENT = frozenset({"AveragePool", "Flatten", "GlobalAveragePool", "MaxPool"})
 
 
 def torchvision_network(builder: str, image: int = 224) -> Callable[[], onnx.ModelProto]:
@@ -116,8 +123,12 @@ def toy() -> onnx.ModelProto:
 
 
 NETWORKS = {
+    "efficientnet-b0": torchvision_network("efficientnet_b0"),
+    "mnasnet-1.0": torchvision_network("mnasnet1_0"),
     "mobilenet-v2": torchvision_network("mobilenet_v2"),
+    "resnet-50": torchvision_network("resnet50"),
     "toy": toy,
+    "vgg-16": torchvision_network("vgg16"),
 }
 
 
@@ -167,12 +178,28 @@ def hoist_constants(graph: onnx.GraphProto) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
 
 
-def gain_of(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> float:
-    """Choose a layer's gain by what reads it, looking through BatchNormalization."""
+def kind_of(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> str:
+    """Tell the two uses of a product with a Sigmoid apart: x * sigmoid(x) and x * sigmoid(y)."""
+    if node.op_type == "Mul":
+        for gate, gated in (node.input, reversed(node.input)):
+            if gate in makers and makers[gate].op_type == "Sigmoid":
+                return "SiLU" if makers[gate].input[0] == gated else "Gate"
+    return node.op_type
+
+
+def gain_of(
+    node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]], makers: dict[str, onnx.NodeProto]
+) -> float:
+    """Choose a layer's gain by what reads it, behind BatchNormalization, and by what it reads."""
     after = readers.get(node.output[0], [])
     if [reader.op_type for reader in after] == ["BatchNormalization"]:
-        return gain_of(after[0], readers)
-    return max((GAINS.get(reader.op_type, LINEAR_GAIN) for reader in after), default=LINEAR_GAIN)
+        after = readers.get(after[0].output[0], [])
+    gains = (GAINS.get(kind_of(reader, makers), LINEAR_GAIN) for reader in after)
+    before = makers.get(node.input[0])
+    while before is not None and before.op_type in TRANSPARENT:
+        before = makers.get(before.input[0])
+    factor = 1.0 if before is None else FACTORS.get(kind_of(before, makers), 1.0)
+    return max(gains, default=LINEAR_GAIN) * factor
 
 
 def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -181,6 +208,7 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     hoist_constants(source)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in source.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
+    makers = {node.output[0]: node for node in source.node}
     for node in source.node:
         for tensor in node.input:
             readers.setdefault(tensor, []).append(node)
@@ -192,7 +220,7 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             weight = node.input[position]
             fan_in, gain = 1, 1.0
             if rule == "weight":
-                fan_in, gain = math.prod(shapes[weight][1:]), gain_of(node, readers)
+                fan_in, gain = math.prod(shapes[weight][1:]), gain_of(node, readers, makers)
             value = helper.make_tensor_value_info(weight, TensorProto.FLOAT, shapes[weight])
             helper.set_model_props(value, {"init": f"{rule}:{fan_in}:{gain:g}"})
             inputs.append(value)

@@ -2,8 +2,10 @@
 
 import ast
 import dataclasses
+import math
 import runpy
-import timeit
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +17,41 @@ from onnx import TensorProto, helper, numpy_helper
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UsageError
 
-# torchvision's own counts; multiply-accumulates to three digits
-PUBLISHED = {"mobilenet-v2": (3_504_872, 0.301e9, {"input": (1, 3, 224, 224)})}
+GENERATOR = Path(__file__).parents[2] / "scripts/build_zoo.py"
+
+# torchvision's own counts; multiply-accumulates as usually quoted
+PUBLISHED = {
+    "efficientnet-b0": (5_288_548, 0.386e9),
+    "mnasnet-1.0": (4_383_312, 0.314e9),
+    "mobilenet-v2": (3_504_872, 0.301e9),
+    "resnet-50": (25_557_032, 4.09e9),
+    "vgg-16": (138_357_544, 15.47e9),
+}
+LARGE = 30e6  # parameters from which on one seed must do
+DRAWS = [
+    (name, seed)
+    for name in zoo.names()
+    for seed in range(3)
+    if not seed or PUBLISHED.get(name, [0])[0] < LARGE
+]
 
 
-def run(model, inputs, every=False):
-    """Values by name: the outputs, or with `every` each intermediate as well."""
-    if every:
-        kept = {value.name for value in model.graph.output}
-        names = [name for node in model.graph.node for name in node.output]
-        model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in kept)
+def graph_of(name):
+    """The graph as shipped, without weights."""
+    return onnx.load(zoo.GRAPHS / f"{name}.onnx").graph
+
+
+def session_of(model):
+    """A session that can return every intermediate, unoptimised; `model` is left as it was."""
+    declared = len(model.graph.output)
+    known = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name not in known]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs)))
+    serialised = model.SerializeToString()
+    del model.graph.output[declared:]
+    return onnxruntime.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
 
 
 def small(dims=("N", 4), output=("N", 2)):
@@ -46,14 +66,28 @@ def small(dims=("N", 4), output=("N", 2)):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
+@pytest.fixture(scope="module", params=DRAWS, ids=lambda draw: f"{draw[0]}-{draw[1]}")
+def drawn(request):
+    """(model, seed): a network with weights, filled once for all the tests that only read it."""
+    name, seed = request.param
+    return zoo.load(name, seed), seed
+
+
+def test_every_network_but_the_toy_is_a_published_one():
+    assert set(zoo.names()) == {*PUBLISHED, "toy"}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_counts_are_the_published_ones(name):
-    parameters, macs, inputs = PUBLISHED[name]
+    parameters, macs = PUBLISHED[name]
     info = zoo.describe(name)
     assert info.parameters == parameters
-    assert info.macs == pytest.approx(macs, rel=5e-3)
-    assert info.inputs == inputs
-    assert info.nodes == len(zoo.load(name).graph.node)
+    assert info.macs == pytest.approx(macs, rel=1e-2)
+    assert info.inputs == {"input": (1, 3, 224, 224)}
+    assert info.nodes == len(graph_of(name).node)
+    (output,) = graph_of(name).output
+    assert output.name == "output"
+    assert [dim.dim_value for dim in output.type.tensor_type.shape.dim] == [1, 1000]
 
 
 def test_toy_counts_by_hand():
@@ -68,49 +102,69 @@ def test_toy_counts_by_hand():
 
 
 @pytest.mark.parametrize("name", zoo.names())
-class TestEveryNetwork:
-    def test_is_valid_and_has_data_inputs_only(self, name):
-        model = zoo.load(name)
-        onnx.checker.check_model(model, full_check=True)
-        assert [value.name for value in model.graph.input] == list(zoo.describe(name).inputs)
+class TestEveryGraph:
+    def test_is_valid_and_small(self, name):
+        path = zoo.GRAPHS / f"{name}.onnx"
+        onnx.checker.check_model(path, full_check=True)
+        assert path.stat().st_size < 200_000
 
     def test_nodes_have_distinct_names_and_layers_are_named_after_their_weights(self, name):
-        nodes = zoo.load(name).graph.node
+        nodes = graph_of(name).node
         assert len({node.name for node in nodes} - {""}) == len(nodes)
         for node in nodes:
             if node.op_type in ("Conv", "Gemm", "BatchNormalization"):
                 assert all(weight.startswith(f"{node.name}.") for weight in node.input[1:])
 
-    def test_is_small_and_quick(self, name):
-        assert (zoo.GRAPHS / f"{name}.onnx").stat().st_size < 200_000
-        assert min(timeit.repeat(lambda: zoo.load(name), number=1, repeat=3)) < 0.5
 
-    def test_same_seed_same_bytes(self, name):
-        first, second = (zoo.load(name, seed=3).SerializeToString() for _ in range(2))
-        assert first == second
-        assert first != zoo.load(name, seed=4).SerializeToString()
+class TestEveryNetwork:
+    def test_has_data_inputs_only_and_all_weights(self, drawn):
+        graph = drawn[0].graph
+        assert [value.name for value in graph.input] == list(zoo.describe(graph.name).inputs)
+        declared = {value.name: zoo.dims_of(value) for value in graph_of(graph.name).input}
+        for tensor in graph.initializer:
+            assert declared.get(tensor.name, ()) == tuple(tensor.dims)
+            assert len(tensor.raw_data) == math.prod(tensor.dims) * 4
 
-    def test_no_trained_value_is_neutral(self, name):
-        for tensor in zoo.load(name).graph.initializer:
+    def test_same_seed_same_bytes_and_quickly(self, drawn):
+        model, seed = drawn
+        start = time.perf_counter()
+        again = zoo.load(model.graph.name, seed)
+        seconds = time.perf_counter() - start
+        assert again == model
+        assert seconds < 0.5 + zoo.describe(model.graph.name).parameters / 2e7
+
+    def test_no_trained_value_is_neutral(self, drawn):
+        for tensor in drawn[0].graph.initializer:
             values = numpy_helper.to_array(tensor)
-            assert values.ndim == 0 or np.unique(values).size > values.size // 2, tensor.name
+            few = values.ravel()[:: max(1, values.size // 10_000)]  # 2**24 values can be drawn
+            assert values.ndim == 0 or np.unique(few).size > few.size // 2, tensor.name
             assert not tensor.name.endswith(("var", "variance")) or values.min() >= 0.5
 
-    @pytest.mark.parametrize("seed", [0, 1, 2])
-    def test_values_are_of_order_one_and_follow_the_input(self, name, seed):
-        model = zoo.load(name, seed)
+    def test_values_are_of_order_one_and_follow_the_input(self, drawn):
+        model, seed = drawn
+        session = session_of(model)
+        names = [value.name for value in session.get_outputs()]
         (output,) = [value.name for value in model.graph.output]
         inputs = zoo.example_inputs(model, seed)
-        patched = {key: value.copy() for key, value in inputs.items()}
-        for value in patched.values():
-            value[..., : value.shape[-2] // 4, : value.shape[-1] // 4] = 0
-        values = run(model, inputs, every=True)
+        values = dict(zip(names, session.run(names, inputs)))
         assert max(np.abs(value).max() for value in values.values()) < 1e3
+        for node in model.graph.node:
+            if node.op_type in ("Conv", "Gemm"):
+                assert np.sqrt(np.mean(values[node.output[0]] ** 2)) > 1e-2, node.name
         peak = np.abs(values[output]).max()
         assert 0.1 < peak < 10
+        patched = {key: value.copy() for key, value in inputs.items()}
+        for value in patched.values():
+            rows, columns = value.shape[-2:]  # of 224, 32 in the middle
+            value[..., rows * 3 // 7 : rows * 4 // 7, columns * 3 // 7 : columns * 4 // 7] = 0
         for changed in (zoo.example_inputs(model, seed + 1), patched):
-            moved = np.abs(run(model, changed)[output] - values[output]).max()
-            assert moved > 0.01 * peak
+            (moved,) = session.run([output], changed)
+            assert np.abs(moved - values[output]).max() > 0.01 * peak
+
+
+def test_another_seed_is_another_network():
+    first, second = (zoo.load("mobilenet-v2", seed).graph.initializer for seed in (3, 4))
+    assert all(one != other for one, other in zip(first, second) if one.dims)
 
 
 def test_example_inputs_are_reproducible_normal_and_typed():
@@ -134,12 +188,25 @@ def test_example_inputs_are_reproducible_normal_and_typed():
 def test_bit_identical_to_the_recorded_draw():
     drawn = zoo.weights.uniform("fc.weight", 4, 0) * 2**23
     assert drawn.tolist() == [6476451.0, -8216031.0, 5123300.0, -2666883.0]
+    for count in (1, zoo.weights.CHUNK, zoo.weights.CHUNK + 1, 3 * zoo.weights.CHUNK + 3):
+        longest = zoo.weights.uniform("fc.weight", 4 * zoo.weights.CHUNK, 0)
+        assert (zoo.weights.uniform("fc.weight", count, 0) == longest[:count]).all()
+    assert (longest[-4:] * 2**23).tolist() == [-2860070.0, 6943634.0, 6929603.0, 591508.0]
 
 
 def test_the_generator_makes_the_file_that_is_shipped():
-    generator = runpy.run_path(str(Path(__file__).parents[2] / "scripts/build_zoo.py"))
+    generator = runpy.run_path(str(GENERATOR))
     assert set(generator["NETWORKS"]) == set(zoo.names())
     assert generator["strip"](generator["toy"](), "toy") == onnx.load(zoo.GRAPHS / "toy.onnx")
+
+
+def test_the_generator_tells_gates_from_activations():
+    kind_of = runpy.run_path(str(GENERATOR))["kind_of"]
+    nodes = graph_of("efficientnet-b0").node
+    makers = {node.output[0]: node for node in nodes}
+    kinds = Counter(kind_of(node, makers) for node in nodes)
+    # 16 blocks with a gate each; 15 expansions, 16 depthwise, 16 squeezes, stem and head
+    assert (kinds["Gate"], kinds["SiLU"], kinds["Mul"]) == (16, 49, 0)
 
 
 def test_imports_neither_tvm_nor_torch():
@@ -265,6 +332,12 @@ def test_bad_models():
     malformed.graph.input[1].metadata_props[0].value = "weight:zero"
     with pytest.raises(ModelError, match=r"'stem\.conv\.weight'.* 'weight:zero'"):
         zoo.load_model(malformed)
+
+
+def test_shapes_of_weights_are_not_for_the_caller():
+    for given in ("toy", zoo.GRAPHS / "toy.onnx", zoo.load("toy")):
+        with pytest.raises(UnknownNameError, match=r"unknown input 'fc\.weight'.*input"):
+            zoo.load_model(given, {"fc.weight": (10, 32)})
 
 
 def test_unknown_names_and_seeds():

@@ -162,10 +162,11 @@ def load_model(
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     try:
         _keep_data_inputs(loaded)
-        weights.fill(loaded, seed)
-        fix_shapes(loaded, shapes or {}, where)
+        data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
+        fix_shapes(loaded, data, shapes or {}, where)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
+        weights.fill(loaded, seed)  # last, for onnx copies a model several times over to do the above
         return loaded
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 
 from ..errors import ModelError, UnknownNameError, UsageError
@@ -29,9 +31,11 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     return name.strip(), tuple(map(int, parts))
 
 
-def fix_shapes(model: onnx.ModelProto, shapes: dict[str, Shape], where: str) -> None:
-    """Fix the dynamic dimensions of inputs, in place; see :func:`pimflow.zoo.load_model`."""
-    inputs = {value.name: value for value in model.graph.input}
+def fix_shapes(
+    model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], shapes: dict[str, Shape], where: str
+) -> None:
+    """Fix the dynamic dimensions of the inputs `data`, in place; see :func:`pimflow.zoo.load_model`."""
+    inputs = {value.name: value for value in data}
     symbols: dict[str, int] = {}
     for name, shape in shapes.items():
         if name not in inputs:
@@ -53,7 +57,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: dict[str, Shape], where: str) -> 
                     f"and {size}; give one value"
                 )
             dim.dim_value = size
-    for value in model.graph.input:
+    for value in inputs.values():
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param]

@@ -6,8 +6,10 @@ A graph-only file has no weights. Each weight is a typed graph input whose metad
 
 from __future__ import annotations
 
+import io
 import math
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -26,6 +28,7 @@ RULES = {
     "variance": (1.0, 0.5),
 }
 STATISTICS = frozenset({"mean", "variance"})
+CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, for a word holds two
 
 
 def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
@@ -83,12 +86,12 @@ def uniform(name: str, count: int, seed: int) -> np.ndarray:
     UsageError
         If `seed` is out of range.
     """
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed {seed} is out of range; use 0 to 2**64 - 1")
-    key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
-    raw = np.random.Philox(key=key).random_raw((count + 1) // 2)
-    words = raw.astype("<u8", copy=False).view("<u4")[:count] >> 8
-    return words.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    drawn = np.empty(count, np.float32)
+    start = 0
+    for chunk in _chunks(name, count, seed):
+        drawn[start : start + chunk.size] = chunk
+        start += chunk.size
+    return drawn
 
 
 def fill(model: onnx.ModelProto, seed: int) -> None:
@@ -118,9 +121,29 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
         if tensor.elem_type != onnx.TensorProto.FLOAT or 0 in dims:
             raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
         centre, half_width = RULES[rule]
-        drawn = uniform(value.name, math.prod(dims), seed)
-        drawn *= np.float32(half_width * gain / math.sqrt(fan_in))
-        drawn += np.float32(centre)
-        graph.initializer.append(onnx.numpy_helper.from_array(drawn.reshape(dims), value.name))
+        scale = np.float32(half_width * gain / math.sqrt(fan_in))
+        raw = io.BytesIO()
+        for chunk in _chunks(value.name, math.prod(dims), seed):
+            chunk *= scale
+            chunk += np.float32(centre)
+            raw.write(chunk.astype("<f4", copy=False))
+        # filled in place: a tensor made elsewhere would be copied
+        stored = graph.initializer.add(name=value.name, data_type=tensor.elem_type, dims=dims)
+        stored.raw_data = raw.getvalue()
     del graph.input[:]
     graph.input.extend(data)
+
+
+def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw what :func:`uniform` returns, :data:`CHUNK` values at a time."""
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed {seed} is out of range; use 0 to 2**64 - 1")
+    counter = np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64))
+    for start in range(0, count, CHUNK):
+        wanted = min(CHUNK, count - start)
+        words = counter.random_raw((wanted + 1) // 2).astype("<u8", copy=False).view("<u4")[:wanted]
+        words >>= 8
+        chunk = words.astype(np.float32)
+        chunk *= np.float32(2.0**-23)
+        chunk -= np.float32(1.0)
+        yield chunk
