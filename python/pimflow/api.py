@@ -180,6 +180,9 @@ def compile(
     network = frontend.load(model, shapes)
     interface = artifact.Interface(inputs=network.inputs)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    progress("computing the reference")
+    expected = network.reference(inputs)
+    network = network.without_reference()
 
     progress("searching")
     search_begin = time.perf_counter()
@@ -194,7 +197,7 @@ def compile(
     progress("verifying")
     for built in reversed(builds):
         if built.runs_here:
-            verification = verify(network, built, target_system, inputs)
+            verification = verify(network, built, target_system, inputs, expected)
             verification.require()
 
     summary = report.build(
@@ -207,6 +210,7 @@ def compile(
         wall_seconds=time.perf_counter() - begin,
     )
     programs = searched.programs()
+    del network  # its weights are in the builds: linking them needs the memory
     if out is not None:
         progress("writing")
         artifact.write(

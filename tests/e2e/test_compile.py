@@ -147,7 +147,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged():
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
         built = compilation.build(network, found, targets.named_target("llvm+pim"))
-        verify(network, built, target, inputs).require()
+        verify(network, built, target, inputs, network.reference(inputs)).require()
 
 
 def test_fp32_mode_matches_to_rounding():

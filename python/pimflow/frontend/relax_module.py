@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -107,7 +108,7 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     def add(expr: relax.Expr) -> None:
         nonlocal found
         if isinstance(expr, tvm.ir.GenericConst):
-            found += expr.value.numpy().nbytes
+            found += math.prod(expr.value.shape) * np.dtype(str(expr.value.dtype)).itemsize
 
     relax.analysis.post_order_visit(main(mod), add)
     return found
