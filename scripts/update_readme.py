@@ -49,6 +49,7 @@ def main() -> None:
     text = README.read_text(encoding="utf-8")
     text = fill(text, "compile", f"```\n{table}\n```")
     text = fill(text, "conventions", conventions("mobilenet-v2"))
+    text = fill(text, "networks", output("compare_networks.py"))
     text = fill(text, "bench", f"```\n{benches}\n```")
     README.write_text(text, encoding="utf-8")
 

@@ -1,0 +1,44 @@
+"""Does a network run on a CUDA device, its PIM regions on device tensors, with the right outputs?"""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+
+import pimflow
+from pimflow import relay, zoo
+from pimflow.relay import graph_executor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "resnet-50", "efficientnet-b0", "mnasnet-1.0"])
+def test_a_network_runs_verified_and_timed(name, tmp_path):
+    compiled = pimflow.compile(name, tmp_path / "out", target="cuda+pim")
+    assert compiled.verification.verified
+    part = compiled.report["gpu_part"]
+    assert part["measured_ns"] > 0 and part["measured_on"] and part["compiler"]
+    print(f"{name}: measured {part['measured_ns'] / 1e6:.4f} ms on {part['measured_on']}, ", end="")
+    print(f"modelled {part['modelled_ns'] / 1e6:.4f} ms on {part['modelled_on']}")
+    y = pimflow.run(tmp_path / "out")
+    twin = pimflow.run(tmp_path / "out", target="llvm+pim")
+    assert np.abs(y[0] - twin[0]).max() <= 4e-3 * np.abs(twin[0]).max()
+
+
+def test_the_snippet_on_a_device(tmp_path):
+    model = zoo.load("toy")
+    onnx.save(model, tmp_path / "toy.onnx")
+    x = zoo.example_inputs(model)["input"]
+    reference = onnxruntime.InferenceSession(tmp_path / "toy.onnx").run(None, {"input": x})[0]
+    mod, params = relay.frontend.from_onnx(onnx.load(tmp_path / "toy.onnx"))
+    lib = relay.build(mod, target="cuda+pim", params=params)
+    dev = tvm.cuda()
+    m = graph_executor.GraphModule(lib["default"](dev))
+    m.set_input("input", x)
+    m.run()
+    assert np.abs(m.get_output(0).numpy() - reference).max() <= 2e-3 * np.abs(reference).max()
+    assert m.benchmark(dev, repeat=2, number=2).mean > 0
