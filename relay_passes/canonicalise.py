@@ -7,11 +7,14 @@ from tvm import relax
 
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.plain_axes import PlainAxes
 from pimflow.relay_passes.push_bias import PushBias
 from pimflow.relay_passes.recognise_clip import RecogniseClip
+from pimflow.relay_passes.single_results import SingleResults
 from pimflow.relay_passes.sink_layout import SinkLayout
+from pimflow.relay_passes.subpixel_convolution import SubpixelConvolution
 
-ANCHORS = ("nn.conv2d", "matmul")
+ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 
 
 @tvm.transform.module_pass(opt_level=0, name="Canonicalise")
@@ -32,12 +35,17 @@ class Canonicalise:
         mod = tvm.transform.Sequential(
             [
                 EvaluateConstants(),
+                SingleResults(),
+                PlainAxes(),
                 RecogniseClip(),
                 transform.FoldBatchnormToConv2D(),
                 transform.DecomposeOpsForInference(),
                 EvaluateConstants(),
-                transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+                transform.ConvertLayout(
+                    {"relax.nn.conv2d": ["NHWC", "OHWI"], "relax.nn.conv2d_transpose": ["NHWC", "IOHW"]}
+                ),
                 EvaluateConstants(),
+                SubpixelConvolution(),
                 SinkLayout(),
                 EvaluateConstants(),
                 transform.FoldConstant(),

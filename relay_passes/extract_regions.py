@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
-from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
@@ -35,7 +35,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
     for group in groups:
         if group.result.same_as(mod["main"].body.body) and isinstance(group.bindings[-1].value, relax.Tuple):
             continue  # the network's results
-        if not isinstance(group.result.ty, relax.TensorType) or not group.fusible:
+        opaque = operator(group.bindings[-1].value) in OPAQUE
+        if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         layer = layer_name(mod, group.title)
         regions.append(_region(layer, group, names))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, substitute
+from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.sink_layout import BINARY
 
 
 @tvm.transform.module_pass(opt_level=0, name="GroupKernels")
@@ -53,22 +54,23 @@ class GroupKernels:
 def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
     """The group's operands, tensor constants included, and the function of them.
 
-    `FuseTIR` takes no tensor constants inside, so they become parameters.
+    `FuseTIR` takes no tensor constants inside, so they become parameters; the scalars of arithmetic become
+    immediates before it sees them.
     """
     inside = {b.var for b in group.bindings}
     operands: list[relax.Expr] = []
     params: list[relax.Var] = []
     env: dict[relax.Var, relax.Expr] = {}
 
-    def lift(expr: relax.Expr) -> relax.Expr:
-        """`expr` over parameters; new ones are made for what lies outside."""
+    def lift(expr: relax.Expr, scalars: bool) -> relax.Expr:
+        """`expr` over parameters; new ones are made for what lies outside, also for `scalars`."""
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([lift(field) for field in expr.fields])
+            return relax.Tuple([lift(field, scalars) for field in expr.fields])
         if isinstance(expr, relax.Var):
             if expr not in inside and expr not in env:
                 env[expr] = parameter(expr)
             return env.get(expr, expr)
-        constant = isinstance(expr, tvm.ir.GenericConst) and expr.value.ndim > 0
+        constant = isinstance(expr, tvm.ir.GenericConst) and (scalars or expr.value.ndim > 0)
         return parameter(expr) if constant else expr
 
     def parameter(expr: relax.Expr) -> relax.Var:
@@ -76,7 +78,10 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
         params.append(relax.Var(f"x{len(params)}", expr.ty))
         return params[-1]
 
-    lifted = [(b.var, b.value, [lift(arg) for arg in b.value.args]) for b in group.bindings]
+    lifted = [
+        (b.var, b.value, [lift(arg, operator(b.value) not in BINARY) for arg in b.value.args])
+        for b in group.bindings
+    ]
     builder = relax.BlockBuilder()
     with builder.function("primitive", params, attrs={"Primitive": True}, private=True):
         with builder.dataflow():

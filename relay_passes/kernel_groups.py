@@ -13,6 +13,9 @@ from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 GATHERS = ("concat", "strided_slice")
+# What TVM lowers to kernels that its fusion cannot look into.
+OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
+WEIGHTED = ("nn.conv2d", "matmul")
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
@@ -27,7 +30,7 @@ class KernelGroup:
     anchor : VarBinding or None
         The operator that is not elementwise, if there is one.
     fusible : bool
-        False for calls of other functions, which stay by themselves.
+        False for calls of other functions and `OPAQUE` operators, which stay by themselves.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
     """
@@ -43,11 +46,13 @@ class KernelGroup:
 
     @property
     def title(self) -> relax.Var:
-        """The variable it is named by: the anchor if its name is not automatic, else the first such."""
-        anchors = [] if self.anchor is None else [self.anchor.var]
-        variables = anchors + [b.var for b in self.bindings]
-        named = (v for v in variables if not _AUTOMATIC.match(v.name))
-        return next(named, anchors[0] if anchors else self.result)
+        """The variable it is named by: an anchor with weights, since PIM programs find their product by it;
+        else the anchor, if its name is not automatic; else the first such.
+        """
+        anchors = [] if self.anchor is None else [self.anchor]
+        named = (b for b in anchors + self.bindings if not _AUTOMATIC.match(b.var.name))
+        weighted = (b for b in anchors if operator(b.value) in WEIGHTED)
+        return next(weighted, next(named, (anchors or self.bindings)[-1])).var
 
 
 def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
@@ -85,7 +90,9 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
                 group = KernelGroup()
                 groups.append(group)
         else:
-            single = kind != "" and isinstance(binding.var.ty, relax.TensorType) and kind != "call_dps_packed"
+            single = kind not in ("", "call_dps_packed", *OPAQUE) and isinstance(
+                binding.var.ty, relax.TensorType
+            )
             group = KernelGroup(anchor=binding, fusible=single)
             for var in operands if single else ():
                 before = made[var]

@@ -72,7 +72,7 @@ def infer(
     """
     executor = network["default"](device or tvm.cpu())
     for name, value in inputs.items():
-        executor["set_input"](name, tvm.runtime.tensor(np.ascontiguousarray(value)))
+        executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
     executor["run"]()
     return [executor["get_output"](i).numpy() for i in range(executor["get_num_outputs"]())]
 

@@ -62,6 +62,7 @@ def lower_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pa
     return [
         GroupKernels(),
         transform.RunCodegen(),
+        relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),

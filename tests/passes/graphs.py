@@ -8,6 +8,9 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from pimflow import pipeline
+from pimflow.execution import infer, pack
+from pimflow.frontend import relax_module
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 
 
@@ -56,3 +59,9 @@ def onnx_model(
     )
     opsets = [helper.make_opsetid("", 17)]
     return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+
+def outputs(mod: tvm.IRModule, operands: list[np.ndarray]) -> list[np.ndarray]:
+    """What `mod` computes, compiled as pimflow compiles it."""
+    packed = pack(pipeline.build(mod), relax_module.inputs(mod), relax_module.outputs(mod))
+    return infer(packed, dict(zip(relax_module.inputs(mod), operands, strict=True)))

@@ -181,12 +181,20 @@ def test_several_results():
     assert all(life.pinned == (life.name in ("b", "c", "%x")) for life in graph.liveness("fp16").lifetimes)
 
 
+@I.ir_module
+class Halves:
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32")):
+        with R.dataflow():
+            halves = R.split(x, 2, axis=0)
+            y = halves[0]
+            R.output(y)
+        return y
+
+
 def test_an_operator_with_several_results_is_refused():
-    nodes = [node("Conv", "x w", "a"), helper.make_node("Split", ["a"], ["p", "q"], "halves", axis=1)]
-    nodes.append(node("Add", "p q", "y"))
-    model = onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"])
     with pytest.raises(UnsupportedOpError, match="'halves': split is not supported"):
-        regions(model)
+        extract_regions(Halves)
 
 
 @I.ir_module
@@ -222,3 +230,11 @@ def test_what_is_not_canonical_is_refused():
 def test_an_unknown_region_lists_near_ones():
     with pytest.raises(UnknownNameError, match=r"unknown region 'projet'; did you mean project"):
         regions(residual_network()).region("projet")
+
+
+def test_a_layer_without_a_name_is_the_region_that_its_program_computes():
+    """Files of old exporters name no node; a bias or activation must not lend its name to the product."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"], "named")]
+    mod = onnx_graph.from_onnx(onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
+    (region,) = extract_regions(mod).regions
+    assert set(filters(mod)) == {region.name}

@@ -36,6 +36,28 @@ def runs_alike(mod: tvm.IRModule) -> None:
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
+# ---- scalars that are no immediates ----
+
+
+@I.ir_module
+class Scalars:
+    """A choice, a comparison and an index take a tensor, if of rank 0, where arithmetic takes a number."""
+
+    @R.function
+    def main(x: R.Tensor((2, 3), "float32")):
+        with R.dataflow():
+            positive = R.greater(x, R.const(0.0))
+            chosen = R.where(positive, x, R.const(-1.0))
+            row = R.take(chosen, R.const(1, "int64"), axis=0)
+            y = R.multiply(row, R.const(2.0))
+            R.output(y)
+        return y
+
+
+def test_scalars_of_any_operator():
+    runs_alike(Scalars)
+
+
 # ---- the rewrite ----
 
 

@@ -238,6 +238,15 @@ def test_shapes_fix_what_is_dynamic_and_are_inferred_again():
     assert zoo.load_model(small(dims=None, output=None), {"x": (3, 4)}).graph.output
 
 
+def test_a_question_mark_is_no_symbol():
+    """Paddle's exporter calls every open dimension so."""
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("?", "?")) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    model = zoo.load_model(helper.make_model(graph, ir_version=8), {"x": (2, 3)})
+    assert zoo.example_inputs(model)["x"].shape == (2, 3)
+
+
 def test_a_symbol_is_one_size_everywhere():
     model = small()
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ("N",)))
@@ -356,3 +365,20 @@ def test_parse_shape():
         with pytest.raises(UsageError, match="input=1,3,224,224") as raised:
             zoo.parse_shape(junk)
         assert isinstance(raised.value, PimflowError) and raised.value.exit_code == 2
+
+
+# ---- names of nodes ----
+
+
+def test_nodes_without_a_name_of_their_own_get_one():
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["a"]),
+        onnx.helper.make_node("Neg", ["a"], ["b"], "same"),
+        onnx.helper.make_node("Relu", ["b"], ["c"], "same"),
+        onnx.helper.make_node("Neg", ["c"], ["y"], "Relu_a"),
+    ]
+    values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    named = [node.name for node in zoo.load_model(model).graph.node]
+    assert named == ["Relu_a_", "same", "Relu_c", "Relu_a"]

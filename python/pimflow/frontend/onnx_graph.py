@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import os
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,13 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm
-from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.frontend.naming import layer_names, with_names
+from pimflow.frontend.onnx_rewrites import inference_graph, known_operators, opset_of, plainer
 from pimflow.frontend.relax_module import canonical, last_line
+from pimflow.relay_passes.flat import shape
 
 
 def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
@@ -32,7 +32,7 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
-    return _as_given_or_folded(model, lambda m: canonical(_import(m), m.graph.name))
+    return _as_given_or_plainer(model, lambda m: canonical(_import(m), m.graph.name))
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
@@ -43,10 +43,10 @@ def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     keep_params : bool
         Whether weights are inputs of ``main`` after its own, their values in its attribute ``params``.
     """
-    return _as_given_or_folded(model, lambda m: _import(m, keep_params))
+    return _as_given_or_plainer(model, lambda m: _import(m, keep_params))
 
 
-def _as_given_or_folded(
+def _as_given_or_plainer(
     model: onnx.ModelProto, convert: Callable[[onnx.ModelProto], tvm.IRModule]
 ) -> tvm.IRModule:
     counts = Counter(node.name for node in model.graph.node if node.name)
@@ -54,28 +54,18 @@ def _as_given_or_folded(
     if shared is not None:
         name = model.graph.name
         raise ModelError(f"model '{name}': {counts[shared]} nodes are named '{shared}'; rename them")
-    model = _inference_graph(model)
+    model = inference_graph(model)
     try:
         return convert(model)
-    except ModelError:
-        folded = _shapes_folded(model)
-        if folded is None:
+    except (ModelError, UnsupportedOpError):
+        rewritten = plainer(model)
+        if rewritten is None:
             raise
-        return convert(folded)
+        return convert(rewritten)
 
 
-def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The network as ONNX Runtime's basic optimisations leave it; None if they fail."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 4
-    with tempfile.TemporaryDirectory() as scratch:
-        options.optimized_model_filepath = os.path.join(scratch, "model.onnx")
-        try:
-            onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-            return onnx.load(options.optimized_model_filepath)
-        except Exception:  # ONNX Runtime's own hierarchy; TVM's error says more
-            return None
+# The importer stacks their operands, which TVM's layout pass does not survive.
+_PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum}
 
 
 class _NamingImporter(onnx_frontend.ONNXGraphImporter):
@@ -86,22 +76,40 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         self.names: dict[relax.Var, str] = {}
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
-        result = super()._convert_operator(op_name, node_inputs, attrs, opset)
+        if op_name in _PAIRWISE:
+            result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
+        elif op_name == "Gather" and _is_one_index(*node_inputs):
+            result = self._element(*node_inputs, attrs.get("axis", 0))
+        else:
+            result = super()._convert_operator(op_name, node_inputs, attrs, opset)
         name = attrs.get("tvm_custom", {}).get("name")
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
         return result
 
+    def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
+        """The slice of `data` at a constant index, for which the importer emits kernels."""
+        axis %= len(shape(data))
+        begin = int(index.value.numpy()) % shape(data)[axis]
+        part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
+        return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
+
+
+def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
+    """Whether a Gather takes one constant element of a tensor of known shape, itself no constant."""
+    computed = not isinstance(data, tvm.ir.GenericConst) and isinstance(data.ty, relax.TensorType)
+    known = computed and isinstance(data.ty.shape, relax.ShapeExpr)
+    return known and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
+
 
 def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     importer, name = _NamingImporter(keep_params), model.graph.name
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
-            mod = importer.from_onnx(model.graph, opset)  # prints the operators it fails on
+            mod = importer.from_onnx(model.graph, opset_of(model))  # prints the operators it fails on
         except PimflowError:
             raise
         except tvm.error.OpNotImplemented as error:
@@ -113,7 +121,7 @@ def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
 
 def _check_operators(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError`, naming operator and node, for what the importer has no rule for."""
-    known = set(onnx_frontend._get_convert_map()) | {"Constant", "If"}
+    known = known_operators()
     odd = [n for n in model.graph.node if n.op_type not in known or n.domain not in ("", "ai.onnx")]
     if odd:
         kinds = sorted({n.op_type for n in odd} - {odd[0].op_type})
@@ -137,47 +145,3 @@ def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], li
         return session.run(None, dict(values))
 
     return run
-
-
-def _inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Sums as additions, and nodes that do nothing at inference left out.
-
-    The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of
-    a Dropout, which TVM's layout pass does not survive.
-    """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph = copy.graph
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    outputs = {value.name for value in graph.output}
-    same: dict[str, str] = {}
-    nodes = []
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = same.get(name, name)
-        skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
-            node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
-        )
-        if skipped and node.output[0] not in outputs:
-            same[node.output[0]] = node.input[0]
-        elif skipped:
-            nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
-        elif node.op_type == "Sum":
-            nodes += _additions(node)
-        else:
-            nodes.append(node)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
-    return copy
-
-
-def _additions(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    nodes, left = [], node.input[0]
-    for index, right in enumerate(node.input[1:], 1):
-        last = index == len(node.input) - 1
-        out = node.output[0] if last else f"{node.output[0]}.{index}"
-        name = node.name if last else f"{node.name}.{index}"
-        nodes.append(helper.make_node("Add", [left, right], [out], name=name))
-        left = out
-    return nodes

@@ -135,7 +135,8 @@ def load_model(
     Returns
     -------
     onnx.ModelProto
-        Checked, with inferred shapes; its graph inputs are data and have fixed shapes.
+        Checked, with inferred shapes; its graph inputs are data and have fixed shapes, its nodes names of
+        their own.
 
     Raises
     ------
@@ -162,6 +163,7 @@ def load_model(
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     try:
         _keep_data_inputs(loaded)
+        _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
         fix_shapes(loaded, data, shapes or {}, where)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
@@ -218,7 +220,7 @@ def example_arrays(wanted: dict[str, tuple[tuple[int, ...], object]], seed: int 
             normal = normal > 0
         elif np.issubdtype(dtype, np.integer):
             normal = np.abs(normal).clip(max=2)
-        drawn[name] = normal.astype(dtype)
+        drawn[name] = np.asarray(normal, dtype)  # an array also of rank 0
     return drawn
 
 
@@ -270,6 +272,20 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         del model.graph.input[:]
         model.graph.input.extend(data)
         model.ir_version = max(model.ir_version, 4)
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Name every node that has no name, or that of an earlier node, by its first result, in place."""
+    taken = {node.name for node in model.graph.node}
+    seen = {""}
+    for node in model.graph.node:
+        if node.name in seen:
+            name = f"{node.op_type}_{next(filter(None, node.output), '')}"
+            while name in taken:
+                name += "_"
+            node.name = name
+            taken.add(name)
+        seen.add(node.name)
 
 
 def _one_line(error: Exception, limit: int = 240) -> str:

@@ -51,7 +51,8 @@ def fix_shapes(
             difference = f"has shape {_written(declared)}, not {_written(shape)}"
             raise ModelError(f"{where}: input '{name}' {difference}")
         for dim, size in zip(tensor.shape.dim, shape):
-            if dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+            named = dim.dim_param not in ("", "?")  # Paddle's exporter calls every open dimension "?"
+            if named and symbols.setdefault(dim.dim_param, size) != size:
                 raise ModelError(
                     f"{where}: input '{name}': '{dim.dim_param}' is both {symbols[dim.dim_param]} "
                     f"and {size}; give one value"

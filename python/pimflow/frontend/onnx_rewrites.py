@@ -1,0 +1,127 @@
+"""ONNX networks rewritten so that TVM's importer takes them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import onnx
+import onnxruntime
+from onnx import helper, inliner, version_converter
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from pimflow.frontend.recurrent import unrolled
+
+
+def known_operators() -> set[str]:
+    """What the importer has a rule for."""
+    # What it calls Attention is com.microsoft's.
+    return (set(onnx_frontend._get_convert_map()) | {"Constant", "If"}) - {"Attention"}
+
+
+def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The same network in a newer opset, in simpler operators, what depends on shapes only folded.
+
+    Returns
+    -------
+    ModelProto or None
+        With inferred shapes; None if ONNX Runtime cannot read it.
+
+    Raises
+    ------
+    UnsupportedOpError
+        For a recurrent layer that cannot be unrolled.
+    """
+    folded = _shapes_folded(_inlined(_upgraded(model)))
+    if folded is None:
+        return None
+    folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
+    return inference_graph(unrolled(folded))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+
+def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The network in an opset that the importer knows: it takes some older operators for newer ones."""
+    if opset_of(model) >= 13:
+        return model
+    try:
+        newer = version_converter.convert_version(model, 17)
+    except Exception:  # whatever the converter has no adapter for
+        return model
+    if opset_of(model) < 11:  # the converter leaves Resize with another default
+        before = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        for node in newer.graph.node:
+            if node.op_type == "Resize":
+                node.attribute.extend(helper.make_attribute(*item) for item in before.items())
+    return newer
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Operators that the importer does not know as the operators that the standard defines them by."""
+    used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+    unknown = used - known_operators()
+    if not unknown:
+        return model
+    wanted = [("", op) for op in sorted(unknown)]
+    return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+
+
+def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The network as ONNX Runtime's basic optimisations leave it; None if they fail."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as scratch:
+        options.optimized_model_filepath = os.path.join(scratch, "model.onnx")
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            return onnx.load(options.optimized_model_filepath)
+        except Exception:  # ONNX Runtime's own hierarchy; TVM's error says more
+            return None
+
+
+def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Sums as additions, and nodes that do nothing at inference left out.
+
+    The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of
+    a Dropout, which TVM's layout pass does not survive.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    outputs = {value.name for value in graph.output}
+    same: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+        skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
+            node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
+        )
+        if skipped and node.output[0] not in outputs:
+            same[node.output[0]] = node.input[0]
+        elif skipped:
+            nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
+        elif node.op_type == "Sum":
+            nodes += _additions(node)
+        else:
+            nodes.append(node)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return copy
+
+
+def _additions(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    nodes, left = [], node.input[0]
+    for index, right in enumerate(node.input[1:], 1):
+        last = index == len(node.input) - 1
+        out = node.output[0] if last else f"{node.output[0]}.{index}"
+        name = node.name if last else f"{node.name}.{index}"
+        nodes.append(helper.make_node("Add", [left, right], [out], name=name))
+        left = out
+    return nodes
