@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm_ffi
+from tvm import relax
 
 from pimflow import native
 from pimflow.core.program import MemoryImage, PimProgram
@@ -22,7 +23,8 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
     module = _create_module()
     for function in functions:
         program = PimProgram.from_json(str(function.attrs["pim.program"]))
-        product = function.body.blocks[0].bindings[-1].value
+        values = [binding.value for binding in function.body.blocks[0].bindings]
+        product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
         weights = product.args[1].value.numpy().T
         image = memory_image(program, weights, PimSpec.load(program.pim))
         add_region(module, str(function.attrs["global_symbol"]), program, image)

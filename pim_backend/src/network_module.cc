@@ -233,7 +233,8 @@ class NetworkModuleObj : public ffi::ModuleObj {
     auto exists = attr(type, id, 0).try_cast<int64_t>();
     if (!exists || *exists == 0) {
       TVM_FFI_THROW(ArtifactError) << "target '" << interface_.target
-                                   << "' needs a CUDA device, and there is none; build for target 'llvm+pim'";
+                                   << "' needs a CUDA device, and there is none; run or build for "
+                                      "target 'llvm+pim'";
     }
     ffi::Module executable = imports()[0].cast<ffi::Module>();
     auto machine = executable->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
@@ -249,6 +250,26 @@ class NetworkModuleObj : public ffi::ModuleObj {
 
   Interface interface_;
 };
+
+/*! \brief What a module of another library would save, for whoever has its loader. */
+class StoredModuleObj : public ffi::ModuleObj {
+ public:
+  StoredModuleObj(std::string kind, ffi::Bytes bytes) : kind_(std::move(kind)), bytes_(std::move(bytes)) {}
+  const char* kind() const final { return kind_.c_str(); }
+  int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
+  ffi::Optional<ffi::Function> GetFunction(const ffi::String&) final { return std::nullopt; }
+  ffi::Bytes SaveToBytes() const final { return bytes_; }
+
+ private:
+  std::string kind_;
+  ffi::Bytes bytes_;
+};
+
+ffi::Module StoredModule(ffi::String kind, ffi::Bytes bytes) {
+  return ffi::Module(ffi::make_object<StoredModuleObj>(std::string(kind), bytes));
+}
+
+ffi::Bytes SaveModule(ffi::Module module) { return module->SaveToBytes(); }
 
 /*!
  * \brief A network module over an executable.
@@ -276,6 +297,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
       .def("pimflow.runtime.create_network", CreateNetwork)
+      .def("pimflow.runtime.stored_module", StoredModule)
+      .def("pimflow.runtime.save_module", SaveModule)
       .def("ffi.Module.load_from_bytes." PIMFLOW_NETWORK_KIND, NetworkModuleObj::LoadFromBytes);
 }
 

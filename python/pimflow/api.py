@@ -270,7 +270,7 @@ def relax_pipeline(
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, objective=objective, solver=solver)
         applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs())
-        return pipeline.lower(applied, target, target_system.dtype)
+        return pipeline.lower(applied, target, target_system)
 
     return run_pipeline
 

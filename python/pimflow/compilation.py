@@ -11,6 +11,7 @@ from pimflow import pipeline, targets
 from pimflow.core.program import PimProgram
 from pimflow.execution import pack
 from pimflow.frontend import Network, relax_module
+from pimflow.kernels import Kernels, compile_kernels
 from pimflow.placement import Searched
 
 
@@ -36,7 +37,7 @@ class Build:
     executable: relax.VMExecutable
     module: tvm.runtime.Module
     programs: dict[str, PimProgram]
-    kernels: targets.Kernels
+    kernels: Kernels
     weight_bytes: int
 
     @property
@@ -53,8 +54,8 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
     """`network` as `searched` plans it, for `target`."""
     programs, rows = searched.programs(), searched.gpu_rows()
     applied = pipeline.apply_plan(network.module, rows, programs)
-    with targets.collected_kernels() as kernels:
-        executable = pipeline.build(applied, target, searched.system.dtype)
+    executable = pipeline.build(applied, target, searched.system)
+    kernels = compile_kernels(executable, target)
     name = targets.name_of(target)
     return Build(
         target=name,

@@ -8,12 +8,16 @@ import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
+from pimflow.hardware import System
+from pimflow.hardware import system as default_system
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.relay_passes.store_half import StoreHalf
 from pimflow.targets import named_target
 
 codegen.register()
@@ -56,17 +60,19 @@ def _variables(
     }
 
 
-def lower_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pass]:
+def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to what the virtual machine runs on `target`."""
-    transform = relax.transform
+    transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         GroupKernels(),
+        *([StoreHalf()] if gpu and system.dtype == "fp16" else []),
         transform.RunCodegen(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
+        *([ScheduleGpu(system.gpu.sms)] if gpu else []),
         transform.RewriteDataflowReshape(),
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
@@ -81,21 +87,21 @@ def lower_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pa
     ]
 
 
-def lower(mod: tvm.IRModule, target: tvm.target.Target, dtype: str) -> tvm.IRModule:
+def lower(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
     """`mod` as the virtual machine runs it on `target`; see `build`."""
     with target:
-        return tvm.transform.Sequential(lower_phases(target, dtype))(mod)
+        return tvm.transform.Sequential(lower_phases(target, system))(mod)
 
 
 def build(
-    mod: tvm.IRModule, target: str | tvm.target.Target = "llvm+pim", dtype: str = "fp16"
+    mod: tvm.IRModule, target: str | tvm.target.Target = "llvm+pim", system: System | None = None
 ) -> relax.VMExecutable:
     """Executable of a graph that `apply_plan` made, or of any canonical one.
 
     Parameters
     ----------
-    dtype : str
-        Storage type of the GPU part; the CPU that stands in for a GPU always stores fp32.
+    system : System, optional
+        Says what a GPU stores and how wide it is; the CPU that stands in for one always stores fp32.
 
     Raises
     ------
@@ -103,7 +109,8 @@ def build(
         If `target` is none of `TARGETS`.
     """
     resolved = named_target(target) if isinstance(target, str) else target
+    on = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, dtype), opt_level=0, name="pimflow"
+        lambda module, _: lower(module, resolved, on), opt_level=0, name="pimflow"
     )
     return tvm.compile(mod, resolved, relax_pipeline=phases)

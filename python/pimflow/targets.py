@@ -1,27 +1,21 @@
-"""What pimflow builds for: TVM targets with PIM, and the CUDA compiler behind one of them.
+"""What pimflow builds for: TVM targets with PIM.
 
 TVM is imported where it is used: importing it calls `register`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import warnings
-from collections.abc import Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import tvm_ffi
 
-from pimflow.errors import UnknownNameError, UsageError
+from pimflow import native
+from pimflow.errors import UnknownNameError
 
 if TYPE_CHECKING:
     import tvm
 
+LOADER = "ffi.Module.load_from_bytes.cuda"
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
     "cuda+pim": {
@@ -36,17 +30,20 @@ TARGETS = {
         "host": {"kind": "llvm"},
     },
 }
-NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
 
 
 def register() -> None:
-    """Make ``tvm.target.Target`` know the names of `TARGETS`, and compile their kernels."""
+    """Make ``tvm.target.Target`` know the names of `TARGETS`, and CUDA kernels load without a device.
+
+    They cannot run there, but whoever tries is told so by the network, not by a missing loader.
+    """
     import tvm
-    from tvm.support import nvcc  # noqa: F401  registers the callback that ours replaces
 
     for name, config in TARGETS.items():
         tvm.target.register_tag(name, config, override=True)
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile_kernels, override=True)
+    if tvm_ffi.get_global_func(LOADER, allow_missing=True) is None:
+        stored = native.get("pimflow.runtime.stored_module")
+        tvm_ffi.register_global_func(LOADER, lambda content: stored("cuda", content))
 
 
 def named_target(name: str) -> tvm.target.Target:
@@ -74,83 +71,3 @@ def device(target: tvm.target.Target) -> tvm.runtime.Device:
     import tvm
 
     return tvm.device(target.kind.name if target.kind.name != "llvm" else "cpu", 0)
-
-
-@dataclass
-class Kernels:
-    """CUDA source that was compiled, or why it was not.
-
-    Attributes
-    ----------
-    source : str
-        CUDA C++ of all kernels; empty if the target has none.
-    compiler : str
-        ``nvcc`` or ``nvrtc``; empty if the source was not compiled.
-    flaw : str
-        Why there is no binary; empty if there is one or nothing to compile.
-    """
-
-    source: str = ""
-    compiler: str = ""
-    flaw: str = ""
-
-
-_kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)
-
-
-@contextlib.contextmanager
-def collected_kernels() -> Iterator[Kernels]:
-    """Kernels compiled inside the block; a missing compiler is then noted, not warned of."""
-    kernels = Kernels()
-    token = _kernels.set(kernels)
-    try:
-        yield kernels
-    finally:
-        _kernels.reset(token)
-
-
-def cuda_compiler() -> str:
-    """``nvcc`` or ``nvrtc``, whichever is there, or empty; ``TVM_CUDA_COMPILE_MODE`` decides if set."""
-    there = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
-    wanted = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
-    if wanted and wanted not in there:
-        raise UsageError(f"TVM_CUDA_COMPILE_MODE is '{wanted}'; use nvcc or nvrtc")
-    order = [wanted] if wanted else ["nvcc", "nvrtc"]
-    return next((name for name in order if there[name]), "")
-
-
-def _has_nvrtc() -> bool:
-    try:
-        return find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _compile_kernels(code: str) -> bytes:
-    """TVM's callback: a binary for the target's architecture, with PTX for newer ones."""
-    import tvm
-    from tvm.support import nvcc
-
-    target = tvm.target.Target.current(allow_none=True)
-    if target is None or not has_pim(target):
-        return nvcc.tvm_callback_cuda_compile(code)
-    number = str(target.attrs["arch"]).removeprefix("sm_")
-    compiler = cuda_compiler()
-    binary, flaw = b"", "" if compiler else NO_COMPILER
-    try:
-        if compiler == "nvcc":
-            arch = ["-gencode", f"arch=compute_{number},code=[sm_{number},compute_{number}]"]
-            binary = nvcc.compile_cuda(code, target_format="fatbin", arch=arch, compiler="nvcc")
-        elif compiler == "nvrtc":
-            binary = nvcc.compile_cuda(code, target_format="ptx", arch=f"sm_{number}", compiler="nvrtc")
-    except Exception as error:  # whatever the compiler's parts raise
-        lines = [
-            line.strip() for line in str(error).splitlines() if "error" in line.lower() or "fatal" in line
-        ]
-        flaw = f"{compiler} failed: {(lines or [str(error).strip() or 'no reason given'])[0]}"
-    kernels = _kernels.get()
-    if kernels is not None:
-        kernels.source, kernels.compiler, kernels.flaw = code, "" if flaw else compiler, flaw
-    elif flaw:
-        warnings.warn(f"the CUDA kernels stay source: {flaw}", stacklevel=2)
-    return bytes(binary)

@@ -24,6 +24,7 @@ from pimflow.errors import (
     VerificationError,
 )
 from pimflow.hardware import system
+from pimflow.measure import kernel_times
 from pimflow.placement import apply, search
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
@@ -294,3 +295,27 @@ def test_values_beyond_fp16_say_so(toy):
     plan = _with(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")
     with pytest.raises(VerificationError, match="fp32"):
         api.compile("toy", plan=plan, inputs=inputs)
+
+
+def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
+    compiled = api.compile("toy", tmp_path / "out", target="cuda+pim")
+    assert [built.target for built in compiled.builds] == ["cuda+pim", "llvm+pim"]
+    assert compiled.verification.verified
+    assert "__global__" in (tmp_path / "out" / "kernels.cu").read_text()
+    assert api.run(tmp_path / "out", target="llvm+pim")[0].shape == (1, 10)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("pimflow.kernels._has_nvrtc", lambda: False)
+    network = frontend.load("toy")
+    built = compilation.build(network, compiled.searched, targets.named_target("cuda+pim"))
+    assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.runs_here
+
+
+def test_the_stand_in_and_its_kernels_can_be_timed(toy):
+    searched = toy[1].searched
+    network = frontend.load("toy")
+    built = compilation.build(network, searched, targets.named_target("llvm+pim"))
+    times = kernel_times(built, network.example_inputs(), number=1, repeat=1)
+    launches = sum(e.launched for e in searched.evaluation.timeline.events if e.resource == "gpu")
+    assert sum(time.calls for time in times) == launches == toy[1].report["gpu_part"]["kernels"]
+    assert all(time.call_ns > 0 for time in times)
+    assert toy[1].report["gpu_part"]["measured_ns"] is None

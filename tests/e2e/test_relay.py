@@ -217,3 +217,26 @@ def test_wrong_calls_of_relay_say_what_to_do(toy, call, error, says):
     mod, _ = relay.frontend.from_onnx(onnx.load(toy[0]))
     with pytest.raises(error, match=says):
         call(mod)
+
+
+def test_cuda_builds_anywhere(toy, tmp_path):
+    """Kernels beside PIM programs; without a device, whoever runs them is told what to do."""
+    mod, _ = relay.frontend.from_onnx(onnx.load(toy[0]))
+    lib = relay.build(mod, target="cuda+pim")
+    assert "__global__" in lib.kernels.source
+    assert bool(lib.kernels.compiler) != bool(lib.kernels.flaw)
+    lib.export_library(tmp_path / "net.so")
+    again = tvm.runtime.load_module(str(tmp_path / "net.so"))
+    assert again["get_target"]() == "cuda+pim"
+    if not tvm.cuda().exist:
+        for each in (lib, again):
+            with pytest.raises(ArtifactError, match=r"llvm\+pim|pimflow\[cuda\]"):
+                each["default"](tvm.cuda())
+
+
+@pytest.mark.parametrize("name", PAPER_NETWORKS)
+def test_the_paper_networks_build_for_cuda(name):
+    mod, params = relay.frontend.from_onnx(zoo.load(name))
+    lib = relay.build(mod, target="cuda+pim", params=params)
+    assert "mma_sync" in lib.kernels.source  # tensor cores
+    assert lib.kernels.compiler or "found" in lib.kernels.flaw

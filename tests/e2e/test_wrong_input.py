@@ -220,6 +220,17 @@ def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     assert code == 2 and "llvm+pim" in one_line(err)
 
 
+def test_running_without_the_device(capsys, tmp_path):
+    import tvm
+
+    if tvm.cuda().exist:
+        pytest.skip("there is a CUDA device")
+    assert run(capsys, "compile", "toy", "--target", "cuda+pim", "-o", tmp_path / "out", "--quiet")[0] == 0
+    code, _, err = run(capsys, "run", tmp_path / "out")
+    assert code == 3 and ("llvm+pim" in one_line(err) or "pimflow[cuda]" in err)
+    assert run(capsys, "run", tmp_path / "out", "--target", "llvm+pim")[0] == 0
+
+
 def start(folder, *argv, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "pimflow.cli", *map(str, argv)]
     return subprocess.Popen(

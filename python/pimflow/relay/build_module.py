@@ -110,6 +110,7 @@ def build(
     resolved = _target(target)
     bound = _bound(mod, params or {})
     from pimflow import api, compilation, frontend, targets
+    from pimflow.kernels import Kernels
 
     plan = None
     if targets.has_pim(resolved):
@@ -119,7 +120,7 @@ def build(
         built = compilation.build(network, searched, resolved)
         module, kernels, plan = built.module, built.kernels, searched.plan
     else:
-        module, kernels = compilation.build_plain(bound, resolved), targets.Kernels()
+        module, kernels = compilation.build_plain(bound, resolved), Kernels()
     values = {name: tvm.runtime.tensor(_array(value)) for name, value in (params or {}).items()}
     return GraphExecutorFactoryModule(module, bound, resolved, values, plan, kernels)
 

@@ -1,0 +1,122 @@
+"""CUDA kernels of an executable, compiled before it is stored.
+
+TVM keeps CUDA source in the executable and compiles it on the device that first runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from pimflow import native
+from pimflow.errors import UsageError
+from pimflow.targets import LOADER
+
+NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """CUDA source, and whether it was compiled.
+
+    Attributes
+    ----------
+    source : str
+        CUDA C++ of all kernels; empty if there are none.
+    compiler : str
+        ``nvcc`` or ``nvrtc``; empty if the source was not compiled.
+    flaw : str
+        Why there is no binary; empty if there is one or nothing to compile.
+    """
+
+    source: str = ""
+    compiler: str = ""
+    flaw: str = ""
+
+
+def compile_kernels(executable: relax.VMExecutable, target: tvm.target.Target) -> Kernels:
+    """Put a binary in place of the CUDA source in `executable`, if it has any and a compiler is found.
+
+    The binary is for the target's architecture; PTX in it lets newer GPUs run it too.
+
+    Raises
+    ------
+    UsageError
+        If the environment asks for a compiler that there is not.
+    """
+    for parent in _modules(executable.mod):
+        for module in parent.imports:
+            if module.kind == "cuda":
+                with target:  # the compiler's wrapper asks for it
+                    return _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
+    return Kernels()
+
+
+def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> Kernels:
+    source, compiler = module.inspect_source(), cuda_compiler()
+    if not compiler:
+        return Kernels(source=source, flaw=NO_COMPILER)
+    try:
+        kind, binary = _binary(source, compiler, arch)
+    except Exception as error:  # whatever the compiler's parts raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        telling = [line for line in lines if "error" in line.lower() or "fatal" in line] or lines
+        return Kernels(source=source, flaw=f"{compiler} failed: {(telling or ['no reason given'])[0]}")
+    imports = [_with_binary(m, source, kind, binary) if m.kind == "cuda" else m for m in parent.imports]
+    parent.clear_imports()
+    for imported in imports:
+        parent.import_module(imported)
+    return Kernels(source=source, compiler=compiler)
+
+
+def cuda_compiler() -> str:
+    """``nvcc`` or ``nvrtc``, whichever is there, or empty; ``TVM_CUDA_COMPILE_MODE`` decides if set."""
+    there = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
+    wanted = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
+    if wanted and wanted not in there:
+        raise UsageError(f"TVM_CUDA_COMPILE_MODE is '{wanted}'; use nvcc or nvrtc")
+    return next((name for name in ([wanted] if wanted else there) if there[name]), "")
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
+    """Format and contents of what the CUDA driver loads."""
+    from tvm.support import nvcc
+
+    if compiler == "nvcc":
+        options = ["-gencode", f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"]
+        return "fatbin", nvcc.compile_cuda(source, "fatbin", options, compiler="nvcc")
+    return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", compiler="nvrtc")
+
+
+def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: bytes) -> tvm.runtime.Module:
+    """A CUDA module as TVM stores it (format, table of kernels, contents), other contents in it."""
+    stored, code = bytes(native.get("pimflow.runtime.save_module")(module)), source.encode()
+    table_begin, table_end = len(_text(b"cuda")), len(stored) - len(_text(code))
+    if stored[:table_begin] != _text(b"cuda") or stored[table_end:] != _text(code):
+        raise ValueError("this TVM stores CUDA modules in another form")
+    changed = _text(kind.encode()) + stored[table_begin:table_end] + _text(bytes(binary))
+    return tvm_ffi.get_global_func(LOADER)(changed)
+
+
+def _text(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "little") + content
+
+
+def _modules(module: tvm.runtime.Module):
+    """`module` and all that it imports."""
+    yield module
+    for imported in module.imports:
+        yield from _modules(imported)

@@ -1,0 +1,223 @@
+"""Half precision in memory, single precision in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, substitute
+
+PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
+SELECTIONS = (  # of elements of their operands
+    "reshape",
+    "permute_dims",
+    "expand_dims",
+    "squeeze",
+    "flatten",
+    "broadcast_to",
+    "nn.pad",
+    "strided_slice",
+    "concat",
+    "take",
+    "nn.max_pool1d",
+    "nn.max_pool2d",
+    "nn.max_pool3d",
+)
+FULL, HALF = "float32", "float16"
+CHANNELS_LAST = (3, 1, 2, 0)  # of OHWI filters with one input channel
+
+
+@tvm.transform.module_pass(opt_level=0, name="StoreHalf")
+class StoreHalf:
+    """Tensors between kernels in fp16, arithmetic inside them in fp32.
+
+    Works on what `GroupKernels` leaves: in the flat form a cast is an operator, which may start a
+    kernel or move a tensor into another one; in a kernel's own function it cannot.
+
+    Convolutions and matrix products take fp16 operands, which is what tensor cores multiply, and
+    accumulate in fp32. Data movement and maxima need no cast. Everything else reads fp16, computes in fp32
+    and rounds what it stores. Filters, matrices and gathered tables become fp16; other constants stay
+    fp32: biases and scales are vectors, whose bytes do not count but whose digits do.
+
+    Functions for PIM take and give fp16 as well. What ``main`` takes and returns keeps its type, and so
+    does what calls of foreign functions take and give; the kernels on either side cast.
+
+    Rewrite: ``relu(conv2d(x, w)) -> half(relu(conv2d(x16, w16, out_dtype=fp32)))`` in every kernel.
+    Preserves: values up to the rounding of what is stored, interface of ``main``, kernels, names.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        main, full, parts = mod["main"], _kept_full(mod), _parts(mod)
+        others = {gv: f for gv, f in mod.functions_items() if not isinstance(f, relax.Function)}
+        builder = relax.BlockBuilder(tvm.IRModule(others))
+        env: dict[relax.Var, relax.Expr] = {}
+        with builder.function("main", list(main.params)):
+            with builder.dataflow():
+                for binding in main_bindings(mod):
+                    var, value = binding.var, binding.value
+                    if _is_kernel(mod, value):
+                        function = mod[value.op]
+                        operands, moved = _stored_operands(function, value.args)
+                        operands = [substitute(arg, env) for arg in operands]
+                        keep = [var in full or part in full for part in parts.get(var, [var])]
+                        half = _halved(function, [arg.ty for arg in operands], keep, moved)
+                        new = relax.Call(builder.add_func(half, value.op.name_hint), operands)
+                    else:
+                        new = substitute(value, env)
+                    env[var] = builder.emit(new, name_hint=var.name)
+                output = builder.emit_output(substitute(main.body.body, env))
+            builder.emit_func_output(output)
+        result = builder.get()
+        result["main"] = result["main"].with_attrs(dict(main.attrs or {}))
+        result = relax.transform.CanonicalizeBindings()(result)
+        return tvm.IRModule(result.functions, attrs=mod.attrs)
+
+
+def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
+    """Whether `value` calls one kernel: a primitive function, or one for PIM."""
+    if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)):
+        return False
+    function = mod[value.op]
+    attrs = function.attrs or {}
+    return isinstance(function, relax.Function) and ("Primitive" in attrs or "Codegen" in attrs)
+
+
+def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
+    """Variables of ``main`` that keep their type: its results, and what foreign calls take and give."""
+    full = set(relax.analysis.free_vars(mod["main"].body.body))
+    made = {b.var: b.value for b in main_bindings(mod)}
+    for var, value in reversed(made.items()):
+        if isinstance(value, relax.TupleGetItem):
+            if not _is_kernel(mod, made.get(value.tuple_value)):
+                full.add(var)
+        elif isinstance(value, relax.Tuple | relax.Var):
+            full |= set(relax.analysis.free_vars(value)) if var in full else set()
+        elif not _is_kernel(mod, value):
+            full |= {var, *relax.analysis.free_vars(value)}
+    return full
+
+
+def _parts(mod: tvm.IRModule) -> dict[relax.Var, list[relax.Var | None]]:
+    """For each kernel with several results, the variables that hold them."""
+    parts: dict[relax.Var, list[relax.Var | None]] = {}
+    for binding in main_bindings(mod):
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
+            count = len(value.tuple_value.ty.fields)
+            parts.setdefault(value.tuple_value, [None] * count)[value.index] = binding.var
+    return parts
+
+
+def _bindings(function: relax.Function) -> list[relax.VarBinding]:
+    return [b for block in function.body.blocks for b in block.bindings]
+
+
+def _tables(function: relax.Function) -> set[relax.Var]:
+    """Parameters that `function` multiplies with, or gathers from."""
+    found: set[relax.Var] = set()
+    for binding in _bindings(function):
+        kind = operator(binding.value)
+        if kind in PRODUCTS or kind == "take":
+            found.update(a for a in binding.value.args[:2] if isinstance(a, relax.Var))
+    return found
+
+
+def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
+    """Parameters that are nothing but the filters of a depthwise convolution."""
+    bindings = _bindings(function)
+    return {
+        b.value.args[1]
+        for b in bindings
+        if operator(b.value) == "nn.conv2d"
+        and b.value.attrs.kernel_layout == "OHWI"
+        and b.value.attrs.groups > 1
+        and b.value.args[1].ty.shape[3] == 1
+        and sum(b.value.args[1] in relax.analysis.free_vars(other.value) for other in bindings) == 1
+    } & set(function.params)
+
+
+def _stored_operands(
+    function: relax.Function, operands: Sequence[relax.Expr]
+) -> tuple[list[relax.Expr], set[relax.Var]]:
+    """`operands` with constants as they are stored, and the parameters whose channels are now last."""
+    tables, filters = _tables(function), _depthwise_filters(function)
+    stored, moved = [], set()
+    for param, arg in zip(function.params, operands, strict=True):
+        if isinstance(arg, tvm.ir.GenericConst) and param in filters:
+            arg = relax.const(arg.value.numpy().transpose(CHANNELS_LAST))
+            moved.add(param)
+        stored.append(_half_constant(arg) if param in tables else arg)
+    return stored, moved
+
+
+def _half_constant(expr: relax.Expr) -> relax.Expr:
+    """fp32 constants as fp16; everything else as it is"""
+    if isinstance(expr, tvm.ir.GenericConst) and _dtype(expr) == FULL:
+        return relax.const(expr.value.numpy().astype(np.float16))
+    return expr
+
+
+def _dtype(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype) if isinstance(expr.ty, relax.TensorType) else ""
+
+
+def _halved(
+    function: relax.Function, types: Sequence[tvm.ir.Type], keep: Sequence[bool], moved: set[relax.Var]
+) -> relax.Function:
+    """`function` of parameters with `types`, its fp32 results stored as fp16 except those to `keep`."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(p.name, ty) for p, ty in zip(function.params, types, strict=True)]
+    env: dict[relax.Var, relax.Expr] = dict(zip(function.params, params))
+    casts: dict[tuple[relax.Var, str], relax.Var] = {}
+
+    def cast(expr: relax.Expr, dtype: str) -> relax.Expr:
+        if _dtype(expr) == dtype:
+            return expr
+        if isinstance(expr, tvm.ir.GenericConst):
+            return relax.const(expr.value.numpy().astype(dtype))
+        if (expr, dtype) not in casts:
+            casts[expr, dtype] = builder.emit(relax.op.astype(expr, dtype))
+        return casts[expr, dtype]
+
+    def restored(expr: relax.Expr) -> relax.Expr:
+        """`expr` over the new variables, of the type that it had"""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([restored(field) for field in expr.fields])
+        return cast(env[expr], _dtype(expr)) if expr in env else expr
+
+    with builder.function("kernel", params, private=True):
+        with builder.dataflow():
+            made = {b.var: b.value for b in _bindings(function)}
+            body = function.body.body
+            results = list(made[body].fields) if isinstance(made[body], relax.Tuple) else [body]
+            for var, value in made.items():
+                kind, new = operator(value), substitute(value, env)
+                if kind in PRODUCTS and _dtype(var) == FULL:
+                    last = value.args[1] in moved
+                    new = _product(value, [cast(arg, HALF) for arg in new.args], last)
+                elif isinstance(new, relax.Call) and kind != "astype":
+                    leaves = {_dtype(leaf) for arg in new.args for leaf in getattr(arg, "fields", [arg])}
+                    if kind not in SELECTIONS or leaves >= {FULL, HALF}:
+                        args = [restored(arg) for arg in value.args]
+                        new = relax.Call(value.op, args, value.attrs, value.ty_args)
+                if not isinstance(new, relax.Tuple):
+                    env[var] = builder.emit(new, name_hint=var.name)
+            stored = [
+                env[var] if kept or _dtype(var) != FULL else cast(env[var], HALF)
+                for var, kept in zip(results, keep, strict=True)
+            ]
+            output = builder.emit_output(stored[0] if len(stored) == 1 else relax.Tuple(stored))
+        builder.emit_func_output(output)
+    return builder.get()["kernel"].with_attrs(dict(function.attrs))
+
+
+def _product(call: relax.Call, operands: list[relax.Expr], channels_last: bool) -> relax.Call:
+    """`call` of fp16 operands, accumulating in fp32."""
+    info = type(call.attrs).__tvm_ffi_type_info__
+    attrs = {field.name: getattr(call.attrs, field.name) for field in info.fields} | {"out_dtype": FULL}
+    if channels_last:
+        attrs["kernel_layout"] = "".join("OHWI"[axis] for axis in CHANNELS_LAST)
+    return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))

@@ -1,0 +1,358 @@
+"""Does every kernel get threads, keep its values, and use tensor cores where there are products?
+
+There is no GPU here: a schedule's values are those of its loops with the threads run one after the
+other, on LLVM. That is what it means before barriers are inserted, which is TVM's part.
+"""
+
+import re
+import shutil
+from importlib.util import find_spec
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, s_tir, tirx
+from tvm.relax import op
+from tvm.script import ir as I
+from tvm.script import tirx as T
+from tvm.support import nvcc
+
+from pimflow import frontend
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.schedule_gpu import Depthwise, Reduce, ScheduleGpu, TensorCores
+from pimflow.relay_passes.store_half import StoreHalf
+
+TURING = "sm_75"
+COMPILER = "nvcc" if shutil.which("nvcc") else "nvrtc" if find_spec("cuda") else ""
+RNG = np.random.default_rng(0)
+
+
+def target(arch: str = TURING) -> tvm.target.Target:
+    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
+    return tvm.target.Target({"kind": "cuda", "arch": arch, **limits}, {"kind": "llvm"})
+
+
+def constant(*dims: int) -> relax.Expr:
+    return relax.const(RNG.standard_normal(dims, np.float32))
+
+
+def graph(network, *shapes: tuple[int, ...]) -> tvm.IRModule:
+    """``main`` of `network`, a function of Relax expressions."""
+    params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(network(builder.emit, *params))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def lowered(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
+    """As `ScheduleGpu` gets it."""
+    transform = relax.transform
+    phases = [GroupKernels(), StoreHalf(), relax.backend.DispatchSortScan(), transform.LegalizeOps()]
+    phases += [transform.AnnotateTIROpPattern(), transform.FuseTIR(), transform.DeadCodeElimination(["main"])]
+    with target(arch):
+        return tvm.transform.Sequential(phases)(mod)
+
+
+def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    return {gv.name_hint: f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def only_kernel(network, *shapes: tuple[int, ...]) -> tirx.PrimFunc:
+    (func,) = kernels(lowered(graph(network, *shapes))).values()
+    return func
+
+
+def scheduled(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
+    with target(arch):
+        return ScheduleGpu()(mod)
+
+
+def cuda_source(func: tirx.PrimFunc, arch: str = TURING) -> str:
+    """The CUDA of `func`; fails where something runs outside of threads."""
+    func = func.with_attrs({"global_symbol": "kernel", "target": target(arch)})
+    return tvm.compile(tvm.IRModule({"kernel": func}), target=target(arch)).mod.imports[0].inspect_source()
+
+
+def one_after_the_other(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with loops in place of threads."""
+    loops = re.sub(r'T\.thread_binding\((.*?), thread="[\w.]+"\)', r"T.serial(\1)", func.script())
+    return tvm.script.from_source(loops)
+
+
+def values(func: tirx.PrimFunc) -> list[np.ndarray]:
+    """What `func` leaves in its parameters, of random ones."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal([int(d) for d in p.shape]).astype(str(p.dtype)) for p in func.params]
+    library = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), "llvm")
+    tensors = [tvm.runtime.tensor(a) for a in arrays]
+    library["kernel"](*tensors)
+    return [t.numpy() for t in tensors]
+
+
+def same_values(func: tirx.PrimFunc, rule) -> None:
+    schedule = rule.apply(func, target(), False)
+    assert schedule is not None
+    after = values(one_after_the_other(schedule.mod["main"]))
+    for result, expected in zip(after, values(func), strict=True):
+        atol = 1e-3 * np.abs(expected).max()
+        np.testing.assert_allclose(result.astype(np.float32), expected.astype(np.float32), atol=atol)
+
+
+def convolution(x: relax.Expr, filters: relax.Expr, **attrs) -> relax.Expr:
+    return op.nn.conv2d(x, filters, data_layout="NHWC", kernel_layout="OHWI", **attrs)
+
+
+# ---- depthwise ----
+
+
+@st.composite
+def depthwise_kernels(draw) -> tirx.PrimFunc:
+    n, h, w, c = draw(st.tuples(*(st.integers(1, most) for most in (2, 9, 14, 12))))
+    kh, kw, pad = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2))
+    attrs = {
+        "strides": draw(st.sampled_from([(1, 1), (2, 2), (1, 3)])),
+        "dilation": draw(st.sampled_from([(1, 1), (2, 2)])),
+        "padding": (pad, draw(st.integers(0, 2)), pad, 3),
+        "groups": c + 1,
+    }
+    multiplier, epilogue = draw(st.integers(1, 2)), draw(st.sampled_from(["", "bias", "residual"]))
+    h, w = h + kh * 2, w + kw * 2
+
+    def network(emit, x):
+        y = emit(convolution(x, constant((c + 1) * multiplier, kh, kw, 1), **attrs))
+        if epilogue:
+            y = emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, (c + 1) * multiplier)))))
+        return emit(op.add(y, constant(*(int(d) for d in y.ty.shape)))) if epilogue == "residual" else y
+
+    return only_kernel(network, (n, h, w, c + 1))
+
+
+@settings(max_examples=25)
+@given(depthwise_kernels(), st.sampled_from([1, 30]))
+def test_depthwise_keeps_values(func, multiprocessors):
+    same_values(func, Depthwise(multiprocessors))
+
+
+def test_depthwise_needs_no_barriers_and_moves_vectors():
+    def network(emit, x):
+        y = emit(op.clip(emit(convolution(x, constant(32, 3, 3, 1), padding=1, groups=32)), 0, 6))
+        return emit(convolution(y, constant(8, 1, 1, 32)))
+
+    func = kernels(lowered(graph(network, (1, 56, 56, 32))))["fused_lv"]
+    schedule = Depthwise(30).apply(func, target(), False)
+    source = cuda_source(schedule.mod["main"])
+    assert "__shared__" not in source and "__syncthreads" not in source
+    assert re.search(r"\*\(half4\*\)\(\w*intermediate\w* \+", source)  # the result, rounded
+    assert "x1_ptr[" not in source  # filters too are read in vectors
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda emit, x: emit(convolution(x, constant(8, 3, 3, 4), groups=4)),
+        lambda emit, x: emit(op.nn.avg_pool2d(x, (3, 3), layout="NHWC")),
+        lambda emit, x: emit(op.nn.relu(x)),
+    ],
+    ids=["grouped", "pool", "elementwise"],
+)
+def test_what_is_not_depthwise(network):
+    assert Depthwise(30).apply(only_kernel(network, (1, 8, 8, 16)), target(), False) is None
+
+
+# ---- tensor cores ----
+
+
+@st.composite
+def products(draw) -> tirx.PrimFunc:
+    if draw(st.booleans()):
+        batch, m, k, n = draw(st.tuples(*(st.integers(1, most) for most in (3, 40, 40, 40))))
+        turned = draw(st.booleans())
+
+        def network(emit, a, b):
+            return emit(op.nn.relu(emit(op.matmul(a, emit(op.permute_dims(b, [0, 2, 1])) if turned else b))))
+
+        return only_kernel(
+            network, (batch, m + 1, k + 1), (batch, n + 1, k + 1) if turned else (batch, k + 1, n + 1)
+        )
+    groups, inner, outer = draw(st.sampled_from([(1, 3, 8), (1, 8, 24), (2, 4, 4), (3, 8, 5), (1, 16, 33)]))
+    k, stride, pad = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
+    h, w = draw(st.integers(3, 12)), draw(st.integers(3, 12))
+
+    def network(emit, x):
+        y = convolution(x, constant(groups * outer, k, k, inner), strides=stride, padding=pad, groups=groups)
+        return emit(op.add(emit(y), constant(1, 1, 1, groups * outer)))
+
+    return only_kernel(network, (draw(st.integers(1, 2)), h, w, groups * inner))
+
+
+@settings(max_examples=25)
+@given(products(), st.sampled_from([1, 30]))
+def test_products_keep_values(func, multiprocessors):
+    """As they are but for the intrinsics, which have no code for a CPU."""
+    with patch.object(s_tir.Schedule, "tensorize", lambda *_: None):
+        same_values(func, TensorCores(multiprocessors))
+
+
+TILES = [(16, 16, 64), (64, 16, 64), (16, 128, 48), (64, 64, 32), (128, 64, 16)]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("k_is_last", [True, False])
+def test_tiles_of_every_form_become_cuda(tile, k_is_last):
+    """Shared memory is reused for the result, which must not take an operand's type."""
+    axes = [0, 2, 1] if k_is_last else [0, 1, 2]
+    func = only_kernel(
+        lambda emit, a, b: emit(op.matmul(a, emit(op.permute_dims(b, axes)))),
+        (2, 100, 80),
+        (2, 70, 80) if k_is_last else (2, 80, 70),
+    )
+    rule = TensorCores(30)
+    rule._tile = lambda *_: tile
+    assert "mma_sync" in cuda_source(rule.apply(func, target(), False).mod["main"])
+
+
+def test_tiles_fit_into_shared_memory_and_feed_all_multiprocessors():
+    tile = TensorCores(30)._tile
+    assert tile(1, 12544, 512, 512, 49152)[:2] == (128, 64)
+    ti, tj, _ = tile(1, 49, 160, 960, 49152)
+    assert -(-49 // ti) * -(-160 // tj) >= 30
+    assert tile(1, 12544, 512, 512, 16384) != tile(1, 12544, 512, 512, 49152)
+
+
+# ---- other reductions ----
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda emit, x: emit(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1), layout="NHWC")),
+        lambda emit, x: emit(op.nn.relu(emit(op.mean(x, [1, 2], keepdims=True)))),
+        lambda emit, x: emit(op.sum(x, [3])),
+        lambda emit, x: emit(op.max(x)),
+        lambda emit, x: emit(op.matmul(emit(op.reshape(x, (1, 13 * 9 * 40))), constant(13 * 9 * 40, 33))),
+        lambda emit, x: emit(op.multiply(x, emit(op.mean(x, [1, 2], keepdims=True)))),
+    ],
+    ids=["pool", "mean", "rows", "all", "matrix-vector", "squeeze-excite"],
+)
+def test_reductions_keep_values(network):
+    for func in kernels(lowered(graph(network, (1, 13, 9, 40)))).values():
+        if Reduce(30).apply(func, target(), False) is not None:
+            same_values(func, Reduce(30))
+            return
+    pytest.fail("no reduction")
+
+
+# ---- the pass ----
+
+
+@I.ir_module
+class Before:
+    @T.prim_func(private=True, s_tir=True)
+    def total(x: T.Buffer((4, 200), "float32"), y: T.Buffer((200,), "float32")):
+        for j, k in T.grid(200, 4):
+            with T.sblock("total"):
+                vj, vk = T.axis.remap("SR", [j, k])
+                with T.init():
+                    y[vj] = T.float32(0)
+                y[vj] = y[vj] + x[vk, vj]
+
+
+@I.ir_module
+class Expected:
+    @T.prim_func(private=True, s_tir=True)
+    def total(x: T.Buffer((4, 200), "float32"), y: T.Buffer((200,), "float32")):
+        T.func_attr({"tirx.is_scheduled": True})
+        y_local = T.sblock_alloc_buffer((200,), scope="local")
+        for block in T.thread_binding(2, thread="blockIdx.x"):
+            for thread in T.thread_binding(128, thread="threadIdx.x"):
+                with T.sblock("total_init"):
+                    vj = T.axis.spatial(200, block * 128 + thread)
+                    T.where(block * 128 + thread < 200)
+                    T.reads()
+                    T.writes(y_local[vj])
+                    y_local[vj] = T.float32(0)
+                for k, _ in T.grid(4, 1):
+                    with T.sblock("total_update"):
+                        vj = T.axis.spatial(200, block * 128 + thread)
+                        vk = T.axis.reduce(4, k + _)
+                        T.where(block * 128 + thread < 200)
+                        T.reads(y_local[vj], x[vk, vj])
+                        T.writes(y_local[vj])
+                        y_local[vj] = y_local[vj] + x[vk, vj]
+                for i in range(1):
+                    with T.sblock("y_local"):
+                        v = T.axis.spatial(200, block * 128 + thread + i)
+                        T.where(block * 128 + thread < 200)
+                        T.reads(y_local[v])
+                        T.writes(y[v])
+                        y[v] = y_local[v]
+
+
+def test_rewrite():
+    after = scheduled(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    tvm.ir.assert_structural_equal(scheduled(after), after)
+    same_values(Before["total"], Reduce(30))
+
+
+def test_what_is_scheduled_stays():
+    mod = tvm.IRModule({"total": Before["total"].with_attr("tirx.is_scheduled", True)})
+    tvm.ir.assert_structural_equal(scheduled(mod), mod)
+
+
+def test_no_schedule_is_an_error():
+    with (
+        tvm.target.Target("llvm"),
+        pytest.raises(UnsupportedOpError, match="'total' cannot be scheduled for llvm"),
+    ):
+        ScheduleGpu()(Before)
+
+
+def stored_too(emit, x):
+    """The sum is read by another kernel beside the convolution's: a second result."""
+    total = emit(op.add(x, constant(1, 1, 1, 16)))
+    y = emit(convolution(total, constant(16, 3, 3, 16), padding=1))
+    return emit(op.add(emit(op.nn.max_pool2d(y, layout="NHWC")), total))
+
+
+OPERATORS = {
+    "two results": stored_too,
+    "adaptive pool": lambda emit, x: emit(op.nn.adaptive_avg_pool2d(x, (5, 5), layout="NHWC")),
+    "softmax": lambda emit, x: emit(op.nn.softmax(x)),
+    "layer norm": lambda emit, x: emit(op.nn.layer_norm(x, constant(16), constant(16), [-1])),
+    "concat": lambda emit, x: emit(op.concat([x, x], 3)),
+    "argmax": lambda emit, x: emit(op.argmax(x, 3)),
+    "sort": lambda emit, x: emit(op.sort(x)),
+    "split": lambda emit, x: emit(relax.TupleGetItem(emit(op.split(x, 2, 3)), 1)),
+    "permute": lambda emit, x: emit(op.permute_dims(x, [0, 3, 1, 2])),
+    "squeeze-excite": lambda emit, x: emit(op.multiply(x, emit(op.mean(x, [1, 2], keepdims=True)))),
+}
+
+
+@pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
+def test_every_kernel_gets_threads(network):
+    functions = kernels(scheduled(lowered(graph(network, (1, 8, 8, 16)))))
+    assert functions
+    for func in functions.values():
+        assert func.attrs["tirx.is_scheduled"]
+        assert "__global__" in cuda_source(func)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_a_network_uses_tensor_cores_and_compiles(arch):
+    functions = kernels(scheduled(lowered(frontend.load("toy").module, arch), arch))
+    sources = {name: cuda_source(func, arch) for name, func in functions.items()}
+    multiplied = {name for name, source in sources.items() if "mma_sync" in source}
+    assert multiplied == {n for n in sources if "conv" in n and "depthwise" not in n}
+    if not COMPILER:
+        pytest.skip("needs nvcc or NVRTC")
+    for name in ("fused_block_depthwise_conv", "fused_down_conv", "fused_pool"):
+        with target(arch):
+            assert nvcc.compile_cuda(sources[name], target_format="cubin", compiler=COMPILER)
