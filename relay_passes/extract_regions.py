@@ -38,12 +38,26 @@ def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
         opaque = operator(group.bindings[-1].value) in OPAQUE
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
+        for binding in group.bindings:
+            if not _fixed(binding.var) and all(map(_fixed, relax.analysis.free_vars(binding.value))):
+                kind, layer = operator(binding.value), layer_name(mod, binding.var)
+                raise UnsupportedOpError(
+                    f"the shape of {kind} ('{layer}') depends on the data, which is not supported; "
+                    "export the model without it"
+                )
         layer = layer_name(mod, group.title)
         regions.append(_region(layer, group, names))
         names.update((b.var, layer) for b in group.bindings)
+    if not regions:
+        raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
     return RegionGraph(name=name, regions=tuple(regions), outputs=_outputs(mod, groups))
+
+
+def _fixed(var: relax.Var) -> bool:
+    dims = getattr(var.ty.shape, "values", None)
+    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
 def _outputs(mod: tvm.IRModule, groups: list[KernelGroup]) -> tuple[str, ...]:

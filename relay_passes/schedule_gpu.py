@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Sequence
 from itertools import product
 from math import ceil, gcd, prod
@@ -22,7 +24,6 @@ from tvm.s_tir.dlight.gpu.matmul import (
     make_iter_fusion_index_map,
 )
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
@@ -106,7 +107,7 @@ class Depthwise(GPUScheduleRule):
     OUTPUTS = 32  # of one thread; more would leave too few registers for the operands
     UNROLLED = 1024  # multiplications of one thread; with more, the loop over filter rows stays
 
-    def __init__(self, multiprocessors: int):
+    def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
@@ -196,8 +197,10 @@ class TensorCores(GPUScheduleRule):
 
     TILES = (16, 32, 64, 128)
     DEPTHS = (16, 32, 48, 64)
+    RESIDENT = 2  # blocks of a multiprocessor: one multiplies while the other waits
+    SHARED_BYTES = 65536  # of a multiprocessor: Turing tuning guide; later GPUs have more
 
-    def __init__(self, multiprocessors: int):
+    def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
@@ -223,13 +226,14 @@ class TensorCores(GPUScheduleRule):
 
         def cost(tile: Tile) -> int:
             ti, tj, tk = tile
-            waves = ceil(s * ceil(i / ti) * ceil(j / tj) / (2 * self.multiprocessors))
+            waves = ceil(s * ceil(i / ti) * ceil(j / tj) / (self.RESIDENT * self.multiprocessors))
             # A Turing multiprocessor multiplies 256 halves a clock and loads 16; a step's latency counts
             # as 16 of its depth.
             return waves * (ti * tj + 16 * (ti + tj)) * ceil(k / tk) * (tk + 16)
 
         tiles = product(self.TILES, self.TILES, self.DEPTHS)
-        return min((t for t in tiles if _shared_bytes(t) <= shared_bytes), key=cost)
+        limit = min(shared_bytes, self.SHARED_BYTES // self.RESIDENT)
+        return min((t for t in tiles if _shared_bytes(t) <= limit), key=cost)
 
 
 def _is_half_product(block: s_tir.SBlock) -> bool:
@@ -309,7 +313,7 @@ def _tensorized(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool
     sch.unroll(i1)
     sch.unroll(j1)
 
-    names = get_wmma_intrin_group("shared.dyn", "shared.dyn", "float16", "float32", k_is_last)
+    names = _intrinsics(k_is_last)
     for stage, name in ((reads[0], "load_a"), (reads[1], "load_b"), (write, "store")):
         a, b = sch.get_loops(stage)[-2:]
         a, a1 = sch.split(a, [None, FRAGMENT])
@@ -343,6 +347,29 @@ def _to_matrices(sch: s_tir.Schedule, main: SBlockRV, k_is_last: bool) -> None:
     for side, buffer, layout in zip(sides, ("write", "write", "read"), layouts):
         sch.transform_layout(side, (buffer, 0), layout)
     sch.transform_block_layout(main, whole)
+
+
+def _intrinsics(k_is_last: bool) -> dict[str, str]:
+    """Names of TVM's intrinsics for fragments in fp16, accumulated in fp32.
+
+    Importing them parses 250 functions, and `inspect.stack` reads the sources of all callers for each,
+    which takes half a minute; nothing looks at those sources.
+    """
+
+    def frames(_context: int = 1) -> list[inspect.FrameInfo]:
+        frame, found = sys._getframe(1), []
+        while frame is not None:
+            code = frame.f_code
+            found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+            frame = frame.f_back
+        return found
+
+    stack, inspect.stack = inspect.stack, frames
+    try:
+        from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
+    finally:
+        inspect.stack = stack
+    return get_wmma_intrin_group("shared.dyn", "shared.dyn", "float16", "float32", k_is_last)
 
 
 def _lanes(run: int, copy: s_tir.SBlock) -> int:
@@ -386,7 +413,7 @@ class Reduce(GPUScheduleRule):
     SHORT = 32
     BLOCK = 512
 
-    def __init__(self, multiprocessors: int):
+    def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:

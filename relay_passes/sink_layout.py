@@ -8,8 +8,11 @@ from tvm import relax
 from pimflow.relay_passes.flat import operator, rebuild
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-UNARY = ("clip", "nn.relu", "nn.silu", "nn.gelu", "nn.leakyrelu", "sigmoid", "tanh", "exp", "negative")
-BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
+UNARY = (
+    *("clip", "nn.relu", "nn.silu", "nn.gelu", "nn.leakyrelu", "sigmoid", "tanh", "exp", "negative"),
+    *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
+)
+BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 REDUCE = ("mean", "sum", "max", "min")
 
 

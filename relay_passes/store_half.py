@@ -206,7 +206,7 @@ def _halved(
                 if not isinstance(new, relax.Tuple):
                     env[var] = builder.emit(new, name_hint=var.name)
             stored = [
-                env[var] if kept or _dtype(var) != FULL else cast(env[var], HALF)
+                cast(env[var], _dtype(var) if kept or _dtype(var) != FULL else HALF)
                 for var, kept in zip(results, keep, strict=True)
             ]
             output = builder.emit_output(stored[0] if len(stored) == 1 else relax.Tuple(stored))

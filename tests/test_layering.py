@@ -28,6 +28,7 @@ LAYERS = (
     (
         "frontend",
         "targets",
+        "kernels",
         "pipeline",
         "execution",
         "compilation",

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    with contextlib.suppress(ValueError):  # not in the main thread: somebody else's program
+    if threading.current_thread() is threading.main_thread():  # else it is somebody else's program
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
     try:
         args = _parser().parse_args(argv)

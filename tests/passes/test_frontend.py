@@ -231,10 +231,55 @@ def test_an_unsupported_operator_is_one_line():
 def test_what_the_importer_trips_over_is_one_line(capfd):
     model = onnx_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
     model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
-    with pytest.raises(ModelError, match="model 'net' cannot be imported") as caught:
+    with pytest.raises(ModelError, match=r"model 'net': Conv of node 'y.node' cannot be imported") as caught:
         onnx_graph.from_onnx(model)
     assert len(str(caught.value).splitlines()) == 1
     assert capfd.readouterr().out == ""
+
+
+def test_control_flow_names_what_decides_it():
+    value = helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, (1, 3, 6, 6))
+    branches = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, ["x"], ["b"])], name, [], [value])
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    choice = helper.make_node("If", ["fast"], ["y"], "choice", **branches)
+    nodes = [node("Greater", "rate limit", "fast"), choice]
+    model = onnx_model(nodes, SHAPES | {"rate": ()}, {"limit": np.float32(8)}, ["y"])
+    with pytest.raises(UnsupportedOpError, match="If of node 'choice' depends on the values of 'rate'"):
+        onnx_graph.from_onnx(model)
+
+
+def test_a_shape_that_depends_on_data_names_its_operator():
+    model = onnx_model([node("NonZero", "x", "y")], SHAPES, {}, ["y"], onnx.TensorProto.INT64)
+    with pytest.raises(UnsupportedOpError, match=r"the shape of nonzero .* depends on the data"):
+        extract_regions(onnx_graph.from_onnx(model))
+
+
+def test_a_network_that_computes_nothing():
+    mod = onnx_graph.from_onnx(onnx_model([node("Identity", "x", "y")], SHAPES, {}, ["y"]))
+    with pytest.raises(UnsupportedOpError, match="'empty' computes nothing"):
+        extract_regions(mod, "empty")
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_results_that_the_importer_lacks(read):
+    """They are refused if somebody reads them."""
+    pool = helper.make_node("MaxPool", ["a"], ["y", "at"], "pool", kernel_shape=[2, 2])
+    model = onnx_model([CONV, pool], SHAPES, WEIGHTS, ["y"])
+    if not read:
+        return matches_onnx_runtime(model)
+    model.graph.output.append(helper.make_tensor_value_info("at", onnx.TensorProto.INT64, None))
+    with pytest.raises(ModelError, match=r"MaxPool of node 'pool' .* only the first of its 2 results"):
+        onnx_graph.from_onnx(model)
+
+
+def test_an_index_beyond_a_table_is_no_crash():
+    """As `pimflow run` may be given one."""
+    table = onnx_model([node("Gather", "w x", "y")], {"x": (2,)}, {"w": weight(5, 3)}, ["y"])
+    table.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    (y,) = outputs(onnx_graph.from_onnx(table), [np.array([1, 2**40])])
+    np.testing.assert_array_equal(y, weight(5, 3)[[1, 4]])
 
 
 def test_nodes_that_share_a_name_are_refused():

@@ -58,6 +58,27 @@ def test_scalars_of_any_operator():
     runs_alike(Scalars)
 
 
+@I.ir_module
+class Gelu:
+    """As exporters write it, and a norm: elementwise all, so one kernel with the layer."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            error = R.erf(R.divide(conv, R.const(1.41421354)))
+            half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
+            power = R.power(half, R.const(2.0))
+            y = R.sqrt(power)
+            R.output(y)
+        return y
+
+
+def test_elementwise_operators_join_their_layer():
+    assert len(grouping(Gelu)) == 1
+    runs_alike(Gelu)
+
+
 # ---- the rewrite ----
 
 

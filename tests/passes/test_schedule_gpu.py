@@ -218,12 +218,13 @@ def test_tiles_of_every_form_become_cuda(tile, k_is_last):
     assert "mma_sync" in cuda_source(rule.apply(func, target(), False).mod["main"])
 
 
-def test_tiles_fit_into_shared_memory_and_feed_all_multiprocessors():
+def test_tiles_are_large_for_large_products_and_many_for_small_ones():
     tile = TensorCores(30)._tile
-    assert tile(1, 12544, 512, 512, 49152)[:2] == (128, 64)
+    assert tile(1, 12544, 512, 512, 49152)[:2] == (64, 64)
+    assert tile(1, 12544, 512, 512, 16384) != tile(1, 12544, 512, 512, 49152)
     ti, tj, _ = tile(1, 49, 160, 960, 49152)
     assert -(-49 // ti) * -(-160 // tj) >= 30
-    assert tile(1, 12544, 512, 512, 16384) != tile(1, 12544, 512, 512, 49152)
+    assert tile(1, 10000, 16, 16, 49152)[1:] == (16, 16)
 
 
 # ---- other reductions ----

@@ -382,3 +382,27 @@ def test_nodes_without_a_name_of_their_own_get_one():
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     named = [node.name for node in zoo.load_model(model).graph.node]
     assert named == ["Relu_a_", "same", "Relu_c", "Relu_a"]
+
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
+def test_every_floating_point_type_is_fp32(kind):
+    one = helper.make_tensor("one", kind, [1], [1.0])
+    nodes = [
+        helper.make_node("Cast", ["x"], ["a"], to=kind),
+        helper.make_node("Constant", [], ["b"], value=helper.make_tensor("b", kind, [1], [2.0])),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Add", ["c", "one"], ["y"]),
+    ]
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.INT64, [3]),
+        helper.make_tensor_value_info("y", kind, [3]),
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [one])
+    opsets = [helper.make_opsetid("", 17)]
+    model = zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": np.array([0, 1, 2])})
+    assert y.dtype == np.float32
+    assert y.tolist() == [3, 4, 5]

@@ -20,7 +20,7 @@ from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.frontend.naming import layer_names, with_names
 from pimflow.frontend.onnx_rewrites import inference_graph, known_operators, opset_of, plainer
 from pimflow.frontend.relax_module import canonical, last_line
-from pimflow.relay_passes.flat import shape
+from pimflow.relay_passes.flat import operator, shape
 
 
 def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
@@ -32,7 +32,12 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
-    return _as_given_or_plainer(model, lambda m: canonical(_import(m), m.graph.name))
+
+    def convert(given: onnx.ModelProto) -> tvm.IRModule:
+        _check_control_flow(given)
+        return canonical(_import(given), given.graph.name)
+
+    return _as_given_or_plainer(model, convert)
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
@@ -76,13 +81,25 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         self.names: dict[relax.Var, str] = {}
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
+        try:
+            return self._converted(op_name, node_inputs, attrs, opset)
+        except Exception as error:  # whatever a converter trips over
+            name = attrs.get("tvm_custom", {}).get("name")
+            raise ModelError(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
+
+    def _converted(self, op_name, node_inputs, attrs, opset):
         if op_name in _PAIRWISE:
             result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         else:
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
+            if operator(result) == "take":  # the importer's reads what lies beyond the tensor
+                result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
         name = attrs.get("tvm_custom", {}).get("name")
+        wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
+        if wanted > 1 and isinstance(result.ty, relax.TensorType):
+            raise ValueError(f"only the first of its {wanted} results can be computed")
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
@@ -110,8 +127,8 @@ def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(model.graph, opset_of(model))  # prints the operators it fails on
-        except PimflowError:
-            raise
+        except PimflowError as error:
+            raise type(error)(f"model '{name}': {error}") from error
         except tvm.error.OpNotImplemented as error:
             raise UnsupportedOpError(f"model '{name}': {last_line(error)}") from error
         except Exception as error:  # whatever its operators raise
@@ -132,6 +149,31 @@ def _check_operators(model: onnx.ModelProto) -> None:
         )
 
 
+_DECIDED_BY = {"If": 1, "Loop": 2, "Scan": 0}  # how many operands of control flow decide what is computed
+
+
+def _check_control_flow(model: onnx.ModelProto) -> None:
+    """Raise `UnsupportedOpError`, naming the inputs that decide it, for what is decided when it runs."""
+    node = next((n for n in model.graph.node if n.op_type in _DECIDED_BY), None)
+    if node is None:
+        return
+    makers = {output: maker for maker in model.graph.node for output in maker.output}
+    wanted, found = list(node.input[: _DECIDED_BY[node.op_type]]), set()
+    while wanted:
+        name = wanted.pop()
+        if name not in found and name in makers:
+            wanted += makers[name].input
+        found.add(name)
+    inputs = ", ".join(f"'{value.name}'" for value in model.graph.input if value.name in found)
+    what = f"model '{model.graph.name}': {node.op_type} of node '{_called(node)}'"
+    if not inputs:
+        raise UnsupportedOpError(f"{what} is not supported; unroll it in the file")
+    raise UnsupportedOpError(
+        f"{what} depends on the values of {inputs}; make them constants of the file, or export the network "
+        f"without {node.op_type}"
+    )
+
+
 def _called(node: onnx.NodeProto) -> str:
     """A node's name, or that of its result if it has none."""
     return node.name or next(iter(node.output), "")
@@ -141,7 +183,15 @@ def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], li
     """Outputs of `model` by ONNX Runtime."""
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return session.run(None, dict(values))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # its warnings are not the user's
+        try:
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            return session.run(None, dict(values))
+        except Exception as error:  # ONNX Runtime's own hierarchy
+            reason = last_line(error)
+            raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
     return run

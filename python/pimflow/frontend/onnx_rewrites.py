@@ -83,6 +83,10 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
             return None
 
 
+# Their further results are wanted in training mostly; the importer takes some only if there are none.
+_OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", "LSTM", "GRU", "RNN")
+
+
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Sums as additions, and nodes that do nothing at inference left out.
 
@@ -93,12 +97,15 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     graph = copy.graph
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    used.discard("")
     outputs = {value.name for value in graph.output}
     same: dict[str, str] = {}
     nodes = []
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = same.get(name, name)
+        while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
+            node.output.pop()
         skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
             node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
         )

@@ -17,6 +17,7 @@ from onnx import external_data_helper, helper, shape_inference
 
 from ..errors import ModelError, UnknownNameError
 from . import weights
+from .precision import to_single
 from .shapes import Shape, dims_of, fix_shapes, fixed_dims, parse_shape
 
 __all__ = ["ModelInfo", "describe", "example_inputs", "load", "load_model", "names", "parse_shape"]
@@ -135,8 +136,8 @@ def load_model(
     Returns
     -------
     onnx.ModelProto
-        Checked, with inferred shapes; its graph inputs are data and have fixed shapes, its nodes names of
-        their own.
+        Checked, with inferred shapes, fp32 its only floating-point type; its graph inputs are data and
+        have fixed shapes, its nodes names of their own.
 
     Raises
     ------
@@ -164,6 +165,7 @@ def load_model(
     try:
         _keep_data_inputs(loaded)
         _name_nodes(loaded)
+        to_single(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
         fix_shapes(loaded, data, shapes or {}, where)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)

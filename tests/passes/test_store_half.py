@@ -1,0 +1,278 @@
+"""Is what kernels exchange fp16, what they compute fp32, and nothing else changed?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, run
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow import frontend, pipeline
+from pimflow.core.program import PimProgram
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.lowering import lower
+from pimflow.pim_backend.schedule import schedules
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.store_half import StoreHalf
+
+RNG = np.random.default_rng(0)
+FILTERS = RNG.standard_normal((2, 1, 1, 2), np.float32)
+TAPS = RNG.standard_normal((2, 3, 3, 1), np.float32)
+BIAS = RNG.standard_normal(2, np.float32)
+INDICES = np.array([1, 0, 1], np.int64)
+TABLE = RNG.standard_normal((2, 4), np.float32)
+NETWORKS = {name: frontend.load(name).module for name in ("toy", "mobilenet-v2")}
+
+
+def halved(mod: tvm.IRModule) -> tvm.IRModule:
+    return StoreHalf()(GroupKernels()(mod))
+
+
+def launches(mod: tvm.IRModule) -> int:
+    return sum(isinstance(b.value, relax.Call) for b in main_bindings(mod))
+
+
+def types(mod: tvm.IRModule) -> list[str]:
+    """Of the tensors that the kernels of ``main`` store, in order."""
+    variables = [b.var for b in main_bindings(mod)]
+    return [str(v.ty.dtype) for v in variables if isinstance(v.ty, relax.TensorType)]
+
+
+def close(result: np.ndarray, expected: np.ndarray) -> bool:
+    return result.dtype == expected.dtype and bool(
+        np.abs(result - expected).max() <= 2e-3 * np.abs(expected).max()
+    )
+
+
+def inlined(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` whose functions for PIM are plain Relax."""
+    functions = dict(mod.functions_items())
+    return tvm.IRModule(
+        {gv: f.without_attr("Codegen") if "Codegen" in (f.attrs or {}) else f for gv, f in functions.items()}
+    )
+
+
+# ---- the rewrite ----
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, R.const(FILTERS), data_layout="NHWC", kernel_layout="OHWI")
+            sum = R.add(conv, R.const(BIAS))
+            pool = R.nn.max_pool2d(sum, layout="NHWC")
+            depth = R.nn.conv2d(
+                pool, R.const(TAPS), padding=1, groups=2, data_layout="NHWC", kernel_layout="OHWI"
+            )
+            y = R.add(depth, pool)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    @R.function(private=True)
+    def fused_conv(
+        x0: R.Tensor((1, 4, 4, 2), "float32"),
+        x1: R.Tensor((2, 1, 1, 2), "float16"),
+        x2: R.Tensor((2,), "float32"),
+    ) -> R.Tensor((1, 4, 4, 2), "float16"):
+        R.func_attr({"Primitive": True})
+        with R.dataflow():
+            a = R.astype(x0, "float16")
+            b = R.nn.conv2d(a, x1, data_layout="NHWC", kernel_layout="OHWI", out_dtype="float32")
+            c = R.add(b, x2)
+            d = R.astype(c, "float16")
+            R.output(d)
+        return d
+
+    @R.function(private=True)
+    def fused_pool(x0: R.Tensor((1, 4, 4, 2), "float16")) -> R.Tensor((1, 4, 4, 2), "float16"):
+        R.func_attr({"Primitive": True})
+        with R.dataflow():
+            a = R.nn.max_pool2d(x0, layout="NHWC")
+            R.output(a)
+        return a
+
+    @R.function(private=True)
+    def fused_depth(x0: R.Tensor((1, 4, 4, 2), "float16"), x1: R.Tensor((1, 3, 3, 2), "float16")) -> R.Tensor(
+        (1, 4, 4, 2), "float32"
+    ):
+        R.func_attr({"Primitive": True})
+        with R.dataflow():
+            a = R.nn.conv2d(
+                x0,
+                x1,
+                padding=1,
+                groups=2,
+                data_layout="NHWC",
+                kernel_layout="IHWO",
+                out_dtype="float32",
+            )
+            b = R.astype(x0, "float32")
+            c = R.add(a, b)
+            R.output(c)
+        return c
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32")):
+        cls = Expected
+        with R.dataflow():
+            sum: R.Tensor((1, 4, 4, 2), "float16") = cls.fused_conv(
+                x, R.const(FILTERS.astype(np.float16)), R.const(BIAS)
+            )
+            pool: R.Tensor((1, 4, 4, 2), "float16") = cls.fused_pool(sum)
+            y: R.Tensor((1, 4, 4, 2), "float32") = cls.fused_depth(
+                pool, R.const(TAPS.transpose(3, 1, 2, 0).astype(np.float16))
+            )
+            R.output(y)
+        return y
+
+
+def test_rewrite():
+    after = halved(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    tvm.ir.assert_structural_equal(StoreHalf()(after), after)
+    operands = inputs(Before)
+    assert close(run(after, *operands)[0], run(Before, *operands)[0])
+
+
+@I.ir_module
+class Integers:
+    @R.function
+    def main(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
+        with R.dataflow():
+            a = R.add(x, x)
+            b = R.max(a, axis=1)
+            c = R.nn.softmax(y)
+            both = (b, c)
+            R.output(both)
+        return both
+
+
+@pytest.mark.parametrize("mod", [Integers, GroupKernels()(Integers)], ids=["flat", "grouped"])
+def test_other_types_stay(mod):
+    tvm.ir.assert_structural_equal(StoreHalf()(mod), mod)
+
+
+# ---- what is stored how ----
+
+
+@I.ir_module
+class Residual:
+    """The first kernel stores two tensors, one of them a result of ``main``."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), y: R.Tensor((1, 4, 4, 2), "float32")):
+        with R.dataflow():
+            sum = R.add(x, y)
+            pool = R.nn.avg_pool2d(sum, (3, 3), padding=(1, 1, 1, 1), layout="NHWC")
+            mean = R.mean(pool, axis=[1, 2], keepdims=True)
+            last = R.add(sum, mean)
+            R.output(last, sum)
+        return (last, sum)
+
+
+@I.ir_module
+class Gathered:
+    """Indices and the place of the largest stay integers; the table is stored in fp16."""
+
+    @R.function
+    def main(x: R.Tensor((3, 4), "float32")):
+        with R.dataflow():
+            rows = R.take(R.const(TABLE), R.const(INDICES), axis=0)
+            given = R.add(x, rows)
+            near = R.nn.softmax(given)
+            place = R.argmax(near, axis=1)
+            R.output(near, place)
+        return (near, place)
+
+
+@I.ir_module
+class Foreign:
+    """Nothing is known of the function that is called."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32")):
+        with R.dataflow():
+            before = R.nn.max_pool2d(x, layout="NHWC")
+            called = R.call_dps_packed("foreign", (before,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+            soft = R.nn.softmax(called)
+            last = R.nn.max_pool2d(soft, layout="NHWC")
+            R.output(last)
+        return last
+
+
+@pytest.mark.parametrize(
+    ("mod", "expected"),
+    [
+        (Residual, ["float32", "float16", "float32"]),  # sum, pool, last
+        (Gathered, ["float16", "float32", "int64"]),  # given, near, place
+        (Foreign, ["float32", "float32", "float16", "float32"]),  # before, called, soft, last
+    ],
+    ids=["results", "integers", "foreign"],
+)
+def test_types_between_kernels(mod, expected):
+    after = halved(mod)
+    assert types(after) == expected
+    tvm.ir.assert_structural_equal(after["main"].ret_ty, mod["main"].ret_ty)
+    tvm.ir.assert_structural_equal(StoreHalf()(after), after)
+    if mod is not Foreign:
+        operands = inputs(mod)
+        for result, wanted in zip(run(after, *operands), run(mod, *operands), strict=True):
+            assert close(result, wanted)
+
+
+# ---- networks ----
+
+
+@pytest.mark.parametrize("mod", NETWORKS.values(), ids=NETWORKS)
+def test_networks_keep_their_values_and_kernels(mod):
+    after = halved(mod)
+    assert launches(after) == len(kernel_groups(mod))
+    assert set(types(after)[:-1]) == {"float16"}
+    assert after["main"].ty.params == mod["main"].ty.params
+    tvm.ir.assert_structural_equal(after["main"].ret_ty, mod["main"].ret_ty)
+    (x,) = inputs(mod)
+    machines = [relax.VirtualMachine(pipeline.build(m), tvm.cpu()) for m in (mod, after)]
+    expected, result = (m["main"](tvm.runtime.tensor(x)).numpy() for m in machines)
+    assert close(result, expected)
+
+
+def planned() -> tvm.IRModule:
+    """Layers of the toy network on PIM, one of them split."""
+    newton, mod = PimSpec.load("newton-gddr6"), NETWORKS["toy"]
+    geometries = {region.name: region.geometry for region in extract_regions(mod).regions}
+
+    def program(name: str, rows: int) -> PimProgram:
+        geometry = geometries[name]
+        schedule = schedules(geometry, newton, "fp16")[0]
+        begin = rows * geometry.ow
+        return lower(
+            geometry, newton, region=name, dtype="fp16", channels=2, schedule=schedule, pixel_begin=begin
+        )
+
+    rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
+    programs = {name: program(name, begin) for name, begin in rows.items()}
+    return pipeline.apply_plan(mod, {name: begin for name, begin in rows.items() if begin}, programs)
+
+
+def test_pim_takes_and_gives_half():
+    before = planned()
+    after = halved(before)
+    assert launches(after) == len(kernel_groups(before))
+    outlined = [f for _, f in after.functions_items() if "Codegen" in (f.attrs or {})]
+    assert len(outlined) == 4
+    for function in outlined:
+        assert str(function.params[0].ty.dtype) == str(function.ret_ty.dtype) == "float16"
+        (product,) = (b.value for b in function.body.blocks[0].bindings if operator(b.value) == "matmul")
+        assert str(product.args[1].ty.dtype) == "float16"
+    tvm.ir.assert_structural_equal(StoreHalf()(after), after)
+    (x,) = inputs(NETWORKS["toy"])
+    assert close(run(inlined(after), x)[0], run(NETWORKS["toy"], x)[0])
