@@ -23,7 +23,8 @@ from tvm.support import nvcc
 from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.schedule_gpu import Depthwise, Reduce, ScheduleGpu, TensorCores
+from pimflow.relay_passes.schedule_gpu import Depthwise, Reduce, ScheduleGpu
+from pimflow.relay_passes.schedule_tensor_cores import TensorCores
 from pimflow.relay_passes.store_half import StoreHalf
 
 TURING = "sm_75"
