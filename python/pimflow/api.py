@@ -137,6 +137,7 @@ def compile(
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
+    tolerance: float | None = None,
     emit_traces: bool = False,
     progress: Progress = lambda _: None,
 ) -> Compiled:
@@ -159,6 +160,9 @@ def compile(
         Shapes of inputs that the model leaves open.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
+    tolerance : float, optional
+        How far outputs may be from the reference, as a fraction of its largest value; 2e-3 for fp16 and
+        1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     progress : callable
@@ -175,6 +179,8 @@ def compile(
     if out is not None:
         artifact.check_target(out)
     plan = _plan(plan)
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     targets.named_target(target)  # refused before the work, not after it
     progress("loading")
     network = frontend.load(model, shapes)
@@ -197,7 +203,7 @@ def compile(
     progress("verifying")
     for built in reversed(builds):
         if built.runs_here:
-            verification = verify(network, built, target_system, inputs, expected)
+            verification = verify(network, built, target_system, inputs, expected, tolerance)
             verification.require()
 
     summary = report.build(

@@ -83,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
+    sub.add_argument(
+        "--tolerance",
+        metavar="X",
+        type=float,
+        help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
+    )
 
     sub = command("run", _run, "run a compiled network")
     sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
@@ -154,6 +160,7 @@ def _compile(args: argparse.Namespace) -> None:
             target=args.target,
             plan=args.plan,
             shapes=shapes,
+            tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             progress=progress,
         )

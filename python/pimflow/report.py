@@ -70,6 +70,7 @@ def build(
         "energy_pj": evaluation.energy_pj,
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
+        "tolerance": verification.bound,
         "regions_verified": sum(r.matches for r in verification.regions),
         "timing_violations": verification.timing_violations,
         "weight_load_ns": weight_load_ns(system, placed_bytes),

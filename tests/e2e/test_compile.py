@@ -21,6 +21,7 @@ from pimflow.errors import (
     ModelError,
     PlanError,
     UnknownNameError,
+    UsageError,
     VerificationError,
 )
 from pimflow.hardware import system
@@ -319,3 +320,48 @@ def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     assert sum(time.calls for time in times) == launches == toy[1].report["gpu_part"]["kernels"]
     assert all(time.call_ns > 0 for time in times)
     assert toy[1].report["gpu_part"]["measured_ns"] is None
+
+
+def test_a_tolerance_of_the_user(toy):
+    error = toy[1].verification.max_relative_error
+    with pytest.raises(VerificationError, match="--tolerance"):
+        api.compile("toy", tolerance=error / 2)
+    assert api.compile("toy", tolerance=error * 2).report["tolerance"] == error * 2
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        api.compile("toy", tolerance=-1.0)
+
+
+def test_a_quantised_network_is_compiled():
+    """QuantizeLinear and DequantizeLinear around a convolution of int8 weights."""
+    draw = np.random.default_rng(0)
+
+    def quantised(name: str, scale: str) -> list:
+        return [
+            helper.make_node("QuantizeLinear", [name, scale, "zero"], [f"{name}_q"], f"{name}/q"),
+            helper.make_node("DequantizeLinear", [f"{name}_q", scale, "zero"], [f"{name}_d"], f"{name}/d"),
+        ]
+
+    nodes = [
+        *quantised("x", "sx"),
+        helper.make_node("DequantizeLinear", ["w", "sw", "zero"], ["wd"], "w/d"),
+        helper.make_node("Conv", ["x_d", "wd"], ["a"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        *quantised("b", "sb"),
+        helper.make_node("GlobalAveragePool", ["b_d"], ["y"], "pool"),
+    ]
+    weights = {
+        "w": draw.integers(-127, 127, (32, 16, 3, 3)).astype(np.int8),
+        "sx": np.float32(0.03),
+        "sw": np.float32(0.002),
+        "sb": np.float32(0.05),
+        "zero": np.int8(0),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 28, 28])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert api.compile(model).verification.verified
