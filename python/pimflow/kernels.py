@@ -5,10 +5,13 @@ TVM keeps CUDA source in the executable and compiles it on the device that first
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import tvm
 import tvm_ffi
@@ -98,7 +101,33 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
     if compiler == "nvcc":
         options = ["-gencode", f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"]
         return "fatbin", nvcc.compile_cuda(source, "fatbin", options, compiler="nvcc")
-    return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", compiler="nvrtc")
+    toolkit = _wheels()
+    if toolkit is None:
+        return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", compiler="nvrtc")
+    with _environment("CUDA_PATH", str(toolkit)):  # where TVM looks for headers
+        options = [f"-I{toolkit / 'include' / 'cccl'}"]
+        return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", options, compiler="nvrtc")
+
+
+def _wheels() -> Path | None:
+    """What NVIDIA's wheels install in place of a CUDA toolkit, if they are there."""
+    found = find_spec("nvidia")
+    places = list(found.submodule_search_locations or ()) if found else []
+    headers = (header for place in places for header in Path(place).glob("cu*/include/cuda_fp16.h"))
+    return next((header.parents[1] for header in headers), None)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: bytes) -> tvm.runtime.Module:

@@ -25,6 +25,7 @@ from pimflow.errors import (
     VerificationError,
 )
 from pimflow.hardware import system
+from pimflow.kernels import cuda_compiler
 from pimflow.measure import kernel_times
 from pimflow.placement import apply, search
 from pimflow.relay_passes.extract_regions import extract_regions
@@ -309,6 +310,16 @@ def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     network = frontend.load("toy")
     built = compilation.build(network, compiled.searched, targets.named_target("cuda+pim"))
     assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.runs_here
+
+
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", compiler)
+    if cuda_compiler() != compiler:
+        pytest.skip(f"{compiler} is not installed")
+    network = frontend.load("toy")
+    built = compilation.build(network, toy[1].searched, targets.named_target("cuda+pim"))
+    assert (built.kernels.compiler, built.kernels.flaw) == (compiler, "")
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
