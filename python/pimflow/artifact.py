@@ -83,7 +83,7 @@ class Interface:
             if name not in inputs:
                 raise ArtifactError(f"input '{name}' of shape {shape} is missing")
             array = np.asarray(inputs[name])
-            if array.shape != shape or not np.issubdtype(array.dtype, np.number):
+            if array.shape != shape or array.dtype.kind not in "biuf":
                 given = f"{array.shape} {array.dtype}"
                 raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {given}")
             arrays[name] = array.astype(dtype)
@@ -125,11 +125,11 @@ def _take_place(scratch: Path, path: Path) -> None:
     """Move `scratch` to `path`, whatever another run puts there meanwhile."""
     for _ in range(100):
         old = None
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            with contextlib.suppress(FileNotFoundError):  # another run moved it away
-                path.rename(old / path.name)
         try:
+            if path.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+                with contextlib.suppress(FileNotFoundError):  # another run moved it away
+                    path.rename(old / path.name)
             scratch.rename(path)
             return
         except OSError as error:

@@ -376,3 +376,20 @@ def test_a_quantised_network_is_compiled():
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert api.compile(model).verification.verified
+
+
+def test_a_boolean_input_runs(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("Where", ["c", "a", "b"], ["y"], "choice")],
+        "boolean",
+        [
+            helper.make_tensor_value_info("c", TensorProto.BOOL, [4]),
+            *(helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "ab"),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    api.compile(model, tmp_path / "out")
+    a, b = np.ones(4, np.float32), np.zeros(4, np.float32)
+    (y,) = api.run(tmp_path / "out", {"c": np.array([True, False, True, False]), "a": a, "b": b})
+    assert y.tolist() == [1, 0, 1, 0]

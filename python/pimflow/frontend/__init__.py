@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "load"]
 
-Tensors = dict[str, tuple[tuple[int, ...], str]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -43,7 +41,7 @@ class Network:
 
     name: str
     module: tvm.IRModule
-    inputs: Tensors
+    inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
     @property
@@ -84,8 +82,8 @@ def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> N
     """
     shapes = dict(shapes or {})
     if isinstance(model, tvm.IRModule):
-        module = relax_module.canonical(relax_module.with_shapes(model, shapes))
-        reference = relax_module.reference(relax_module.with_shapes(model, shapes))
+        fixed = relax_module.with_shapes(model, shapes)
+        module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
         return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
     if torch_program.is_program(model):
         module, reference = torch_program.load(model, shapes)
@@ -93,12 +91,11 @@ def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> N
             name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
         )
     proto = zoo.load_model(model, shapes)
-    examples = zoo.example_inputs(proto)
     name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     return Network(
         name=name,
         module=onnx_graph.from_onnx(proto),
-        inputs={n: (x.shape, str(x.dtype)) for n, x in examples.items()},
+        inputs=zoo.input_types(proto),
         reference=onnx_graph.reference(proto),
     )
 

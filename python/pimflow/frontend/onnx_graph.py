@@ -32,12 +32,7 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
-
-    def convert(given: onnx.ModelProto) -> tvm.IRModule:
-        _check_control_flow(given)
-        return canonical(_import(given), given.graph.name)
-
-    return _as_given_or_plainer(model, convert)
+    return _as_given_or_plainer(model, lambda m: canonical(_import(m), m.graph.name))
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
@@ -85,7 +80,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._converted(op_name, node_inputs, attrs, opset)
         except Exception as error:  # whatever a converter trips over
             name = attrs.get("tvm_custom", {}).get("name")
-            raise ModelError(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
+            kind = UnsupportedOpError if isinstance(error, tvm.error.OpNotImplemented) else ModelError
+            raise kind(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
 
     def _converted(self, op_name, node_inputs, attrs, opset):
         if op_name in _PAIRWISE:
@@ -122,6 +118,7 @@ def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
 
 def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
+    _check_control_flow(model)
     importer, name = _NamingImporter(keep_params), model.graph.name
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -20,7 +20,16 @@ from . import weights
 from .precision import to_single
 from .shapes import Shape, dims_of, fix_shapes, fixed_dims, parse_shape
 
-__all__ = ["ModelInfo", "describe", "example_inputs", "load", "load_model", "names", "parse_shape"]
+__all__ = [
+    "ModelInfo",
+    "describe",
+    "example_inputs",
+    "input_types",
+    "load",
+    "load_model",
+    "names",
+    "parse_shape",
+]
 
 GRAPHS = Path(__file__).parent / "graphs"
 
@@ -199,6 +208,11 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     ModelError
         If an input has a dynamic dimension or does not hold numbers.
     """
+    return example_arrays(input_types(model), seed)
+
+
+def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
+    """Shape and dtype of each data input, in order; raises what :func:`example_inputs` does."""
     stored = {tensor.name for tensor in model.graph.initializer}
     wanted = {}
     for value in model.graph.input:
@@ -208,8 +222,8 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
         dims = fixed_dims(value, f"model '{model.graph.name}'")
-        wanted[value.name] = (dims, helper.tensor_dtype_to_np_dtype(kind))
-    return example_arrays(wanted, seed)
+        wanted[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
+    return wanted
 
 
 def example_arrays(wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0) -> dict[str, np.ndarray]:
