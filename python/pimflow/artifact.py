@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,28 +106,40 @@ def new_directory(target: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(target)
     check_target(path)
+    scratch = _sibling(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
+        scratch.mkdir(0o700)
         yield scratch
         scratch.chmod(0o755)
         _take_place(scratch, path)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
+
+
+def _sibling(path: Path, role: str) -> Path:
+    """A name beside `path` that nobody has; known before it exists, so that it can always be removed."""
+    return path.parent / f".{path.name}.{role}.{secrets.token_hex(6)}"
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, if need be in spite of an interrupt."""
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except KeyboardInterrupt:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _take_place(scratch: Path, path: Path) -> None:
     """Move `scratch` to `path`, whatever another run puts there meanwhile."""
     for _ in range(100):
-        old = None
+        old = _sibling(path, "old")
         try:
             if path.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+                old.mkdir(0o700)
                 with contextlib.suppress(FileNotFoundError):  # another run moved it away
                     path.rename(old / path.name)
             scratch.rename(path)
@@ -136,10 +148,9 @@ def _take_place(scratch: Path, path: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         finally:
-            if old is not None:
-                if not path.exists() and (old / path.name).exists():
-                    (old / path.name).rename(path)  # interrupted: nothing is lost
-                shutil.rmtree(old, ignore_errors=True)
+            if not path.exists() and (old / path.name).exists():
+                (old / path.name).rename(path)  # interrupted: nothing is lost
+            _remove(old)
     raise OSError(errno.EBUSY, "other runs keep writing there")
 
 

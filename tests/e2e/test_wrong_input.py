@@ -313,3 +313,25 @@ def test_places_change_hands_without_loss(tmp_path, monkeypatch):
     artifacts._take_place(scratch, path)
     assert [p.name for p in path.iterdir()] == ["mine"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nth):
+    """`nth`: the new directory, then the one that keeps the old."""
+    from pimflow import artifact as artifacts
+
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / artifacts.INTERFACE).write_text("old")
+    mkdir, calls = Path.mkdir, iter(range(1, 10))
+
+    def interrupted(self, *args, **kwargs):
+        mkdir(self, *args, **kwargs)
+        if self.name.startswith(".out.") and next(calls) == nth:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), artifacts.new_directory(path) as new:
+        (new / artifacts.INTERFACE).write_text("new")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (path / artifacts.INTERFACE).read_text() == "old"
