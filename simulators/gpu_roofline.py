@@ -95,7 +95,7 @@ class Machine:
     """
 
     def __init__(self, gpu: GpuSpec, dtype: str, channels: int | None = None, family: str = "stream"):
-        if dtype not in ELEMENT_BYTES or dtype not in gpu.fma_per_sm_cycle:
+        if dtype not in ITERATION_K or dtype not in gpu.fma_per_sm_cycle:
             raise SpecError(f"gpu '{gpu.name}': field 'fma_per_sm_cycle' has no '{dtype}'")
         channels = gpu.memory_channels if channels is None else channels
         if not 0 < channels <= gpu.memory_channels:

@@ -29,7 +29,7 @@ from pimflow.core.commands import (
     parse_nodes,
     print_nodes,
 )
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
+from pimflow.core.region import NETWORK_DTYPES, ConvGeometry
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
@@ -197,8 +197,8 @@ class PimProgram:
         for name in ("region", "pim", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"field '{name}' is not a text")
-        if self.dtype not in tuple(ELEMENT_BYTES):
-            raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
+        if self.dtype not in NETWORK_DTYPES:
+            raise ValueError(f"field 'dtype' is none of {', '.join(NETWORK_DTYPES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "readres_bursts")
         for name in positive:
             check_size(name, getattr(self, name), 1)

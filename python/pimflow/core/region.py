@@ -11,7 +11,12 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
-ELEMENT_BYTES = {"fp16": 2, "fp32": 4}
+# Of one stored element.
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
+# Of one result that READRES returns: products of int8 add up in int32.
+RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
+# Storage types that networks are compiled in.
+NETWORK_DTYPES = ("fp16", "fp32")
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
@@ -66,11 +66,17 @@ class PimSpec:
         Banks opened by one G_ACT, and how many such gangs a channel has.
     columns_per_row, column_bytes : int
         Column accesses per row of one bank and bytes of each: the multipliers consume one column a
-        COMP, and a global buffer holds as many columns as a row.
+        COMP.
+    buffer_columns : int
+        Columns that one global buffer holds: a COMP at column ``c`` of a row takes column
+        ``c % buffer_columns`` of its buffer.
     rows_per_bank, row_base : int
         Rows of a bank, and the first one that weights may use.
     global_buffers : int
         Global buffers per channel.
+    result_lanes : int
+        Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
+        else as many as there are multipliers, and the host adds them.
     latch_initial_value, activation_unit : bool
         Whether a result latch can start from a bias, and whether the device applies activations. The
         lowering uses neither yet: bias and activation are charged, and run, on the GPU.
@@ -82,6 +88,8 @@ class PimSpec:
         The rules of the ``strict`` timing.
     energy : dict of str to float
         ``*_pj`` energies; `simulators.energy` documents the keys.
+    not_modelled : tuple of str
+        What the device does that neither this file nor the simulators describe, a sentence each.
     sources : dict of str to str
         Where each field's value comes from.
     """
@@ -95,13 +103,16 @@ class PimSpec:
     row_base: int = 0
     columns_per_row: int
     column_bytes: int
+    buffer_columns: int
     global_buffers: int
+    result_lanes: int
     latch_initial_value: bool
     activation_unit: bool
     dtypes: tuple[str, ...]
     timing: dict[str, int]
     constraints: tuple[Constraint, ...]
     energy: dict[str, float]
+    not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +123,9 @@ class PimSpec:
             rows_per_bank=self.rows_per_bank,
             columns_per_row=self.columns_per_row,
             column_bytes=self.column_bytes,
+            buffer_columns=self.buffer_columns,
             global_buffers=self.global_buffers,
+            result_lanes=self.result_lanes,
         )
         not_negative(
             row_base=self.row_base,
@@ -168,9 +181,9 @@ class PimSpec:
         return self.column_bytes // ELEMENT_BYTES[dtype]
 
     def elements_per_row(self, dtype: str) -> int:
-        """Elements of `dtype` in one row of a bank, and in a global buffer."""
+        """Elements of `dtype` in one row of a bank."""
         return self.columns_per_row * self.elements_per_column(dtype)
 
     def readres_bursts(self, dtype: str) -> int:
-        """Column-sized bursts in which one READRES returns a result of each bank."""
-        return -(-self.banks * ELEMENT_BYTES[dtype] // self.column_bytes)
+        """Column-sized bursts in which one READRES returns the results of every bank."""
+        return -(-self.banks * self.result_lanes * RESULT_BYTES[dtype] // self.column_bytes)

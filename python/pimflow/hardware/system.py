@@ -6,6 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 
+from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
@@ -26,7 +27,7 @@ class System:
         Memory channels of the GPU that carry PIM units; the rest serve the GPU in a mixed plan. A
         plan wholly on the GPU uses all of them.
     dtype : str
-        Storage type of activations and weights.
+        Storage type of activations and weights: one of `NETWORK_DTYPES` that the device takes.
     pim_launch_ns : float
         Time of one PIM submission.
     crossbar_bytes_per_ns : float
@@ -58,10 +59,14 @@ class System:
                 f"pim_channels {self.pim_channels} leaves the GPU no channel of its "
                 f"{self.gpu.memory_channels}; use 0..{self.gpu.memory_channels - 1}"
             )
-        if self.dtype not in self.pim.dtypes:
+        offered = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
+        if not offered:
             raise ValueError(
-                f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
+                f"{self.pim.name} takes {', '.join(self.pim.dtypes)}; networks are compiled in "
+                f"{' or '.join(NETWORK_DTYPES)}"
             )
+        if self.dtype not in offered:
+            raise ValueError(f"dtype '{self.dtype}' is none of {', '.join(offered)} of {self.pim.name}")
         for what, value, known in (
             ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
