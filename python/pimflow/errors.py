@@ -10,6 +10,14 @@ import difflib
 from collections.abc import Iterable
 
 
+def hint(name: str, known: Iterable[str]) -> str:
+    """What the writer of an unknown `name` may have meant: near names, or all of them."""
+    known = sorted(known)
+    folded = {each.casefold(): each for each in known}
+    near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
 class PimflowError(Exception):
     """Root of the tree."""
 
@@ -36,11 +44,7 @@ class UnknownNameError(UsageError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
-        known = sorted(known)
-        folded = {each.casefold(): each for each in known}
-        near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"unknown {kind} '{name}'; {hint}")
+        super().__init__(f"unknown {kind} '{name}'; {hint(name, known)}")
 
 
 class ModelError(PimflowError):

@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
-from pimflow.errors import SpecError
-from pimflow.hardware.reader import build, not_negative, positive, read_toml
+from pimflow.errors import SpecError, hint
+from pimflow.hardware.reader import build, not_negative, positive, read_toml, sourced
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
+
+# Latencies, in cycles of the command clock, that every device file gives.
+TIMING = {
+    "nBL": "burst of one column on the channel's bus",
+    "nCCDS": "COMP to COMP",
+    "nCL": "READRES to its first data",
+    "nRCDR": "G_ACT to COMP",
+    "nRP": "PRE to G_ACT or REF",
+    "nRAS": "G_ACT to PRE",
+    "nRC": "G_ACT to G_ACT of the same gang",
+    "nRRD": "G_ACT to G_ACT of another gang",
+    "nFAW": "window of four bank activations",
+    "nRTP": "COMP to PRE",
+    "nREFI": "interval of refreshes",
+    "nRFC": "REF to the next command",
+    "nTREE": "COMP to READRES of its results",
+    "nTURN": "turnaround of the bus, from the last burst",
+}
+# Those that nothing can happen in zero cycles of.
+_AT_LEAST_ONE = ("nBL", "nCCDS", "nCL", "nREFI")
+# Gangs and buffers of which the simulators keep a state each.
+_MOST = 256
+
+# Energies that every device file gives, and what each is charged for; `simulators.energy` does so.
+ENERGY = {
+    "multiply_pj": "per multiplication",
+    "add_pj": "per addition",
+    "buffer_read_pj": "global-buffer read, per COMP and bank",
+    "buffer_write_pj": "global-buffer write, per column",
+    "column_read_pj": "array read, per COMP and bank",
+    "latch_read_pj": "per READRES",
+    "activate_pj": "per bank that a G_ACT opens",
+    "precharge_pj": "per bank that a PRE closes",
+    "refresh_pj": "per REF",
+    "background_mw_per_channel": "static power of a channel",
+    "io_pj_per_bit": "per bit over the channel's pins",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +85,20 @@ class Constraint:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise ValueError(f"level '{self.level}' is none of {', '.join(LEVELS)}")
+        for name in ("before", "after"):
+            if not getattr(self, name):
+                raise ValueError(f"field '{name}' names no command")
         for command in self.before + self.after:
             if command not in COMMANDS:
                 raise ValueError(f"command '{command}' is none of {', '.join(COMMANDS)}")
         if not 1 <= self.window <= 8:
             raise ValueError(f"field 'window': {self.window} is not in 1..8")
+
+    @property
+    def rule(self) -> tuple[object, ...]:
+        """What it says, whatever the order of its commands and its source."""
+        latency = (self.latency, self.per_burst, self.window)
+        return (self.level, frozenset(self.before), frozenset(self.after), *latency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +130,12 @@ class PimSpec:
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
-        JEDEC-style latencies, in cycles of the command clock (``n`` prefix).
+        JEDEC-style latencies, in cycles of the command clock: those of `TIMING`, and others that a
+        constraint names.
     constraints : tuple of Constraint
         The rules of the ``strict`` timing.
     energy : dict of str to float
-        ``*_pj`` energies; `simulators.energy` documents the keys.
+        Those of `ENERGY`.
     not_modelled : tuple of str
         What the device does that neither this file nor the simulators describe, a sentence each.
     sources : dict of str to str
@@ -134,18 +182,39 @@ class PimSpec:
         )
         if self.row_base >= self.rows_per_bank:
             raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
+        self._check_dtypes()
+        for number, rule in enumerate(self.constraints, 1):
+            for name in filter(None, (rule.latency, rule.per_burst)):
+                if name not in self.timing:
+                    raise ValueError(
+                        f"constraint {number} names latency '{name}', which [timing] lacks; "
+                        f"{hint(name, self.timing)}"
+                    )
+
+    def _check_dtypes(self) -> None:
+        if not self.dtypes:
+            raise ValueError("field 'dtypes' is empty")
         for dtype in self.dtypes:
             if dtype not in ELEMENT_BYTES:
                 raise ValueError(f"dtype '{dtype}' is none of {', '.join(ELEMENT_BYTES)}")
-        for rule in self.constraints:
-            for name in filter(None, (rule.latency, rule.per_burst)):
-                if name not in self.timing:
-                    raise ValueError(f"a constraint names latency '{name}', which [timing] lacks")
+            if self.column_bytes % ELEMENT_BYTES[dtype]:
+                raise ValueError(
+                    f"field 'column_bytes': {self.column_bytes} holds no whole number of {dtype}"
+                )
+            if self.elements_per_column(dtype) % self.result_lanes:
+                raise ValueError(
+                    f"field 'result_lanes': {self.result_lanes} does not divide the "
+                    f"{self.elements_per_column(dtype)} {dtype} of a column"
+                )
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike) -> PimSpec:
         """The embedded device of that name, or a TOML file of the same form."""
-        stem, table = read_toml("pim", name_or_path)
+        return cls.from_table(*read_toml("pim", name_or_path))
+
+    @classmethod
+    def from_table(cls, stem: str, table: dict) -> PimSpec:
+        """The device that the table of a TOML file describes, under the name `stem`."""
         where = f"pim '{stem}'"
         table, sources = dict(table), {}
         if not isinstance(table.get("constraints"), list):
@@ -159,13 +228,42 @@ class PimSpec:
             if not isinstance(table.get(section, {}), dict):
                 raise SpecError(f"{where}: field '{section}' is not a table")
             for key, value in table.get(section, {}).items():
-                if isinstance(value, dict):
-                    sources[f"{section}.{key}"] = str(value.get("source", ""))
-                    value = value.get("value")
-                plain[key] = value
+                plain[key], source = sourced(value)
+                if source is not None:
+                    sources[f"{section}.{key}"] = source
             table[section] = plain
         spec = build(cls, table, where, name=stem, constraints=rules)
+        for fault in spec._faults_of_a_file():
+            raise SpecError(f"{where}: {fault}")
         return dataclasses.replace(spec, sources=spec.sources | sources)
+
+    def _faults_of_a_file(self) -> Iterator[str]:
+        """What a device made in Python may leave out or repeat, but a file must not."""
+        named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
+        for section, needed, given, others in (
+            ("timing", TIMING, self.timing, named),
+            ("energy", ENERGY, self.energy, set()),
+        ):
+            for key in sorted(given.keys() - needed.keys() - others):
+                yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
+            for key in sorted(needed.keys() - given.keys()):
+                yield f"missing field '{section}.{key}': {needed[key]}"
+        for key in ("gangs", "global_buffers"):
+            if getattr(self, key) > _MOST:
+                yield f"field '{key}': {getattr(self, key)} is more than {_MOST}"
+        for key in _AT_LEAST_ONE:
+            if self.timing[key] < 1:
+                yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
+        if self.reopen_cycles >= self.timing["nREFI"]:
+            yield (
+                f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "
+                f"closing and reopening the rows, takes {self.reopen_cycles} cycles"
+            )
+        first: dict[tuple[object, ...], int] = {}
+        for number, constraint in enumerate(self.constraints, 1):
+            if constraint.rule in first:
+                yield f"constraint {number} repeats constraint {first[constraint.rule]}"
+            first[constraint.rule] = number
 
     @property
     def banks(self) -> int:
@@ -175,6 +273,48 @@ class PimSpec:
     @property
     def tCK_ns(self) -> float:
         return self.tCK_ps / 1000
+
+    @property
+    def bytes_per_channel(self) -> int:
+        """Weights that a channel's banks hold."""
+        rows = self.rows_per_bank - self.row_base
+        return self.banks * rows * self.columns_per_row * self.column_bytes
+
+    def macs_per_s(self, dtype: str) -> float:
+        """Multiply-accumulates of a channel with COMPs back to back, no refresh."""
+        macs = self.banks * self.elements_per_column(dtype)
+        return macs / (self.timing["nCCDS"] * self.tCK_ps * 1e-12)
+
+    @property
+    def refresh_share(self) -> float:
+        """Share of the time in which a channel refreshes; rows closed and reopened come on top."""
+        return self.timing["nRFC"] / self.timing["nREFI"]
+
+    @property
+    def row_switch_cycles(self) -> int:
+        """From the last COMP on a row to the first on another one, in all gangs, nRAS long past."""
+        switch_cycles = self.timing["nRTP"] + self.timing["nRP"] + self._open_cycles(closed=False)
+        return max(switch_cycles, self.timing["nCCDS"])
+
+    @property
+    def reopen_cycles(self) -> int:
+        """From the activation of a row to the first COMP on it, with a refresh in between."""
+        closing = self.timing["nRAS"] + self.gangs + self.timing["nRP"]
+        return closing + self.timing["nRFC"] + self._open_cycles(closed=True)
+
+    def _open_cycles(self, closed: bool) -> int:
+        """From the first gang's G_ACT to a COMP; gangs that are still open are closed one by one."""
+        rules = [
+            (self.timing[rule.latency], rule.window)
+            for rule in self.constraints
+            if rule.level == "channel" and "G_ACT" in rule.before and "G_ACT" in rule.after
+        ]
+        least = 1 if closed else 1 + self.timing["nRP"]
+        clocks = [0]
+        while len(clocks) < self.gangs:
+            earliest = [clocks[-window] + cycles for cycles, window in rules if window <= len(clocks)]
+            clocks.append(max(clocks[-1] + least, *earliest, 0))
+        return clocks[-1] + self.timing["nRCDR"]
 
     def elements_per_column(self, dtype: str) -> int:
         """Elements of `dtype` in one column access."""

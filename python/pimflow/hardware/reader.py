@@ -13,7 +13,7 @@ import sys
 import typing
 from pathlib import Path
 
-from pimflow.errors import SpecError, UnknownNameError
+from pimflow.errors import SpecError, UnknownNameError, hint
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +21,8 @@ else:
     import tomli as tomllib
 
 SPECS = Path(__file__).parent / "specs"
+# What the simulators count in 64 bits must not overflow when multiplied.
+INTEGER_LIMIT = 1 << 31
 
 
 def spec_names(kind: str) -> list[str]:
@@ -41,7 +43,7 @@ def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
         return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML, its encoding, and numbers beyond what Python reads
         raise SpecError(f"{path}: not a TOML file: {error}") from error
 
 
@@ -60,10 +62,10 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
     values, sources = dict(extra), {}
     for key, value in table.items():
         if key not in fields:
-            raise SpecError(f"{where}: unknown field '{key}'; known: {', '.join(sorted(fields))}")
-        if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
-            sources[key] = str(value.get("source", ""))
-            value = value["value"]
+            raise SpecError(f"{where}: unknown field '{key}'; {hint(key, fields)}")
+        value, source = sourced(value)
+        if source is not None:
+            sources[key] = source
         values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
     missing = [
         name
@@ -82,23 +84,32 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
         raise SpecError(f"{where}: {error}") from error
 
 
-def _checked(value: object, hint: object, where: str) -> object:
-    """`value` as type `hint`; ints are accepted where floats are wanted, lists become tuples."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+def sourced(value: object) -> tuple[object, str | None]:
+    """What a file gives for a value, and the source it carries; None if it is bare."""
+    if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
+        return value["value"], str(value.get("source", ""))
+    return value, None
+
+
+def _checked(value: object, kind: object, where: str) -> object:
+    """`value` as type `kind`; ints are accepted where floats are wanted, lists become tuples."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if type(value) is int and abs(value) >= INTEGER_LIMIT:
+        raise SpecError(f"{where}: {value!a:.40} is not below {INTEGER_LIMIT}")
+    if kind is float and type(value) is int:
         return float(value)
     if origin is tuple and isinstance(value, list):
         return tuple(_checked(item, args[0], where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _checked(item, args[1], f"{where}.{key}") for key, item in value.items()}
     if type(None) in args:
-        (hint,) = (a for a in args if a is not type(None))
-        return _checked(value, hint, where)
-    if origin is None and isinstance(hint, type) and isinstance(value, hint) and type(value) is not bool:
+        (kind,) = (a for a in args if a is not type(None))
+        return _checked(value, kind, where)
+    if origin is None and isinstance(kind, type) and isinstance(value, kind) and type(value) is not bool:
         return value
-    if hint is bool and isinstance(value, bool):
+    if kind is bool and isinstance(value, bool):
         return value
-    raise SpecError(f"{where}: {value!r} is not a {getattr(hint, '__name__', hint)}")
+    raise SpecError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
 
 
 def positive(**values: float | None) -> None:

@@ -1,0 +1,297 @@
+"""Is every device file whole, is a broken one refused by name, and do the devices do what is said of them?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import SpecError
+from pimflow.hardware import PimSpec, spec_names
+from pimflow.hardware.pim import COMMANDS, ENERGY, TIMING
+from pimflow.hardware.reader import SPECS, read_toml
+from pimflow.pim_backend.lowering import lower
+from pimflow.pim_backend.schedule import schedules
+from pimflow.simulators.checker import violations
+from pimflow.simulators.timing import issued
+
+NAMES = spec_names("pim")
+DEVICES = {name: PimSpec.load(name) for name in NAMES}
+
+
+def program(pim: PimSpec, nodes: tuple, rows: int = 64) -> PimProgram:
+    """`nodes` on one channel of `pim`."""
+    dtype = pim.dtypes[0]
+    return PimProgram(
+        region="test",
+        pim=pim.name,
+        dtype=dtype,
+        geometry=ConvGeometry(n=1, h=1, w=1, c=pim.elements_per_row(dtype), oc=pim.banks),
+        pixel_begin=0,
+        pixel_end=1,
+        banks=pim.banks,
+        gangs=pim.gangs,
+        columns_per_row=pim.columns_per_row,
+        elements_per_column=pim.elements_per_column(dtype),
+        buffers=pim.global_buffers,
+        readres_bursts=pim.readres_bursts(dtype),
+        row_begin=0,
+        rows=rows,
+        channels=(nodes,),
+    )
+
+
+def opened(pim: PimSpec, row: Affine) -> list[GAct]:
+    return [GAct(gang=gang, row=row) for gang in range(pim.gangs)]
+
+
+# ---- files ----
+
+
+def test_the_embedded_devices():
+    assert NAMES == ["aim-gddr6", "hbm-pim", "newton-gddr6", "newton-hbm2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_says_where_it_comes_from(name):
+    _, table = read_toml("pim", name)
+    values = {key: value for key, value in table.items() if key not in ("timing", "energy", "constraints")}
+    values |= {f"timing.{key}": value for key, value in table["timing"].items()}
+    values |= {f"energy.{key}": value for key, value in table["energy"].items()}
+    assert isinstance(values.pop("description"), str)
+    assert len(values.pop("not_modelled")) >= 3
+    for field, value in values.items():
+        assert set(value) == {"value", "source"}, field
+        assert len(value["source"]) > 3, field
+        assert "assumed" not in value["source"] or re.search("assumed[:,] .{9}", value["source"]), field
+    assert [rule for rule in table["constraints"] if len(rule["source"]) < 4] == []
+    assert set(table["timing"]) == set(TIMING)
+    assert set(table["energy"]) == set(ENERGY)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_modelled_is_in_sentences(name):
+    for sentence in DEVICES[name].not_modelled:
+        assert re.fullmatch(r"[A-Za-z][^\n]{20,}\.", sentence)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constraints_cover_every_command(name):
+    """Each delays something and is delayed by something."""
+    rules = DEVICES[name].constraints
+    assert {command for rule in rules for command in rule.before} == set(COMMANDS)
+    assert {command for rule in rules for command in rule.after} == set(COMMANDS)
+
+
+# ---- what is published of them ----
+
+
+def test_peaks_are_the_published_ones():
+    """1 TFLOPS of an AiM chip with two channels; 1.2 TFLOPS of an HBM-PIM at 300 MHz, here 250."""
+    assert 2 * 2 * DEVICES["aim-gddr6"].macs_per_s("bf16") == pytest.approx(1e12, rel=0.03)
+    assert 2 * 16 * DEVICES["hbm-pim"].macs_per_s("fp16") * 300 / 250 == pytest.approx(1.2e12, rel=0.03)
+    assert DEVICES["newton-gddr6"].macs_per_s("fp16") == pytest.approx(16 * 16 * 875e6 / 2)
+
+
+def test_sizes_are_the_published_ones():
+    aim, hbm, newton = DEVICES["aim-gddr6"], DEVICES["hbm-pim"], DEVICES["newton-hbm2"]
+    assert aim.elements_per_row("bf16") == 1024  # 2 KiB
+    assert aim.bytes_per_channel == 2**29  # 4 Gbit a channel, 8 Gbit a chip
+    assert hbm.bytes_per_channel == newton.bytes_per_channel == 2**28
+    assert [pim.readres_bursts("fp16") for pim in (aim, newton, hbm)] == [1, 1, 8]
+    assert (hbm.buffer_columns, hbm.result_lanes) == (8, 16)
+    assert all(pim.buffer_columns == pim.columns_per_row for pim in DEVICES.values() if pim is not hbm)
+
+
+def test_results_of_int8_are_wide():
+    pim = replace(DEVICES["newton-gddr6"], dtypes=("int8",))
+    assert (pim.elements_per_column("int8"), pim.readres_bursts("int8")) == (32, 2)
+
+
+# ---- what they do ----
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_is_legal(name):
+    """Rows, refreshes and full buffers, judged by the checker, which does not read the constraints."""
+    pim = DEVICES[name]
+    row = Affine(0, (1,))
+    body = (
+        Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=pim.buffer_columns),
+        *opened(pim, row),
+        Comp(buffer=0, row=row, column=Affine(0), count=pim.columns_per_row),
+        Readres(buffer=0, pixel=Affine(0), channel=Affine(0)),
+    )
+    stream = program(pim, (Loop(extent=60, body=body),))
+    commands = issued(stream, pim, 0)
+    assert violations(commands, pim, stream) == []
+    assert (commands["command"] == COMMANDS.index("REF")).sum() >= 2
+
+
+# The lowering fills whole rows of columns side by side in a buffer; shorter buffers are another matter.
+LOWERED = [name for name in NAMES if DEVICES[name].buffer_columns == DEVICES[name].columns_per_row]
+CONVOLUTIONS = [
+    ConvGeometry(n=1, h=6, w=5, c=24, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1)),
+    ConvGeometry(n=1, h=4, w=4, c=40, oc=33),
+    ConvGeometry(n=1, h=3, w=3, c=1300, oc=17),
+]
+
+
+@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=["3x3", "pointwise", "long"])
+def test_what_is_lowered_is_legal(name, geometry):
+    pim = DEVICES[name]
+    for dtype in pim.dtypes:
+        for schedule in schedules(geometry, pim, dtype):
+            lowered = lower(geometry, pim, region="layer", dtype=dtype, channels=2, schedule=schedule)
+            for channel in range(2):
+                assert violations(issued(lowered, pim, channel), pim, lowered, channel) == [], str(schedule)
+
+
+@st.composite
+def organisations(draw: st.DrawFn) -> PimSpec:
+    """A device cut up otherwise, with other row latencies."""
+    pim = DEVICES[draw(st.sampled_from(NAMES))]
+    names = ("nRCDR", "nRP", "nRTP", "nRRD", "nFAW")
+    timing = {name: draw(st.integers(1, 60)) for name in names}
+    rules = tuple(
+        replace(rule, window=draw(st.integers(1, 4))) if rule.latency == "nFAW" else rule
+        for rule in pim.constraints
+    )
+    timing |= {"nRC": 1, "nREFI": 100_000}
+    gangs = draw(st.sampled_from((1, 2, 4, 8)))
+    return replace(pim, gangs=gangs, timing=pim.timing | timing, constraints=rules)
+
+
+@settings(max_examples=60, deadline=None)
+@given(organisations())
+def test_a_row_switch_takes_what_is_derived(pim):
+    """The formula against the engine, COMP to COMP."""
+    comps = [Comp(buffer=0, row=Affine(row), column=Affine(0), count=100) for row in (0, 1)]
+    nodes = (*opened(pim, Affine(0)), comps[0], *opened(pim, Affine(1)), comps[1])
+    wide = replace(pim, columns_per_row=100)
+    commands = issued(program(wide, nodes), wide, 0)
+    clocks = commands["clock"][commands["command"] == COMMANDS.index("COMP")]
+    assert clocks[100] - clocks[99] == pim.row_switch_cycles
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refreshes_take_their_share(name):
+    """Of a long run of COMPs on one row: at least nRFC / nREFI, and no more than reopening adds."""
+    pim = DEVICES[name]
+    count = 40 * pim.timing["nREFI"] // pim.timing["nCCDS"]
+    comp = Comp(buffer=0, row=Affine(0), column=Affine(0), count=1)
+    commands = issued(program(pim, (*opened(pim, Affine(0)), Loop(extent=count, body=(comp,)))), pim, 0)
+    is_comp = commands["command"] == COMMANDS.index("COMP")
+    clocks = commands["clock"][is_comp]
+    refreshes = np.count_nonzero(commands["command"][: np.flatnonzero(is_comp)[-1]] == COMMANDS.index("REF"))
+    cycles = clocks[-1] - clocks[0]
+    idle_share = 1 - count * pim.timing["nCCDS"] / cycles
+    assert pim.refresh_share - 1 / refreshes < idle_share < pim.reopen_cycles / pim.timing["nREFI"]
+
+
+# ---- broken files ----
+
+NEWTON = (SPECS / "pim" / "newton-gddr6.toml").read_text(encoding="utf-8")
+NUMBERS = [*re.findall(r"^(\w+) = \{ value = [\d.]+,", NEWTON, flags=re.M)]
+FIELDS = [*re.findall(r"^(\w+) = \{ value = ", NEWTON, flags=re.M)]
+
+
+def with_line(field: str, line: str) -> str:
+    text, count = re.subn(rf"^{field} = .*$", lambda _: line, NEWTON, count=1, flags=re.M)
+    assert count == 1
+    return text
+
+
+def refusal(tmp_path, text: str) -> str:
+    """What is said of a file with this text; it must be one line that names the file."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        PimSpec.load(path)
+    assert caught.value.exit_code == 3
+    message = str(caught.value)
+    assert "\n" not in message and "mine" in message
+    return message
+
+
+BROKEN = [
+    ("nFAW", "nFAV = 17", "constraint 1 names latency 'nFAW', which [timing] lacks; did you mean nFAV"),
+    ("nREFI", "", "missing field 'timing.nREFI': interval of refreshes"),
+    ("nREFI", "nREFI = 1900\nnFOO = 3", "unknown field 'timing.nFOO'; "),
+    ("nREFI", "nREFI = 1900\nnREFi = 3", "unknown field 'timing.nREFi'; did you mean nREFI"),
+    ("nREFI", "nREFI = 300", "field 'timing.nREFI': 300 leaves no time to compute"),
+    ("nREFI", "nREFI = 0", "field 'timing.nREFI': 0 is not above zero"),
+    ("nBL", "nBL = 0", "field 'timing.nBL': 0 is not above zero"),
+    (
+        "nBL",
+        "nBL = { value = 2, origin = 'me' }",
+        "field 'timing'.nBL: {'value': 2, 'origin': 'me'} is not a int",
+    ),
+    ("add_pj", "", "missing field 'energy.add_pj': per addition"),
+    ("add_pj", "add_pj = 0.4\nad_pj = 1", "unknown field 'energy.ad_pj'; did you mean add_pj"),
+    ("add_pj", "add_pj = nan", "field 'energy.add_pj': nan is not a finite number"),
+    ("dtypes", "dtypes = []", "field 'dtypes' is empty"),
+    ("dtypes", "dtypes = 'fp16'", "field 'dtypes': 'fp16' is not a"),
+    ("column_bytes", "column_bytes = 30", "field 'column_bytes': 30 holds no whole number of fp32"),
+    ("result_lanes", "result_lanes = 3", "field 'result_lanes': 3 does not divide the 16 fp16 of a column"),
+    ("buffer_columns", "buffer_columns = 0", "field 'buffer_columns': 0 is not"),
+    ("buffer_columns", "buffer_column = 8", "unknown field 'buffer_column'; did you mean buffer_columns"),
+    ("buffer_columns", "", "missing field buffer_columns"),
+    ("gangs", "gangs = 257", "field 'gangs': 257 is more than 256"),
+    ("gangs", f"gangs = {10**400}", "is not below 2147483648"),
+    ("tCK_ps", f"tCK_ps = {10**400}", "is not below 2147483648"),
+    ("tCK_ps", f"tCK_ps = {'9' * 5000}", "not a TOML file"),
+    ("rows_per_bank", "rows_per_bank = 8\nrow_base = 8", "field 'row_base': 8 leaves none of 8 rows"),
+    ("not_modelled", "not_modelled = 3\nother = [", "field"),
+    ("before", "before = []", "constraint 1: field 'before' names no command"),
+    ("after", "after = ['GACT']", "constraint 1: command 'GACT' is none of GWRITE, G_ACT"),
+]
+
+
+@pytest.mark.parametrize(("field", "line", "message"), BROKEN)
+def test_a_broken_file_says_what_is_wrong(tmp_path, field, line, message):
+    assert message in refusal(tmp_path, with_line(field, line))
+
+
+def test_a_repeated_constraint(tmp_path):
+    again = '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
+    assert "constraint 17 repeats constraint 8" in refusal(
+        tmp_path, NEWTON.replace("\n[energy]", again + "\n[energy]")
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(NUMBERS),
+    st.one_of(
+        st.sampled_from(("-1", "nan", "inf", "-inf", "true", "''", "[]", "{}", "[1]", "1979-05-27", "1e400")),
+        st.integers(max_value=-1).map(str),
+        st.integers(min_value=2**31).map(str),
+        st.text("abcxyz _-", max_size=9).map(lambda text: f'"{text}"'),
+    ),
+)
+def test_a_number_that_is_none_is_refused_by_name(tmp_path_factory, field, value):
+    """Wherever it stands, bare or with a source."""
+    for line in (f"{field} = {value}", f"{field} = {{ value = {value}, source = 'me' }}"):
+        assert field in refusal(tmp_path_factory.mktemp("spec"), with_line(field, line))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_left_out_is_named(tmp_path, field):
+    assert field in refusal(tmp_path, with_line(field, ""))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_file_cut_short_never_loads_and_never_crashes(tmp_path_factory, data):
+    """Up to the last energy, which a shorter file lacks."""
+    end = data.draw(st.integers(0, NEWTON.rindex("io_pj_per_bit") - 1))
+    refusal(tmp_path_factory.mktemp("spec"), NEWTON[:end])
