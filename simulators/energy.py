@@ -1,33 +1,64 @@
 """Energy of DRAM-PIM commands.
 
-Keys of `PimSpec.energy`: ``multiply_pj`` and ``add_pj`` per element, ``column_read_pj`` and
-``buffer_read_pj`` per bank and column, ``buffer_write_pj`` per column written, ``latch_read_pj`` per
-READRES, ``activate_pj`` and ``precharge_pj`` per bank, ``refresh_pj`` per REF, ``io_pj_per_bit`` for what
-crosses the channel's pins, ``background_mw_per_channel``.
+Two modes. ``full`` charges everything that the device's file prices: `pimflow.hardware.pim.ENERGY` lists
+the keys and what each is charged for, the files give values and sources. ``ramulator-pimflow`` charges
+what the PIMFlow authors' Ramulator fork prints, for comparison with it: four kinds of command, on its own
+constants (`FORK`), with no activation, refresh, I/O or background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
+
+MODES = ("full", "ramulator-pimflow")
+
+# The constants in the fork's source, for its 16 banks of 16 fp16 multipliers and rows of 32 columns, in pJ.
+FORK = {
+    "banks": 16,
+    "columns": 32,
+    "multipliers": 16,
+    "multiply_pj": 1.1,
+    "add_pj": 0.4,
+    "buffer_read_pj": 175.814,
+    "row_read_pj": 1168.22,
+    "gwrite_pj": 181.995,
+    "readres_pj": 175.814,
+    "precharge_bank_pj": 31.83,
+}
 
 
 def pim_energy_pj(
-    commands: Mapping[str, int], gwrite_bursts: int, readres_bursts: int, pim: PimSpec, dtype: str
+    commands: Mapping[str, int],
+    gwrite_bursts: int,
+    readres_bursts: int,
+    pim: PimSpec,
+    dtype: str,
+    mode: str = "full",
 ) -> dict[str, float]:
     """Dynamic energy of issued commands, by what it goes into.
 
     Parameters
     ----------
     commands : mapping of str to int
-        Issued commands, as `TimingResult.commands` counts them.
+        Issued commands, as `TimingResult.commands` counts them: of a layer or of a channel.
     gwrite_bursts, readres_bursts : int
         Column-sized bursts of all GWRITEs, and of one READRES.
+    mode : str
+        One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
+        where a PRE closes all banks of a channel.
 
-    Source: the authors' Ramulator fork for COMP, GWRITE, READRES and PRE; activation, refresh and I/O,
-    which the fork leaves out, from the device's file.
+    Raises
+    ------
+    UnknownNameError
+        For another mode.
     """
+    if mode not in MODES:
+        raise UnknownNameError("energy mode", mode, MODES)
+    if mode == "ramulator-pimflow":
+        return _fork_energy_pj(commands)
     e = pim.energy
     elements = pim.elements_per_column(dtype)
     comp = pim.banks * (
@@ -43,3 +74,53 @@ def pim_energy_pj(
         "refresh": commands["REF"] * e["refresh_pj"],
         "io": io_bytes * 8 * e["io_pj_per_bit"],
     }
+
+
+def _fork_energy_pj(commands: Mapping[str, int]) -> dict[str, float]:
+    operations = FORK["columns"] * FORK["multipliers"]
+    row = (
+        operations * FORK["multiply_pj"]
+        + FORK["columns"] * FORK["buffer_read_pj"]
+        + FORK["row_read_pj"]
+        + operations * FORK["add_pj"]
+    )
+    return {
+        "comp": commands["COMP"] / FORK["columns"] * FORK["banks"] * row,
+        "gwrite": commands["GWRITE"] * FORK["gwrite_pj"],
+        "readres": commands["READRES"] * FORK["readres_pj"],
+        "precharge": commands["PRE"] * FORK["banks"] * FORK["precharge_bank_pj"],
+    }
+
+
+def channel_energies_pj(
+    channels: Sequence[Mapping[str, int]],
+    gwrite_bursts: Sequence[int],
+    readres_bursts: int,
+    pim: PimSpec,
+    dtype: str,
+    *,
+    time_ns: float = 0.0,
+    mode: str = "full",
+) -> tuple[dict[str, float], ...]:
+    """Energy of each channel by what it goes into, with its ``background`` over `time_ns`.
+
+    Parameters
+    ----------
+    channels : sequence of mapping of str to int
+        Issued commands of each channel.
+    gwrite_bursts : sequence of int
+        Column-sized bursts of the GWRITEs of each channel.
+    time_ns : float
+        How long the layer takes; every channel is powered until the last is done. The fork charges no
+        background.
+    """
+    background = {"background": time_ns * pim.energy["background_mw_per_channel"]} if mode == "full" else {}
+    return tuple(
+        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode) | background
+        for commands, bursts in zip(channels, gwrite_bursts, strict=True)
+    )
+
+
+def total_energy_pj(channels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What `channel_energies_pj` gives, summed over the channels."""
+    return {part: sum(channel[part] for channel in channels) for part in (channels[0] if channels else ())}
