@@ -36,12 +36,24 @@ LAYERS = (
         "artifact",
         "verify",
         "report",
+        "devices",
     ),
     ("api", "cli", "__main__", "relay", "pass_options", "tvm_extension"),
 )
 # Below these every part of a layer stands alone.
 SEPARATE = LAYERS[1]
-WITHOUT_TVM = ("errors", "core", "hardware", "native", "simulators", "zoo", "placement", "report", "cli")
+WITHOUT_TVM = (
+    "errors",
+    "core",
+    "hardware",
+    "native",
+    "simulators",
+    "zoo",
+    "placement",
+    "report",
+    "devices",
+    "cli",
+)
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 
 

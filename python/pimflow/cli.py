@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow import zoo
+from pimflow import devices, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
@@ -107,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command("models", _models, "list the networks of the zoo")
+
+    sub = command("devices", _devices, "list PIM devices, GPUs and systems, or show one with its sources")
+    sub.add_argument("device", metavar="NAME|FILE", nargs="?", help="device or system to show")
     return parser
 
 
@@ -235,6 +238,17 @@ def _models(args: argparse.Namespace) -> None:
     for row in rows:
         shapes = ", ".join(f"{name}={','.join(map(str, shape))}" for name, shape in row.inputs.items())
         print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}")
+
+
+def _devices(args: argparse.Namespace) -> None:
+    if args.device is None:
+        found = devices.catalogue()
+    else:
+        found = devices.describe(devices.load(args.device))
+    if args.json:
+        _print_json(found)
+    else:
+        print(devices.catalogue_text() if args.device is None else devices.text(found))
 
 
 def _read_array(path: str) -> np.ndarray:

@@ -1,0 +1,260 @@
+"""The embedded devices, and what one is: its values with units and sources, its rules, what follows.
+
+A device is described as one JSON-like dictionary, shown as text or, for the PIM devices of
+docs/devices.md, as Markdown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pimflow.errors import UnknownNameError
+from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
+from pimflow.hardware.pim import ENERGY, TIMING
+from pimflow.hardware.reader import read_toml
+
+LOADERS = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
+KINDS = {"pim": "PIM device", "gpu": "GPU", "system": "system"}
+Spec = PimSpec | GpuSpec | System
+
+_PIM_FIELDS = {
+    "tCK_ps": "command clock period",
+    "gangs": "gangs of a channel: what one G_ACT opens",
+    "banks_per_gang": "banks of a gang",
+    "rows_per_bank": "rows of a bank",
+    "row_base": "first row for weights",
+    "columns_per_row": "column accesses of a row",
+    "column_bytes": "bytes of a column access",
+    "buffer_columns": "columns that a global buffer holds",
+    "global_buffers": "global buffers of a channel",
+    "result_lanes": "results per bank of one READRES",
+    "latch_initial_value": "result latches can start from a bias",
+    "activation_unit": "the device applies activations",
+    "dtypes": "storage types",
+}
+# By the end of a name, the longest that fits.
+_UNITS = {
+    "_ps": "ps",
+    "_ns": "ns",
+    "_pj": "pJ",
+    "_w": "W",
+    "_mhz": "MHz",
+    "_bytes": "bytes",
+    "_cycles": "cycles",
+    "bytes_per_ns": "bytes/ns",
+    "pj_per_bit": "pJ/bit",
+    "pj_per_byte": "pJ/byte",
+    "mw_per_channel": "mW",
+    "bytes_per_channel": "bytes",
+    "bytes_per_channel_cycle": "bytes/cycle",
+}
+
+
+def catalogue() -> list[dict[str, str]]:
+    """Kind, name and description of every embedded device and system."""
+    return [
+        {"kind": kind, "name": name, "description": load(name).description}
+        for kind, load in LOADERS.items()
+        for name in spec_names(kind)
+    ]
+
+
+def load(name_or_path: str | os.PathLike) -> Spec:
+    """An embedded device or system of any kind, or a TOML file of one.
+
+    Raises
+    ------
+    UnknownNameError, SpecError
+        For a name that nothing carries, and a file that is none or has a wrong value.
+    """
+    text = os.fspath(name_or_path)
+    for kind, loader in LOADERS.items():
+        if text in spec_names(kind):
+            return loader(text)
+    if not (text.endswith(".toml") or os.sep in text):
+        raise UnknownNameError("device", text, [name for kind in LOADERS for name in spec_names(kind)])
+    stem, table = read_toml("pim", text)
+    if {"gpu", "pim"} & table.keys():
+        return system(text)
+    return GpuSpec.load(text) if "sms" in table else PimSpec.from_table(stem, table)
+
+
+def describe(spec: Spec) -> dict[str, Any]:
+    """Everything that is known of a device.
+
+    Returns
+    -------
+    dict
+        ``kind``, ``name``, ``description``; ``values``, a list of field, value, unit, meaning and source;
+        for PIM also ``constraints``, ``derived`` (what, value, unit) and ``not_modelled``; ``assumed``,
+        the fields whose source says so.
+    """
+    kind = next(
+        kind
+        for kind, cls in (("pim", PimSpec), ("gpu", GpuSpec), ("system", System))
+        if isinstance(spec, cls)
+    )
+    values = list(_values(spec))
+    found = {"kind": kind, "name": spec.name, "description": spec.description, "values": values}
+    if isinstance(spec, PimSpec):
+        found["constraints"] = [
+            dataclasses.asdict(rule)
+            | {"cycles": spec.timing[rule.latency]}
+            | {"per_burst_cycles": spec.timing[rule.per_burst] if rule.per_burst else 0}
+            for rule in spec.constraints
+        ]
+        found["derived"] = _derived(spec)
+        found["not_modelled"] = list(spec.not_modelled)
+    found["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
+    return found
+
+
+def _values(spec: Spec) -> Iterator[dict[str, Any]]:
+    skipped = {"name", "description", "constraints", "sources", "not_modelled"}
+    for field in dataclasses.fields(spec):
+        if field.name in skipped:
+            continue
+        value = getattr(spec, field.name)
+        if isinstance(value, GpuSpec | PimSpec):
+            value = value.name
+        entries = (
+            {f"{field.name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
+        )
+        for name, item in (entries or {field.name: value}).items():
+            yield {
+                "field": name,
+                "value": list(item) if isinstance(item, tuple) else item,
+                "unit": _unit(name),
+                "meaning": _meaning(spec, name),
+                "source": spec.sources.get(name) or spec.sources.get(field.name, ""),
+            }
+
+
+def _unit(field: str) -> str:
+    if field.startswith("timing."):
+        return "cycles"
+    return next((_UNITS[end] for end in sorted(_UNITS, key=len, reverse=True) if field.endswith(end)), "")
+
+
+def _meaning(spec: Spec, field: str) -> str:
+    if not isinstance(spec, PimSpec):
+        return ""
+    _, _, key = field.rpartition(".")
+    return (_PIM_FIELDS | TIMING | ENERGY).get(key, "")
+
+
+def _derived(pim: PimSpec) -> list[dict[str, Any]]:
+    dtype = pim.dtypes[0]
+    macs_per_s = pim.macs_per_s(dtype)
+    e, elements = pim.energy, pim.elements_per_column(dtype)
+    mac_pj = e["multiply_pj"] + e["add_pj"] + (e["buffer_read_pj"] + e["column_read_pj"]) / elements
+    bytes_per_s = macs_per_s / elements * pim.column_bytes
+    rows = (
+        ("command clock", 1e6 / pim.tCK_ps, "MHz"),
+        ("banks that compute together", pim.banks, ""),
+        (f"peak of a channel, {dtype}", macs_per_s / 1e9, "GMAC/s"),
+        ("the same, less refresh", macs_per_s * (1 - pim.refresh_share) / 1e9, "GMAC/s"),
+        ("bandwidth at the multipliers of a channel", bytes_per_s / 1e9, "GB/s"),
+        ("bandwidth of a channel's bus", pim.column_bytes / (pim.timing["nBL"] * pim.tCK_ns), "GB/s"),
+        ("share of time in refresh", 100 * pim.refresh_share, "%"),
+        ("row switch, last COMP to next", pim.row_switch_cycles, "cycles"),
+        ("COMPs on a row", pim.columns_per_row * pim.timing["nCCDS"], "cycles"),
+        (f"results of a READRES, {dtype}", pim.readres_bursts(dtype), "bursts"),
+        ("weights of a channel", pim.bytes_per_channel / 2**20, "MiB"),
+        (f"energy of a multiply-accumulate, {dtype}", mac_pj, "pJ"),
+        (
+            "energy of opening a row in every bank",
+            pim.banks * (e["activate_pj"] + e["precharge_pj"]) / 1e3,
+            "nJ",
+        ),
+    )
+    return [{"what": what, "value": value, "unit": unit} for what, value, unit in rows]
+
+
+def _number(value: object) -> str:
+    """For people: no tail of digits, thousands apart."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _quantity(row: dict[str, Any]) -> str:
+    return f"{_number(row['value'])} {row['unit']}".rstrip()
+
+
+def _rule_cells(rule: dict[str, Any]) -> list[str]:
+    per_burst = f" + {rule['per_burst']} a further burst" if rule["per_burst"] else ""
+    window = f", {rule['window']} back" if rule["window"] > 1 else ""
+    return [
+        rule["level"],
+        f"{' '.join(rule['before'])} → {' '.join(rule['after'])}",
+        f"{rule['latency']}{per_burst}{window}",
+        str(rule["cycles"]) + (f" + {rule['per_burst_cycles']}" if rule["per_burst"] else ""),
+        rule["source"],
+    ]
+
+
+_HEADS = {
+    "values": ["field", "value", "meaning", "source"],
+    "constraints": ["level", "commands", "rule", "cycles", "source"],
+    "derived": ["derived", "value"],
+}
+
+
+def _tables(found: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Headings and rows of every table of a description."""
+    values = [[row["field"], _quantity(row), row["meaning"], row["source"]] for row in found["values"]]
+    yield _HEADS["values"], values
+    if "constraints" in found:
+        yield _HEADS["constraints"], [_rule_cells(rule) for rule in found["constraints"]]
+    if "derived" in found:
+        yield _HEADS["derived"], [[row["what"], _quantity(row)] for row in found["derived"]]
+
+
+def text(found: dict[str, Any]) -> str:
+    """A description for a terminal."""
+    lines = [f"{KINDS[found['kind']]} {found['name']}: {found['description']}"]
+    for head, rows in _tables(found):
+        kept = [i for i, title in enumerate(head) if any(row[i] for row in rows)]
+        lines += ["", *_aligned([[row[i] for i in kept] for row in (head, *rows)])]
+    lines += ["", f"assumed: {', '.join(found['assumed']) or 'nothing'}"]
+    if "not_modelled" in found:
+        lines += ["", "not modelled:", *(f"- {sentence}" for sentence in found["not_modelled"])]
+    return "\n".join(lines)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def catalogue_text() -> str:
+    """The catalogue for a terminal."""
+    return "\n".join(_aligned([["kind", "name", "description"], *([*row.values()] for row in catalogue())]))
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """A description for a page of documentation."""
+    lines = [f"{found['description']}."]
+    for head, rows in _tables(found):
+        lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    lines += ["", f"Assumed: {', '.join(f'`{field}`' for field in found['assumed']) or 'nothing'}."]
+    if "not_modelled" in found:
+        lines += ["", "Not modelled:", "", *(f"- {sentence}" for sentence in found["not_modelled"])]
+    return "\n".join(lines)
+
+
+def page(content: str) -> str:
+    """A page of documentation with every PIM device's description, between its marks, written anew."""
+    for name in spec_names("pim"):
+        marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
+        body = markdown(describe(load(name)))
+        content = re.sub(marks, lambda m, body=body: f"{m[1]}{body}\n{m[2]}", content, flags=re.DOTALL)
+    return content
