@@ -92,6 +92,11 @@ def _fork_energy_pj(commands: Mapping[str, int]) -> dict[str, float]:
     }
 
 
+def background_pj(pim: PimSpec, channels: int, time_ns: float) -> float:
+    """Static energy of so many channels over a time."""
+    return channels * pim.energy["background_mw_per_channel"] * time_ns
+
+
 def channel_energies_pj(
     channels: Sequence[Mapping[str, int]],
     gwrite_bursts: Sequence[int],
@@ -114,7 +119,7 @@ def channel_energies_pj(
         How long the layer takes; every channel is powered until the last is done. The fork charges no
         background.
     """
-    background = {"background": time_ns * pim.energy["background_mw_per_channel"]} if mode == "full" else {}
+    background = {"background": background_pj(pim, 1, time_ns)} if mode == "full" else {}
     return tuple(
         pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode) | background
         for commands, bursts in zip(channels, gwrite_bursts, strict=True)

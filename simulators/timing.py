@@ -27,6 +27,7 @@ __all__ = [
     "TimingResult",
     "time_program",
     "time_trace",
+    "timings",
     "distinct_channels",
     "issued",
     "expand_to_pim",
@@ -143,6 +144,11 @@ def time_trace(
     return _result([_run(trace.words, spec, timing, gwrite_hiding, 1, trace.name)], spec, timing)
 
 
+def timings(spec: PimSpec) -> tuple[str, ...]:
+    """Those of `TIMINGS` that know the organisation of `spec`."""
+    return TIMINGS if spec.gangs == _FORK_GANGS else ("strict",)
+
+
 def distinct_channels(program: PimProgram) -> dict[int, int]:
     """One channel of each kind that takes its own time, and how many are of that kind."""
     first: dict[bytes, int] = {}
@@ -194,9 +200,10 @@ def _run(
             rows = np.empty((0, len(ISSUED)), dtype=np.int64) if rows is None else rows
             _strict(stream, device, _constraint_table(spec), rows, tally)
         else:
-            if spec.gangs != _FORK_GANGS:
+            if timing not in timings(spec):
                 raise SpecError(
-                    f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}"
+                    f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}; "
+                    f"use {' or '.join(timings(spec))}"
                 )
             latencies = [
                 *_latencies(spec, _FORK_LATENCIES),

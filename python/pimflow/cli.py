@@ -208,6 +208,7 @@ def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
 
     result = api.simulate(args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding)
+    energy_pj = api.simulated_energy_pj(args.file, result, args.pim)
     row = {
         "cycles": result.cycles,
         "time_ns": result.time_ns,
@@ -216,6 +217,7 @@ def _simulate(args: argparse.Namespace) -> None:
         "pim": result.pim,
         "utilisation": result.utilisation,
         "timing_violations": result.violations,
+        "energy_pj": energy_pj,
     }
     if args.json:
         _print_json(row)
@@ -223,6 +225,9 @@ def _simulate(args: argparse.Namespace) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
     print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
     print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
+    total_pj = sum(energy_pj.values())
+    parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in energy_pj.items() if pj)
+    print(f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}")
     if result.violations is None:
         print("legality not checked: the published timing has no precharge")
     else:

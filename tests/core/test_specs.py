@@ -182,6 +182,16 @@ def test_a_change_that_makes_no_sense_is_a_usage_error(change, message):
     assert caught.value.exit_code == 2
 
 
+def test_networks_are_compiled_in_what_pim_and_network_both_take():
+    """Devices may take bf16 and int8; networks do not."""
+    assert system(pim="aim-gddr6").dtype == "fp16"
+    with pytest.raises(UsageError, match="dtype 'bf16' is none of fp16 of aim-gddr6"):
+        system(pim="aim-gddr6", dtype="bf16")
+    only = dataclasses.replace(PimSpec.load("aim-gddr6"), dtypes=("bf16", "int8"))
+    with pytest.raises(UsageError, match="aim-gddr6 takes bf16, int8; networks are compiled in fp16 or fp32"):
+        system(pim=only)
+
+
 def test_changes_reach_the_system():
     pim = dataclasses.replace(PimSpec.load("newton-gddr6"), global_buffers=1)
     changed = system(pim=pim, gpu="v100", pim_channels=0, dtype=None)

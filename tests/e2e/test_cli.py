@@ -61,6 +61,35 @@ def test_simulate_a_program_and_its_trace(compiled, capsys):
     assert code == 0 and json.loads(out)["cycles"] > 0
 
 
+def test_simulate_tells_energy(compiled, capsys):
+    """Everything for the device's file, what the authors' fork prints for its timing."""
+    directory, _ = compiled
+    program = next(directory.glob("programs/*.pimprog"))
+    _, out, _ = run(capsys, "simulate", str(program), "--json")
+    row = json.loads(out)
+    energy_pj, commands = row["energy_pj"], row["commands"]
+    channels = len(json.loads(program.read_text())["channels"])
+    assert energy_pj["background"] == pytest.approx(channels * 50.0 * row["time_ns"])
+    assert energy_pj["comp"] == pytest.approx(commands["COMP"] * 16 * (16 * 1.5 + 175.814 + 36.507))
+    _, out, _ = run(capsys, "simulate", str(program))
+    assert f"{sum(energy_pj.values()) / 1e6:.3f} uJ: comp " in out
+    _, out, _ = run(capsys, "simulate", str(program), "--timing", "ramulator-pimflow", "--json")
+    row = json.loads(out)
+    assert row["energy_pj"]["gwrite"] == pytest.approx(row["commands"]["GWRITE"] * 181.995)
+    assert "background" not in row["energy_pj"]
+
+
+def test_a_network_compiles_for_another_device(capsys):
+    """One gang, one buffer of 64 columns; the comparison stays in the timing that knows it."""
+    code, out, err = run(capsys, "compile", "toy", "--pim", "aim-gddr6", "--quiet")
+    assert (code, err) == (0, "")
+    assert "aim-gddr6 (strict)" in out and "outputs match" in out and "0 timing violations" in out
+    assert "accounting paper, timing strict" in out
+    code, out, err = run(capsys, "compile", "toy", "--pim", "aim-gddr6", "--accounting", "paper", "--quiet")
+    assert (code, out) == (3, "")
+    assert "timing 'ramulator-pimflow' knows 4 gangs, not 1; use strict" in err
+
+
 def test_explain_prints_candidates_and_why(capsys):
     code, out, _ = run(capsys, "compile", "toy", "--explain", "block.depthwise.conv", "--quiet")
     assert code == 0 and "depthwise" in out and "* GPU" in out
@@ -85,6 +114,7 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--pim-channels", "32"], 2, "0..31"),
         (["compile", "toy", "--accounting", "generous"], 2, "full, paper"),
         (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
+        (["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"], 2, "none of fp16 of aim-gddr6"),
         (["compile", "toy", "--target", "tpu"], 2, "llvm+pim"),
         (["compile", "toy", "--explain", "conv99"], 2, "region"),
         (["compile", "toy", "--shape", "input"], 2, "NAME="),

@@ -119,6 +119,7 @@ def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> Sy
     stem, table = read_toml("system", name_or_path)
     table = dict(table)
     changes = {key: value for key, value in changes.items() if value is not None}
+    changed = bool(changes)
     unknown = set(changes) - {f.name for f in dataclasses.fields(System)}
     if unknown:
         raise UnknownNameError("system field", min(unknown), [f.name for f in dataclasses.fields(System)])
@@ -135,6 +136,6 @@ def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> Sy
     try:
         return build(System, table, f"system '{stem}'", name=stem, **devices)
     except SpecError as error:
-        if changes:
+        if changed:
             raise UsageError(str(error)) from error
         raise
