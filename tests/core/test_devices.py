@@ -182,6 +182,18 @@ def test_a_row_switch_takes_what_is_derived(pim):
     assert clocks[100] - clocks[99] == pim.row_switch_cycles
 
 
+@settings(max_examples=30, deadline=None)
+@given(organisations())
+def test_a_stream_gets_on_between_refreshes_that_leave_it_time(pim):
+    """With the shortest interval that a file may have, the engine comes to an end."""
+    tight = replace(pim, timing=pim.timing | {"nREFI": pim.reopen_cycles + 1})
+    comp = Comp(buffer=0, row=Affine(0), column=Affine(0), count=1)
+    nodes = (*opened(tight, Affine(0)), Loop(extent=2000, body=(comp,)))
+    commands = issued(program(tight, nodes), tight, 0)
+    assert np.count_nonzero(commands["command"] == COMMANDS.index("COMP")) == 2000
+    assert np.count_nonzero(commands["command"] == COMMANDS.index("REF")) > 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_refreshes_take_their_share(name):
     """Of a long run of COMPs on one row: at least nRFC / nREFI, and no more than reopening adds."""
@@ -282,6 +294,34 @@ def test_a_number_that_is_none_is_refused_by_name(tmp_path_factory, field, value
     """Wherever it stands, bare or with a source."""
     for line in (f"{field} = {value}", f"{field} = {{ value = {value}, source = 'me' }}"):
         assert field in refusal(tmp_path_factory.mktemp("spec"), with_line(field, line))
+
+
+anything = st.recursive(
+    st.sampled_from(("1", "-7", "0", "2.5", "nan", "true", "'x'", "'fp16'", "'COMP'", "1979-05-27T07:32:00")),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+        st.dictionaries(st.sampled_from(("value", "source", "level", "x")), inner, max_size=3).map(
+            lambda table: "{" + ", ".join(f"{key} = {item}" for key, item in table.items()) + "}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([*FIELDS, "description", "level", "before", "latency"]), anything)
+def test_whatever_stands_for_a_value_loads_or_is_refused(tmp_path_factory, field, value):
+    """In one line, never with another error."""
+    path = tmp_path_factory.mktemp("spec") / "mine.toml"
+    path.write_text(with_line(field, f"{field} = {value}"), encoding="utf-8")
+    try:
+        assert PimSpec.load(path).name == "mine"
+    except SpecError as error:
+        assert "mine" in str(error) and "\n" not in str(error)
+
+
+def test_deep_nesting_is_refused(tmp_path):
+    assert "not a TOML file" in refusal(tmp_path, "a = " + "[" * 100_000)
 
 
 @pytest.mark.parametrize("field", FIELDS)
