@@ -10,10 +10,11 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import InfeasibleError, PlanError, UnknownNameError
+from pimflow.errors import PlanError, UnknownNameError
 from pimflow.hardware import System
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.placement.pim_runs import check_rows
 from pimflow.placement.solve import Solution, solve_dp
 
 __all__ = ["Candidates", "Evaluation", "Searched", "apply", "check_options", "profile", "search"]
@@ -226,15 +227,8 @@ def _reason(table: CostTable, name: str, chosen: Candidate, gpu_only: Evaluation
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:
     rows = sum(c.placed_rows for c in candidates)
-    bound = system.pim.rows_per_bank - system.pim.row_base
-    if rows > bound:
-        raise InfeasibleError(
-            "weights on the PIM channels",
-            rows,
-            bound,
-            "rows a bank",
-            ("more PIM channels (--pim-channels)", "a plan with fewer PIM regions (--plan)"),
-        )
+    lever = "a plan with fewer PIM regions (--plan)"
+    check_rows("weights on the PIM channels", rows, system.pim, lever)
 
 
 def _digest(graph: RegionGraph, system: System) -> str:
