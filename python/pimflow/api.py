@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, pipeline, report, targets, zoo
+from pimflow import artifact, compilation, frontend, pipeline, report, targets, tracing, zoo
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -337,6 +337,51 @@ def simulate(
         raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
     result = time_trace(path, spec, timing, gwrite_hiding)
     return result if timing == "strict" else replace(result, violations=None)
+
+
+def trace(
+    layer: str | os.PathLike,
+    out: str | os.PathLike,
+    format: str,
+    target_system: System | None = None,
+    *,
+    advance: tracing.Advance = lambda _: None,
+) -> dict[str, Any]:
+    """Write the command traces of a layer, or of a compiled directory.
+
+    Parameters
+    ----------
+    layer : str or path
+        ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory.
+        A layer becomes the program of the fastest loop order.
+    out : path
+        Directory to write.
+    format : str
+        One of `tracing.FORMATS`; docs/traces.md describes them.
+    target_system : System, optional
+        `pimflow.system()` by default. Of a compiled directory, dtype and channels are its own.
+    advance : callable
+        Told the share that is done, in [0, 1].
+
+    Returns
+    -------
+    dict
+        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files.
+
+    Raises
+    ------
+    UsageError, UnknownNameError
+        For a text that is no layer, an unknown format, or a program that has no such form.
+    InfeasibleError
+        If the weights do not fit the PIM channels.
+    ArtifactError, TraceError
+        For a directory that is none, a damaged program, or an output that cannot be written.
+    """
+    target_system = target_system or system()
+    tracing.check_format(format, target_system.timing)
+    artifact.check_target(out, tracing.SUMMARY)
+    found = tracing.runs(os.fspath(layer), target_system, format)
+    return tracing.write(out, found, target_system, format, advance)
 
 
 def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+
+
+BAR_AFTER_SECONDS = 2.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,6 +110,19 @@ def _parser() -> argparse.ArgumentParser:
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
 
+    sub = command("trace", _trace, "write the command trace of a layer or a compiled network")
+    sub.add_argument(
+        "layer",
+        metavar="LAYER|DIR",
+        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote",
+    )
+    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto")
+    sub.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to write")
+    sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
+    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
+    sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
+    sub.add_argument("--dtype", help="storage type: fp16, fp32")
+
     command("models", _models, "list the networks of the zoo")
     return parser
 
@@ -135,6 +152,35 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             yield lambda text: status.update(f"{text} …")
     else:
         yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal."""
+    begin = time.monotonic()
+    update: Callable[[float], None] | None = None
+    with contextlib.ExitStack() as shown:
+
+        def advance(share: float) -> None:
+            nonlocal update
+            if update is None and not quiet and time.monotonic() - begin > BAR_AFTER_SECONDS:
+                update = _show_bar(text, shown)
+            if update is not None:
+                update(share)
+
+        yield advance
+
+
+def _show_bar(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
+    if not sys.stderr.isatty():
+        print(f"pimflow: {text} …", file=sys.stderr)
+        return lambda _: None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = shown.enter_context(Progress(console=Console(stderr=True)))
+    task = bar.add_task(text, total=1.0)
+    return lambda share: bar.update(task, completed=share)
 
 
 def _compile(args: argparse.Namespace) -> None:
@@ -224,6 +270,23 @@ def _simulate(args: argparse.Namespace) -> None:
         print("legality not checked: the published timing has no precharge")
     else:
         print(f"{result.violations} timing violations")
+
+
+def _trace(args: argparse.Namespace) -> None:
+    from pimflow import api
+
+    target_system = system(pim=args.pim, pim_channels=args.pim_channels, timing=args.timing, dtype=args.dtype)
+    with _bar("writing", args.quiet) as advance:
+        summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
+    if args.json:
+        _print_json({**summary, "output": args.output})
+        return
+    for layer in summary["layers"]:
+        counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
+        print(f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels")
+        print(f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}")
+        for name, size in layer["files_bytes"].items():
+            print(f"  {Path(args.output) / name}  {size} bytes")
 
 
 def _models(args: argparse.Namespace) -> None:

@@ -1,0 +1,215 @@
+"""Traces of layers and of compiled directories, in the formats that other tools read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pimflow import artifact
+from pimflow.core.layer_text import FORMS, parse_layer
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError
+from pimflow.hardware import System
+from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
+from pimflow.simulators import aim_isr, perfetto, ramulator2
+from pimflow.simulators.expansion import command_counts, pieces
+from pimflow.simulators.profiler import BuiltIn
+from pimflow.simulators.trace import expand_to_pim
+
+SUMMARY = "trace.json"
+Advance = Callable[[float], None]
+Chunks = Iterator[tuple[bytes, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A program to write, and the files that it becomes.
+
+    Attributes
+    ----------
+    run : PimRun
+    files : dict of str to Chunks
+        Text in chunks by path, each with the share of `total` that it stands for.
+    total : int
+        Commands, or output pixels.
+    """
+
+    run: PimRun
+    files: dict[str, Chunks]
+    total: int
+
+
+def _pimprog(run: PimRun, stem: str, system: System) -> Traced:
+    def chunks() -> Chunks:
+        yield run.program.to_json().encode(), 1
+
+    return Traced(run=run, files={f"{stem}.pimprog": chunks()}, total=1)
+
+
+def _pim(run: PimRun, stem: str, system: System) -> Traced:
+    def chunks(channel: int) -> Chunks:
+        for piece in pieces(run.program, channel):
+            text = expand_to_pim(piece, 0)
+            yield text, text.count(b"\n")
+
+    channels = range(len(run.program.channels))
+    files = {f"{stem}/channel{channel}.pim": chunks(channel) for channel in channels}
+    return Traced(run=run, files=files, total=_commands(run))
+
+
+def _aim(run: PimRun, stem: str, system: System) -> Traced:
+    return Traced(run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run))
+
+
+def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
+    program = run.program
+    geometry = gpu_rows(program) if program.pixel_begin else program.geometry
+    files = {f"{stem}.ldst": ramulator2.export(geometry, program.dtype)}
+    return Traced(run=run, files=files, total=geometry.pixels)
+
+
+def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
+    files = {f"{stem}.perfetto.json": perfetto.export(run.program, system.pim)}
+    return Traced(run=run, files=files, total=_commands(run))
+
+
+FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
+
+
+def gpu_rows(program: PimProgram) -> ConvGeometry:
+    """What the GPU computes of a split region: the rows before the program's."""
+    return program.geometry.first_rows(program.pixel_begin // program.geometry.ow)
+
+
+def check_format(name: str, timing: str) -> None:
+    """Raise `UsageError` if there is no such format, or it does not show `timing`."""
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    if name == "perfetto" and timing != "strict":
+        raise UsageError(f"format 'perfetto' shows the clocks of timing 'strict', not of '{timing}'")
+
+
+def layer_run(text: str, system: System, format: str) -> PimRun:
+    """The fastest program of a layer given by its shape, among those that `format` can say.
+
+    Raises
+    ------
+    UsageError
+        If `text` is no layer, there are no PIM channels, or `format` can say none of the programs.
+    InfeasibleError
+        If the weights do not fit the PIM channels.
+    """
+    geometry = parse_layer(text)
+    if not system.pim_channels:
+        raise UsageError("a trace needs PIM channels; --pim-channels is 0")
+    side = PimSide(
+        pim=system.pim,
+        channels=system.pim_channels,
+        dtype=system.dtype,
+        profiler=BuiltIn(system.timing),
+    )
+    runs = list(side.runs(geometry, text).values())
+    if format == "aim":
+        problems = [aim_isr.refusal(run.program) for run in runs]
+        runs = [run for run, problem in zip(runs, problems) if not problem]
+        if not runs:
+            raise UsageError(f"layer '{text}' has no AiM form: {problems[0]}")
+    check_rows(f"weights of layer '{text}'", runs[0].program.rows, system.pim)
+    return runs[0]
+
+
+def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]:
+    """The programs of a compiled directory, timed; for ``ramulator2`` those of split regions.
+
+    Raises
+    ------
+    ArtifactError, TraceError
+        If it is none, or a program is damaged.
+    UsageError
+        If there is nothing to write.
+    """
+    artifact.Interface.load(directory)
+    programs = [PimProgram.load(path) for path in sorted((directory / "programs").glob("*.pimprog"))]
+    if format == "ramulator2":
+        programs = [program for program in programs if program.pixel_begin]
+        if not programs:
+            raise UsageError(f"{directory}: no region is split, so the GPU computes no rows beside PIM")
+    if not programs:
+        raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
+    timer = BuiltIn(system.timing)
+    return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
+
+
+def runs(layer: str, system: System, format: str) -> list[PimRun]:
+    """What LAYER or DIR stands for; raises as `layer_run` and `directory_runs`."""
+    if Path(layer).is_dir():
+        return directory_runs(Path(layer), system, format)
+    if ":" not in layer:
+        raise ArtifactError(f"'{layer}' is no compiled directory, and no layer: {FORMS}")
+    return [layer_run(layer, system, format)]
+
+
+def write(
+    out: str | os.PathLike, found: list[PimRun], system: System, format: str, advance: Advance
+) -> dict[str, Any]:
+    """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
+
+    Parameters
+    ----------
+    advance : callable
+        Told the share that is done, in [0, 1].
+
+    Raises
+    ------
+    ArtifactError
+        If `out` holds anything but an earlier trace, or cannot be written.
+    UsageError
+        If a program has no such form.
+    """
+    traces = [FORMATS[format](run, artifact.file_stem(run.program.region), system) for run in found]
+    total, done = sum(trace.total for trace in traces), 0
+    summary: dict[str, Any] = {
+        "format": format,
+        "pim": system.pim.name,
+        "timing": system.timing,
+        "layers": [],
+    }
+    with artifact.new_directory(out, SUMMARY) as directory:
+        for trace in traces:
+            files = {}
+            for name, chunks in trace.files.items():
+                path = directory / name
+                path.parent.mkdir(exist_ok=True)
+                with path.open("wb") as file:
+                    for text, share in chunks:
+                        file.write(text)
+                        done += share
+                        advance(min(1.0, done / total))
+                files[name] = path.stat().st_size
+            summary["layers"].append(_about(trace.run, files))
+        (directory / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:
+    program = run.program
+    counts = command_counts(program)
+    return {
+        "layer": program.region,
+        "dtype": program.dtype,
+        "pim_channels": len(program.channels),
+        "schedule": program.schedule,
+        "cycles": run.timing.cycles,
+        "time_ns": run.timing.time_ns,
+        "commands": {name: counts[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")},
+        "files_bytes": files,
+    }
+
+
+def _commands(run: PimRun) -> int:
+    return sum(run.timing.commands.values())
