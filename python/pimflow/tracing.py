@@ -141,6 +141,11 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
             raise UsageError(f"{directory}: no region is split, so the GPU computes no rows beside PIM")
     if not programs:
         raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
+    for program in programs:
+        if program.pim != system.pim.name:
+            raise UsageError(
+                f"{directory} was compiled for pim '{program.pim}'; name that, or its file, as --pim"
+            )
     timer = BuiltIn(system.timing)
     return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
 
