@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pimflow.core.program import PimProgram
+from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware.pim import PimSpec
+from pimflow.simulators.ramulator_adapter import Ramulator
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 
 
@@ -54,3 +56,27 @@ class BuiltIn:
 
     def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
         return time_trace(path, pim, self.timing, self.gwrite_hiding)
+
+
+FORM = "pim=ramulator:PATH"
+
+
+def parse_profiler(text: str, gwrite_hiding: bool = True) -> PimProfiler:
+    """The profiler that ``pim=ramulator:PATH`` names.
+
+    Raises
+    ------
+    UsageError
+        If `text` has another form, or names a device or simulator that there is none for.
+    ProfilerError
+        If PATH cannot be executed.
+    """
+    device, equals, source = text.partition("=")
+    name, colon, path = source.partition(":")
+    if not equals or not colon or not path:
+        raise UsageError(f"profiler '{text}' is not of the form {FORM}")
+    if device != "pim":
+        raise UnknownNameError("device to profile", device, ["pim"])
+    if name != "ramulator":
+        raise UnknownNameError("profiler", name, ["ramulator"])
+    return Ramulator(path, gwrite_hiding)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from pimflow import zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
+
+if TYPE_CHECKING:
+    from pimflow.simulators.profiler import PimProfiler
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
@@ -88,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(
+        "--profiler", metavar="pim=ramulator:PATH", help="time PIM programs with an installed Ramulator"
+    )
+    sub.add_argument(
         "--tolerance",
         metavar="X",
         type=float,
@@ -105,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
     )
-    sub.add_argument("--timing", default="strict", help=f"{', '.join(TIMINGS)} (default: %(default)s)")
+    sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
+    sub.add_argument("--profiler", metavar="pim=ramulator:PATH", help="time it with an installed Ramulator")
     sub.add_argument(
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
@@ -138,6 +145,16 @@ def _system(args: argparse.Namespace) -> System:
         accounting=args.accounting,
         dtype=args.dtype,
     )
+
+
+def _profiler(args: argparse.Namespace, gwrite_hiding: bool = True) -> PimProfiler | None:
+    if args.profiler is None:
+        return None
+    if args.timing:
+        raise UsageError("--profiler times PIM by rules of its own; leave out --timing")
+    from pimflow.simulators.profiler import parse_profiler
+
+    return parse_profiler(args.profiler, gwrite_hiding)
 
 
 @contextlib.contextmanager
@@ -188,10 +205,11 @@ def _compile(args: argparse.Namespace) -> None:
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
+    profiler = _profiler(args)
     if args.explain is not None:
         with _progress(args.quiet) as progress:
             progress("searching")
-            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan)
+            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan, profiler=profiler)
         region = searched.graph.region(args.explain)
         if args.json:
             _print_json(report.explanation(searched, region))
@@ -208,6 +226,7 @@ def _compile(args: argparse.Namespace) -> None:
             shapes=shapes,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
+            profiler=profiler,
             progress=progress,
         )
     if args.json:
@@ -250,7 +269,10 @@ def _run(args: argparse.Namespace) -> None:
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
 
-    result = api.simulate(args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding)
+    hiding = not args.no_gwrite_hiding
+    profiler = _profiler(args, hiding)
+    timing = args.timing or "strict"
+    result = api.simulate(args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler)
     row = {
         "cycles": result.cycles,
         "time_ns": result.time_ns,

@@ -15,6 +15,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
+from pimflow.hardware import system as default_system
 from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators import aim_isr, perfetto, ramulator2
 from pimflow.simulators.expansion import command_counts, pieces
@@ -79,6 +80,51 @@ def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
 
 
 FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
+
+
+def trace(
+    layer: str | os.PathLike,
+    out: str | os.PathLike,
+    format: str,
+    target_system: System | None = None,
+    *,
+    advance: Advance = lambda _: None,
+) -> dict[str, Any]:
+    """Write the command traces of a layer, or of a compiled directory.
+
+    Parameters
+    ----------
+    layer : str or path
+        ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory.
+        A layer becomes the program of the fastest loop order.
+    out : path
+        Directory to write.
+    format : str
+        One of `FORMATS`; docs/traces.md describes them.
+    target_system : System, optional
+        `pimflow.system()` by default. Of a compiled directory, dtype and channels are its own.
+    advance : callable
+        Told the share that is done, in [0, 1].
+
+    Returns
+    -------
+    dict
+        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files.
+
+    Raises
+    ------
+    UsageError, UnknownNameError
+        For a text that is no layer, an unknown format, or a program that has no such form.
+    InfeasibleError
+        If the weights do not fit the PIM channels.
+    ArtifactError, TraceError
+        For a directory that is none, a damaged program, or an output that cannot be written.
+    """
+    target_system = target_system or default_system()
+    check_format(format, target_system.timing)
+    artifact.check_target(out, SUMMARY)
+    found = runs(os.fspath(layer), target_system, format)
+    return write(out, found, target_system, format, advance)
 
 
 def gpu_rows(program: PimProgram) -> ConvGeometry:
