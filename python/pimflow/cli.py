@@ -297,6 +297,8 @@ def _simulate(args: argparse.Namespace) -> None:
 def _trace(args: argparse.Namespace) -> None:
     from pimflow import api
 
+    if Path(args.layer).is_dir() and (args.dtype or args.pim_channels is not None):
+        raise UsageError(f"{args.layer} has its own dtype and channels; leave out --dtype and --pim-channels")
     target_system = system(pim=args.pim, pim_channels=args.pim_channels, timing=args.timing, dtype=args.dtype)
     with _bar("writing", args.quiet) as advance:
         summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
@@ -307,8 +309,9 @@ def _trace(args: argparse.Namespace) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
         print(f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels")
         print(f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}")
-        for name, size in layer["files_bytes"].items():
-            print(f"  {Path(args.output) / name}  {size} bytes")
+        files = layer["files_bytes"]
+        place = Path(args.output) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
+        print(f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes")
 
 
 def _models(args: argparse.Namespace) -> None:

@@ -192,6 +192,12 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
             raise UsageError(
                 f"{directory} was compiled for pim '{program.pim}'; name that, or its file, as --pim"
             )
+        problem = aim_isr.refusal(program) if format == "aim" else ""
+        if problem:
+            raise UsageError(
+                f"{directory}: '{program.region}' ({program.schedule}) has no AiM form: {problem}; "
+                "trace the layer by its shape, which takes a loop order that has one"
+            )
     timer = BuiltIn(system.timing)
     return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
 
