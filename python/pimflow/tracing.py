@@ -23,6 +23,7 @@ from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.trace import expand_to_pim
 
 SUMMARY = "trace.json"
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
 Advance = Callable[[float], None]
 Chunks = Iterator[tuple[bytes, int]]
 
@@ -60,11 +61,11 @@ def _pim(run: PimRun, stem: str, system: System) -> Traced:
 
     channels = range(len(run.program.channels))
     files = {f"{stem}/channel{channel}.pim": chunks(channel) for channel in channels}
-    return Traced(run=run, files=files, total=_commands(run))
+    return Traced(run=run, files=files, total=_commands(run.program))
 
 
 def _aim(run: PimRun, stem: str, system: System) -> Traced:
-    return Traced(run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run))
+    return Traced(run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program))
 
 
 def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
@@ -76,7 +77,7 @@ def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
 
 def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
     files = {f"{stem}.perfetto.json": perfetto.export(run.program, system.pim)}
-    return Traced(run=run, files=files, total=_commands(run))
+    return Traced(run=run, files=files, total=_commands(run.program))
 
 
 FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
@@ -263,10 +264,11 @@ def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:
         "schedule": program.schedule,
         "cycles": run.timing.cycles,
         "time_ns": run.timing.time_ns,
-        "commands": {name: counts[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")},
+        "commands": {name: counts[name] for name in COMMANDS},
         "files_bytes": files,
     }
 
 
-def _commands(run: PimRun) -> int:
-    return sum(run.timing.commands.values())
+def _commands(program: PimProgram) -> int:
+    counts = command_counts(program)
+    return sum(counts[name] for name in COMMANDS)
