@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
 from pimflow.core.program import PimProgram
+from pimflow.simulators.trace import expand_to_pim
 
 NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
 PIECE_COMMANDS = 1 << 16
@@ -46,6 +47,12 @@ def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Ite
     """One channel as programs of one channel each, of at most `most` commands or a single run of COMPs."""
     for nodes in _pieces(program.channels[channel], most):
         yield dataclasses.replace(program, channels=(nodes,))
+
+
+def pim_text(program: PimProgram, channel: int) -> Iterator[bytes]:
+    """The ``.pim`` text of one channel (`trace.expand_to_pim`) in chunks of a megabyte or so."""
+    for piece in pieces(program, channel):
+        yield expand_to_pim(piece, 0)
 
 
 def _pieces(nodes: tuple[Node, ...], most: int) -> Iterator[tuple[Node, ...]]:

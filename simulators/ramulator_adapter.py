@@ -24,9 +24,9 @@ from pathlib import Path
 from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.expansion import command_counts, pieces
+from pimflow.simulators.expansion import command_counts, pim_text
 from pimflow.simulators.timing import TimingResult
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.simulators.trace import Trace
 
 TIMEOUT_SECONDS = 600.0
 NO_HIDING = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING"
@@ -218,8 +218,7 @@ def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes
     """One channel's trace as a file, and the digest of its text."""
     path, digest = folder / "channel.pim", hashlib.sha256()
     with path.open("wb") as file:
-        for piece in pieces(program, channel):
-            text = expand_to_pim(piece, 0)
+        for text in pim_text(program, channel):
             digest.update(text)
             file.write(text)
     return path, digest.digest()

@@ -21,7 +21,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.expansion import pim_text
 from pimflow.targets import device, named_target
 
 VERSION = "pimflow-artifact/1"
@@ -204,8 +204,8 @@ def write(
             if traces:
                 (directory / "traces" / stem).mkdir(parents=True)
                 for channel in range(len(program.channels)):
-                    trace = directory / "traces" / stem / f"channel{channel}.pim"
-                    trace.write_bytes(expand_to_pim(program, channel))
+                    with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
+                        trace.writelines(pim_text(program, channel))
         # The report says how long everything took; the rest is the same bytes for the same inputs.
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
         sealed = replace(

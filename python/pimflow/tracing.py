@@ -18,9 +18,8 @@ from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators import aim_isr, perfetto, ramulator2
-from pimflow.simulators.expansion import command_counts, pieces
+from pimflow.simulators.expansion import command_counts, pim_text
 from pimflow.simulators.profiler import BuiltIn
-from pimflow.simulators.trace import expand_to_pim
 
 SUMMARY = "trace.json"
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
@@ -55,8 +54,7 @@ def _pimprog(run: PimRun, stem: str, system: System) -> Traced:
 
 def _pim(run: PimRun, stem: str, system: System) -> Traced:
     def chunks(channel: int) -> Chunks:
-        for piece in pieces(run.program, channel):
-            text = expand_to_pim(piece, 0)
+        for text in pim_text(run.program, channel):
             yield text, text.count(b"\n")
 
     channels = range(len(run.program.channels))
