@@ -75,13 +75,11 @@ class _Tracks:
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
     def events(self, part: np.ndarray) -> list[str]:
-        out = []
-        for clock, command, gang, buffer, row, column, bursts in part.tolist():
+        comps = part["command"] == COMMANDS.index("COMP")
+        out = self._comps(part[comps])
+        for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
             name = COMMANDS[command]
-            if name == "COMP":
-                where = f'"buffer": {buffer}, "row": {row}, "column": {column}'
-                out.append(self._event(name, self._multipliers, clock, self.comp, where))
-            elif name in ("GWRITE", "READRES"):
+            if name in ("GWRITE", "READRES"):
                 first, burst = self.gwrite if name == "GWRITE" else self.readres
                 where = f'"buffer": {buffer}, "bursts": {bursts}'
                 out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
@@ -99,9 +97,23 @@ class _Tracks:
         """The rows that are open at the end."""
         return [event for gang in sorted(self.open) for event in self._close(gang, self.end)]
 
-    @property
-    def _multipliers(self) -> int:
-        return FIRST_GANG + self.pim.gangs
+    def _comps(self, part: np.ndarray) -> list[str]:
+        """Nearly all commands are COMPs: their clocks are converted all at once."""
+        start, end = (
+            np.rint(t * self.pim.tCK_ps).astype(int) for t in (part["clock"], part["clock"] + self.comp)
+        )
+        self.end = max(self.end, int(part["clock"].max(initial=-self.comp)) + self.comp)
+        numbers = (
+            *np.divmod(start, _PS_PER_US),
+            *np.divmod(end - start, _PS_PER_US),
+            *(part[name] for name in ("clock", "buffer", "row", "column")),
+        )
+        form = (
+            f'{{"ph": "X", "name": "COMP", "pid": {self.channel}, "tid": {FIRST_GANG + self.pim.gangs}, '
+            '"ts": %d.%06d, "dur": %d.%06d, '
+            '"args": {"clock": %d, "buffer": %d, "row": %d, "column": %d}}'
+        )
+        return [form % values for values in zip(*(n.tolist() for n in numbers))]
 
     def _close(self, gang: int, clock: int) -> list[str]:
         if gang not in self.open:

@@ -352,9 +352,9 @@ def test_perfetto_by_hand():
     cycle_us = 8 / 7 / 1e3
     spans = [(e["name"], e["tid"], e["ts"] / cycle_us, (e["ts"] + e["dur"]) / cycle_us) for e in events]
     wanted = [
-        ("GWRITE", 1, 1, 5),
         ("COMP", 6, 64, 66),
         ("COMP", 6, 66, 68),
+        ("GWRITE", 1, 1, 5),
         ("READRES", 1, 67, 69),
         *(("G_ACT", 2 + gang, 2 + 17 * gang, 69) for gang in range(4)),
     ]
