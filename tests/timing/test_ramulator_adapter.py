@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -193,3 +194,28 @@ def test_the_engines_are_a_profiler_too(newton):
         assert BuiltIn(timing).time_program(program(STREAM), newton) == time_program(
             program(STREAM), newton, timing
         )
+
+
+ENGINE = """#!{python}
+import os, sys
+from pimflow.hardware.pim import PimSpec
+from pimflow.simulators.timing import time_trace
+hiding = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING" not in os.environ
+result = time_trace(sys.argv[-1], PimSpec.load("newton-gddr6"), "ramulator-pimflow", hiding)
+counts = result.commands
+for name in ("GWRITE", "G_ACT", "COMP", "READRES", "REF"):
+    print(name, counts[name])
+print("PREA", counts["PRE"])
+print("PRE 0")
+print("Cycle", result.cycles)
+"""
+
+
+def test_the_same_rules_give_the_same_result(newton, tmp_path):
+    """Run as a program of its own, the engine that reproduces the fork says what it says in process."""
+    path = executable(tmp_path / "engine", ENGINE.format(python=sys.executable))
+    source = program((loop(20, *STREAM),), (loop(7, *STREAM),))
+    profiled = Ramulator(path, False).time_program(source, newton)
+    wanted = time_program(source, newton, "ramulator-pimflow", False)
+    assert wanted.commands["REF"] > 0
+    assert replace(profiled, timing="", violations=None) == replace(wanted, timing="", violations=None)
