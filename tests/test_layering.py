@@ -34,6 +34,7 @@ LAYERS = (
         "compilation",
         "measure",
         "artifact",
+        "tracing",
         "verify",
         "report",
         "devices",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, pipeline, report, targets, zoo
+from pimflow import artifact, compilation, frontend, pipeline, report, targets, tracing, zoo
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -26,13 +26,15 @@ from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.energy import background_pj, pim_energy_pj
-from pimflow.simulators.timing import TimingResult, time_program, time_trace, timings
+from pimflow.simulators.profiler import BuiltIn, PimProfiler
+from pimflow.simulators.timing import TimingResult, timings
 from pimflow.verify import Verification, program_violations, verify
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
+trace = tracing.trace
 AnyPlan = Plan | Searched | str | os.PathLike
 
 
@@ -73,6 +75,7 @@ def search(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     objective: str = "latency",
     solver: str = "dp",
+    profiler: PimProfiler | None = None,
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
@@ -88,9 +91,11 @@ def search(
         Shapes of inputs that the model leaves open.
     objective, solver : str
         What is minimised, and by which method.
+    profiler : PimProfiler, optional
+        What times PIM programs; the engines, with the system's timing, by default.
     """
     network = frontend.load(model, shapes)
-    return search_network(network, target_system, plan, objective=objective, solver=solver)
+    return search_network(network, target_system, plan, objective=objective, solver=solver, profiler=profiler)
 
 
 def search_network(
@@ -100,10 +105,12 @@ def search_network(
     *,
     objective: str = "latency",
     solver: str = "dp",
+    profiler: PimProfiler | None = None,
 ) -> Searched:
     """`search` for a network that was loaded."""
     options = {"objective": objective, "solver": solver}
-    return _search(_regions(network), target_system or system(), _plan(plan), **options)
+    graph = _regions(network)
+    return _search(graph, target_system or system(), _plan(plan), profiler=profiler, **options)
 
 
 def _plan(plan: AnyPlan | None) -> Plan | None:
@@ -121,12 +128,13 @@ def _search(
     target_system: System,
     plan: Plan | None,
     simulated: Candidates | None = None,
+    profiler: PimProfiler | None = None,
     **options: str,
 ) -> Searched:
     """Searched, or with `plan` applied."""
     if plan is None:
-        return search_graph(graph, target_system, simulated, **options)
-    return apply_plan(graph, target_system, plan, simulated)
+        return search_graph(graph, target_system, simulated, profiler=profiler, **options)
+    return apply_plan(graph, target_system, plan, simulated, profiler=profiler)
 
 
 def compile(
@@ -140,6 +148,7 @@ def compile(
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
+    profiler: PimProfiler | None = None,
     progress: Progress = lambda _: None,
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
@@ -166,6 +175,8 @@ def compile(
         1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
+    profiler : PimProfiler, optional
+        What times PIM programs; the engines, with the system's timing, by default.
     progress : callable
         Told what is being done.
 
@@ -193,7 +204,7 @@ def compile(
 
     progress("searching")
     search_begin = time.perf_counter()
-    searched = _search(_regions(network), target_system, plan)
+    searched = _search(_regions(network), target_system, plan, profiler=profiler)
     search_seconds = time.perf_counter() - search_begin
     compare = _comparison(searched, plan)
 
@@ -313,31 +324,44 @@ def simulate(
     *,
     timing: str = "strict",
     gwrite_hiding: bool = True,
+    profiler: PimProfiler | None = None,
 ) -> TimingResult:
     """Cycles of a ``.pim`` trace or a ``.pimprog`` program.
+
+    Parameters
+    ----------
+    path : path
+    pim : str, path or PimSpec
+        Device.
+    timing, gwrite_hiding
+        Of the engines (`timing.time_program`); of no account where there is a `profiler`.
+    profiler : PimProfiler, optional
+        What times it instead of the engines.
 
     Returns
     -------
     TimingResult
         `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
-        rows that are not open; None under the published timing, which is not legal.
+        rows that are not open; None under the published timing, which is not legal, and a `profiler`.
 
     Raises
     ------
-    TraceError, UnknownNameError, SpecError, UsageError
-        For a malformed file, an unknown device or timing, a device that does not fit the program, and a
-        file of another kind.
+    TraceError, UnknownNameError, SpecError, UsageError, ProfilerError
+        For a malformed file, an unknown device or timing, a device that does not fit the program, a
+        file of another kind, and a profiler that fails.
     """
     spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
     path = Path(path)
+    checked = profiler is None and timing == "strict"
+    profiler = profiler or BuiltIn(timing, gwrite_hiding)
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
-        result = time_program(program, spec, timing, gwrite_hiding)
-        return replace(result, violations=program_violations(program, spec) if timing == "strict" else None)
+        result = profiler.time_program(program, spec)
+        return replace(result, violations=program_violations(program, spec) if checked else None)
     if path.suffix != ".pim":
         raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
-    result = time_trace(path, spec, timing, gwrite_hiding)
-    return result if timing == "strict" else replace(result, violations=None)
+    result = profiler.time_trace(path, spec)
+    return result if checked else replace(result, violations=None)
 
 
 def simulated_energy_pj(

@@ -21,7 +21,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.expansion import pim_text
 from pimflow.targets import device, named_target
 
 VERSION = "pimflow-artifact/1"
@@ -96,16 +96,21 @@ class Interface:
 
 
 @contextlib.contextmanager
-def new_directory(target: str | os.PathLike) -> Iterator[Path]:
+def new_directory(target: str | os.PathLike, mark: str = INTERFACE) -> Iterator[Path]:
     """An empty directory that takes the place of `target` once the block has ended without error.
+
+    Parameters
+    ----------
+    mark : str
+        The file that tells what may be replaced: a directory of the same kind.
 
     Raises
     ------
     ArtifactError
-        If `target` exists and is not an empty or a compiled directory, or cannot be written.
+        See `check_target`; or if it cannot be written.
     """
     path = Path(target)
-    check_target(path)
+    check_target(path, mark)
     scratch = _sibling(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,13 +159,14 @@ def _take_place(scratch: Path, path: Path) -> None:
     raise OSError(errno.EBUSY, "other runs keep writing there")
 
 
-def check_target(target: str | os.PathLike) -> None:
-    """Raise `ArtifactError` if `target` holds something that `new_directory` must not replace."""
+def check_target(target: str | os.PathLike, mark: str = INTERFACE) -> None:
+    """Raise `ArtifactError` if `target` is a file, or a directory that holds something, but no `mark`."""
     path = Path(target)
     if path.exists() and not path.is_dir():
         raise ArtifactError(f"{path} is a file; name a directory")
-    if path.is_dir() and any(path.iterdir()) and not (path / INTERFACE).exists():
-        raise ArtifactError(f"{path} holds something else than a compiled network; name another directory")
+    if path.is_dir() and any(path.iterdir()) and not (path / mark).exists():
+        kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
+        raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
 
 
 def write(
@@ -193,13 +199,13 @@ def write(
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / "programs").mkdir()
         for region, program in programs.items():
-            stem = re.sub(r"[^\w.-]", "_", region)
+            stem = file_stem(region)
             (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
             if traces:
                 (directory / "traces" / stem).mkdir(parents=True)
                 for channel in range(len(program.channels)):
-                    trace = directory / "traces" / stem / f"channel{channel}.pim"
-                    trace.write_bytes(expand_to_pim(program, channel))
+                    with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
+                        trace.writelines(pim_text(program, channel))
         # The report says how long everything took; the rest is the same bytes for the same inputs.
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
         sealed = replace(
@@ -240,6 +246,11 @@ def run(
         if not (path / name).is_file() or _sha256(path / name) != digest:
             raise ArtifactError(f"{path}: {name} is missing or was changed; compile again")
     return infer(load(path / _LIBRARIES[target]), arrays, device(named_target(target)))
+
+
+def file_stem(region: str) -> str:
+    """The name of a region's files."""
+    return re.sub(r"[^\w.-]", "_", region)
 
 
 def _sha256(path: Path) -> str:

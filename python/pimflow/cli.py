@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +25,14 @@ from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
 
+if TYPE_CHECKING:
+    from pimflow.simulators.profiler import PimProfiler
+
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+
+
+BAR_AFTER_SECONDS = 2.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(
+        "--profiler", metavar="pim=ramulator:PATH", help="time PIM programs with an installed Ramulator"
+    )
+    sub.add_argument(
         "--tolerance",
         metavar="X",
         type=float,
@@ -101,10 +111,24 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
     )
-    sub.add_argument("--timing", default="strict", help=f"{', '.join(TIMINGS)} (default: %(default)s)")
+    sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
+    sub.add_argument("--profiler", metavar="pim=ramulator:PATH", help="time it with an installed Ramulator")
     sub.add_argument(
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
+
+    sub = command("trace", _trace, "write the command trace of a layer or a compiled network")
+    sub.add_argument(
+        "layer",
+        metavar="LAYER|DIR",
+        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote",
+    )
+    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto")
+    sub.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to write")
+    sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
+    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
+    sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
+    sub.add_argument("--dtype", help="storage type: fp16, fp32")
 
     command("models", _models, "list the networks of the zoo")
 
@@ -126,6 +150,16 @@ def _system(args: argparse.Namespace) -> System:
     )
 
 
+def _profiler(args: argparse.Namespace, gwrite_hiding: bool = True) -> PimProfiler | None:
+    if args.profiler is None:
+        return None
+    if args.timing:
+        raise UsageError("--profiler times PIM by rules of its own; leave out --timing")
+    from pimflow.simulators.profiler import parse_profiler
+
+    return parse_profiler(args.profiler, gwrite_hiding)
+
+
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A status line on stderr; plain lines where that is no terminal, nothing if `quiet`."""
@@ -140,15 +174,45 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
 
 
+@contextlib.contextmanager
+def _bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal."""
+    begin = time.monotonic()
+    update: Callable[[float], None] | None = None
+    with contextlib.ExitStack() as shown:
+
+        def advance(share: float) -> None:
+            nonlocal update
+            if update is None and not quiet and time.monotonic() - begin > BAR_AFTER_SECONDS:
+                update = _show_bar(text, shown)
+            if update is not None:
+                update(share)
+
+        yield advance
+
+
+def _show_bar(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
+    if not sys.stderr.isatty():
+        print(f"pimflow: {text} …", file=sys.stderr)
+        return lambda _: None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = shown.enter_context(Progress(console=Console(stderr=True)))
+    task = bar.add_task(text, total=1.0)
+    return lambda share: bar.update(task, completed=share)
+
+
 def _compile(args: argparse.Namespace) -> None:
     from pimflow import api, report
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
+    profiler = _profiler(args)
     if args.explain is not None:
         with _progress(args.quiet) as progress:
             progress("searching")
-            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan)
+            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan, profiler=profiler)
         region = searched.graph.region(args.explain)
         if args.json:
             _print_json(report.explanation(searched, region))
@@ -165,6 +229,7 @@ def _compile(args: argparse.Namespace) -> None:
             shapes=shapes,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
+            profiler=profiler,
             progress=progress,
         )
     if args.json:
@@ -207,7 +272,10 @@ def _run(args: argparse.Namespace) -> None:
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
 
-    result = api.simulate(args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding)
+    hiding = not args.no_gwrite_hiding
+    profiler = _profiler(args, hiding)
+    timing = args.timing or "strict"
+    result = api.simulate(args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler)
     energy_pj = api.simulated_energy_pj(args.file, result, args.pim)
     row = {
         "cycles": result.cycles,
@@ -232,6 +300,26 @@ def _simulate(args: argparse.Namespace) -> None:
         print("legality not checked: the published timing has no precharge")
     else:
         print(f"{result.violations} timing violations")
+
+
+def _trace(args: argparse.Namespace) -> None:
+    from pimflow import api
+
+    if Path(args.layer).is_dir() and (args.dtype or args.pim_channels is not None):
+        raise UsageError(f"{args.layer} has its own dtype and channels; leave out --dtype and --pim-channels")
+    target_system = system(pim=args.pim, pim_channels=args.pim_channels, timing=args.timing, dtype=args.dtype)
+    with _bar("writing", args.quiet) as advance:
+        summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
+    if args.json:
+        _print_json({**summary, "output": args.output})
+        return
+    for layer in summary["layers"]:
+        counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
+        print(f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels")
+        print(f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}")
+        files = layer["files_bytes"]
+        place = Path(args.output) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
+        print(f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes")
 
 
 def _models(args: argparse.Namespace) -> None:

@@ -59,6 +59,10 @@ class TraceError(PimflowError):
     """A ``.pim`` or ``.pimprog`` file that is malformed."""
 
 
+class ProfilerError(PimflowError):
+    """A simulator of somebody else's that is not there, fails, or prints what cannot be understood."""
+
+
 class PlanError(PimflowError):
     """A plan that is malformed or does not fit the model and system it is applied to."""
 

@@ -12,6 +12,7 @@ from pimflow.placement import Candidates, profile, search
 from pimflow.placement.evaluate import evaluate
 from pimflow.placement.solve import solve_dp
 from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.profiler import BuiltIn
 
 SYSTEMS = {
     "full": system(),
@@ -61,6 +62,36 @@ def test_a_dependent_region_goes_on_with_the_submission_before_it(toy):
     gpu = maker.make(region, "GPU")
     split = maker.make(region, "SPLIT", 8)
     assert gpu.continued() == gpu and split.continued() == split
+
+
+class Slower:
+    """A profiler that finds everything taking seven times as long."""
+
+    name = "slower"
+
+    def time_program(self, program, pim):
+        timing = BuiltIn().time_program(program, pim)
+        return replace(timing, time_ns=7 * timing.time_ns)
+
+
+def test_pim_times_come_from_the_profiler(toy):
+    target = system()
+    built_in, slower = Candidates(toy, target), Candidates(toy, target, profiler=Slower())
+    for name in ("down.conv", "widen.conv"):
+        region = toy.region(name)
+        for mode, rows in (("PIM", 0), ("SPLIT", 4)):
+            fast, slow = (maker.make(region, mode, rows) for maker in (built_in, slower))
+            times = [{t.label: t.execution_ns for t in each.tasks} for each in (fast, slow)]
+            label = f"{name} (PIM)"
+            assert times[1].pop(label) == pytest.approx(7 * times[0].pop(label))
+            assert times[0] == times[1]
+    plans = [search(toy, target, profiler=profiler).plan for profiler in (None, Slower())]
+    assert plans[0].system != plans[1].system and plans[0].latency_ns < plans[1].latency_ns
+
+
+def test_what_shares_simulations_shares_the_profiler(toy):
+    maker = Candidates(toy, system(), profiler=Slower())
+    assert Candidates(toy, system().with_launches(gpu_ns=0.0, pim_ns=0.0), maker).profiler is maker.profiler
 
 
 def test_resources_do_one_task_at_a_time(toy):

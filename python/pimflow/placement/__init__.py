@@ -10,11 +10,13 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import InfeasibleError, PlanError, UnknownNameError
+from pimflow.errors import PlanError, UnknownNameError
 from pimflow.hardware import System
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.placement.pim_runs import check_rows
 from pimflow.placement.solve import Solution, solve_dp
+from pimflow.simulators.profiler import PimProfiler
 
 __all__ = ["Candidates", "Evaluation", "Searched", "apply", "check_options", "profile", "search"]
 
@@ -77,7 +79,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
-        digest=_digest(graph, maker.system),
+        digest=_digest(graph, maker),
     )
 
 
@@ -88,8 +90,14 @@ def search(
     *,
     objective: str = "latency",
     solver: str = "dp",
+    profiler: PimProfiler | None = None,
 ) -> Searched:
     """The best plan: the best mixed one, or the whole network on the GPU with all channels.
+
+    Parameters
+    ----------
+    simulated, profiler
+        See `Candidates`.
 
     Raises
     ------
@@ -99,7 +107,7 @@ def search(
         If its weights do not fit the PIM channels.
     """
     check_options(objective, solver)
-    maker = Candidates(graph, system, simulated)
+    maker = Candidates(graph, system, simulated, profiler)
     table = profile(graph, maker)
     mixed = SOLVERS[solver](graph, table)
     whole = _gpu_only(graph, maker)
@@ -119,7 +127,14 @@ def check_options(objective: str, solver: str) -> None:
         raise UnknownNameError("solver", solver, SOLVERS)
 
 
-def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates | None = None) -> Searched:
+def apply(
+    graph: RegionGraph,
+    system: System,
+    plan: Plan,
+    simulated: Candidates | None = None,
+    *,
+    profiler: PimProfiler | None = None,
+) -> Searched:
     """An edited or stored plan on `system`.
 
     Raises
@@ -136,7 +151,7 @@ def apply(graph: RegionGraph, system: System, plan: Plan, simulated: Candidates 
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
         raise PlanError(f"the plan does not cover the regions of '{graph.name}' one by one: {odd[0]}")
-    maker = Candidates(graph, system, simulated)
+    maker = Candidates(graph, system, simulated, profiler)
     table = profile(graph, maker)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
@@ -191,7 +206,7 @@ def _searched(
     )
     plan = Plan(
         model=graph.digest,
-        system=_digest(graph, system),
+        system=_digest(graph, maker),
         gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
@@ -226,17 +241,12 @@ def _reason(table: CostTable, name: str, chosen: Candidate, gpu_only: Evaluation
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:
     rows = sum(c.placed_rows for c in candidates)
-    bound = system.pim.rows_per_bank - system.pim.row_base
-    if rows > bound:
-        raise InfeasibleError(
-            "weights on the PIM channels",
-            rows,
-            bound,
-            "rows a bank",
-            ("more PIM channels (--pim-channels)", "a plan with fewer PIM regions (--plan)"),
-        )
+    lever = "a plan with fewer PIM regions (--plan)"
+    check_rows("weights on the PIM channels", rows, system.pim, lever)
 
 
-def _digest(graph: RegionGraph, system: System) -> str:
-    plain = dataclasses.replace(system, sources={})
-    return hashlib.sha256(f"{graph.digest} {plain!r} {COST_MODEL}".encode()).hexdigest()[:16]
+def _digest(graph: RegionGraph, maker: Candidates) -> str:
+    plain = dataclasses.replace(maker.system, sources={})
+    return hashlib.sha256(
+        f"{graph.digest} {plain!r} {maker.profiler.name} {COST_MODEL}".encode()
+    ).hexdigest()[:16]

@@ -5,7 +5,7 @@ What is charged is the table "What is charged" of docs/architecture.md, in one p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.program import PimProgram
@@ -13,22 +13,14 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, Reg
 from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.pim_backend.capability import refusal
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import Schedule, schedules
+from pimflow.pim_backend.schedule import Schedule
+from pimflow.placement.pim_runs import PimRun, PimSide
 from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost, kernel_energy_pj
-from pimflow.simulators.timing import TimingResult, time_program
+from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
 COST_MODEL = "1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PimRun:
-    """A program and how long it takes."""
-
-    program: PimProgram
-    timing: TimingResult
 
 
 class Candidates:
@@ -40,10 +32,22 @@ class Candidates:
     system : System
     simulated : Candidates, optional
         Of the same network, on a system that differs in launch times only: what it knows is shared.
+    profiler : PimProfiler, optional
+        What times PIM programs; the engines, with the system's timing, by default.
     """
 
-    def __init__(self, graph: RegionGraph, system: System, simulated: Candidates | None = None):
+    def __init__(
+        self,
+        graph: RegionGraph,
+        system: System,
+        simulated: Candidates | None = None,
+        profiler: PimProfiler | None = None,
+    ):
         self.graph, self.system = graph, system
+        self.profiler = profiler or (simulated.profiler if simulated else BuiltIn(system.timing))
+        self._side = PimSide(
+            pim=system.pim, channels=system.pim_channels, dtype=system.dtype, profiler=self.profiler
+        )
         self._runs: dict[tuple, PimRun] = simulated._runs if simulated else {}
         self._best: dict[ConvGeometry, list[Schedule]] = simulated._best if simulated else {}
         self._kernels: dict[tuple[Kernel, int], KernelCost] = simulated._kernels if simulated else {}
@@ -198,45 +202,31 @@ class Candidates:
         """The program for the rows that the GPU leaves, by the given or the fastest loop order."""
         geometry = region.geometry
         if schedule:
-            wanted = [s for s in self._schedules(geometry) if str(s) == schedule]
+            known = self._side.schedules(geometry)
+            wanted = [s for s in known if str(s) == schedule]
             if not wanted:
-                names = ", ".join(repr(str(s)) for s in self._schedules(geometry))
+                names = ", ".join(repr(str(s)) for s in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
             return self._run(region, gpu_rows, wanted[0])
         if geometry not in self._best:
-            ranked = sorted(self._schedules(geometry), key=lambda s: self._run(region, 0, s).timing.time_ns)
-            self._best[geometry] = ranked[:2]
+            ranked = self._side.runs(geometry, region.name)
+            self._runs |= {(geometry, 0, s): run for s, run in ranked.items()}
+            self._best[geometry] = list(ranked)[:2]
         runs = [self._run(region, gpu_rows, s) for s in self._best[geometry]]
         return min(runs, key=lambda run: run.timing.time_ns)
 
-    def _schedules(self, geometry: ConvGeometry) -> list[Schedule]:
-        return schedules(geometry, self.system.pim, self.system.dtype)
-
     def _run(self, region: Region, gpu_rows: int, schedule: Schedule) -> PimRun:
-        key = (region.geometry, gpu_rows, schedule)
-        if key not in self._runs:
-            program = self.program(region, gpu_rows, schedule)
-            timing = time_program(program, self.system.pim, self.system.timing)
-            self._runs[key] = PimRun(program=program, timing=timing)
-        return self._runs[key]
-
-    def program(self, region: Region, gpu_rows: int, schedule: Schedule, row_begin: int = 0) -> PimProgram:
         geometry = region.geometry
-        return lower(
-            geometry,
-            self.system.pim,
-            region=region.name,
-            dtype=self.system.dtype,
-            channels=self.system.pim_channels,
-            schedule=schedule,
-            pixel_begin=gpu_rows * geometry.ow,
-            row_begin=self.system.pim.row_base + row_begin,
-        )
+        key = (geometry, gpu_rows, schedule)
+        if key not in self._runs:
+            self._runs[key] = self._side.run(geometry, schedule, region.name, gpu_rows * geometry.ow)
+        return self._runs[key]
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         schedule = Schedule.parse(candidate.rewrite.schedule)
-        return self.program(region, candidate.rewrite.gpu_rows, schedule, row_begin)
+        pixel_begin = candidate.rewrite.gpu_rows * region.geometry.ow
+        return self._side.program(region.geometry, schedule, region.name, pixel_begin, row_begin)
 
     def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
         key = (kernel, channels)

@@ -1,0 +1,272 @@
+"""Traces of layers and of compiled directories, in the formats that other tools read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pimflow import artifact
+from pimflow.core.layer_text import FORMS, parse_layer
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError
+from pimflow.hardware import System
+from pimflow.hardware import system as default_system
+from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
+from pimflow.simulators import aim_isr, perfetto, ramulator2
+from pimflow.simulators.expansion import command_counts, pim_text
+from pimflow.simulators.profiler import BuiltIn
+
+SUMMARY = "trace.json"
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+Advance = Callable[[float], None]
+Chunks = Iterator[tuple[bytes, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A program to write, and the files that it becomes.
+
+    Attributes
+    ----------
+    run : PimRun
+    files : dict of str to Chunks
+        Text in chunks by path, each with the share of `total` that it stands for.
+    total : int
+        Commands, or output pixels.
+    """
+
+    run: PimRun
+    files: dict[str, Chunks]
+    total: int
+
+
+def _pimprog(run: PimRun, stem: str, system: System) -> Traced:
+    def chunks() -> Chunks:
+        yield run.program.to_json().encode(), 1
+
+    return Traced(run=run, files={f"{stem}.pimprog": chunks()}, total=1)
+
+
+def _pim(run: PimRun, stem: str, system: System) -> Traced:
+    def chunks(channel: int) -> Chunks:
+        for text in pim_text(run.program, channel):
+            yield text, text.count(b"\n")
+
+    channels = range(len(run.program.channels))
+    files = {f"{stem}/channel{channel}.pim": chunks(channel) for channel in channels}
+    return Traced(run=run, files=files, total=_commands(run.program))
+
+
+def _aim(run: PimRun, stem: str, system: System) -> Traced:
+    return Traced(run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program))
+
+
+def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
+    program = run.program
+    geometry = gpu_rows(program) if program.pixel_begin else program.geometry
+    files = {f"{stem}.ldst": ramulator2.export(geometry, program.dtype)}
+    return Traced(run=run, files=files, total=geometry.pixels)
+
+
+def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
+    files = {f"{stem}.perfetto.json": perfetto.export(run.program, system.pim)}
+    return Traced(run=run, files=files, total=_commands(run.program))
+
+
+FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
+
+
+def trace(
+    layer: str | os.PathLike,
+    out: str | os.PathLike,
+    format: str,
+    target_system: System | None = None,
+    *,
+    advance: Advance = lambda _: None,
+) -> dict[str, Any]:
+    """Write the command traces of a layer, or of a compiled directory.
+
+    Parameters
+    ----------
+    layer : str or path
+        ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory.
+        A layer becomes the program of the fastest loop order.
+    out : path
+        Directory to write.
+    format : str
+        One of `FORMATS`; docs/traces.md describes them.
+    target_system : System, optional
+        `pimflow.system()` by default. Of a compiled directory, dtype and channels are its own.
+    advance : callable
+        Told the share that is done, in [0, 1].
+
+    Returns
+    -------
+    dict
+        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files.
+
+    Raises
+    ------
+    UsageError, UnknownNameError
+        For a text that is no layer, an unknown format, or a program that has no such form.
+    InfeasibleError
+        If the weights do not fit the PIM channels.
+    ArtifactError, TraceError
+        For a directory that is none, a damaged program, or an output that cannot be written.
+    """
+    target_system = target_system or default_system()
+    check_format(format, target_system.timing)
+    artifact.check_target(out, SUMMARY)
+    found = runs(os.fspath(layer), target_system, format)
+    return write(out, found, target_system, format, advance)
+
+
+def gpu_rows(program: PimProgram) -> ConvGeometry:
+    """What the GPU computes of a split region: the rows before the program's."""
+    return program.geometry.first_rows(program.pixel_begin // program.geometry.ow)
+
+
+def check_format(name: str, timing: str) -> None:
+    """Raise `UsageError` if there is no such format, or it does not show `timing`."""
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    if name == "perfetto" and timing != "strict":
+        raise UsageError(f"format 'perfetto' shows the clocks of timing 'strict', not of '{timing}'")
+
+
+def layer_run(text: str, system: System, format: str) -> PimRun:
+    """The fastest program of a layer given by its shape, among those that `format` can say.
+
+    Raises
+    ------
+    UsageError
+        If `text` is no layer, there are no PIM channels, or `format` can say none of the programs.
+    InfeasibleError
+        If the weights do not fit the PIM channels.
+    """
+    geometry = parse_layer(text)
+    if not system.pim_channels:
+        raise UsageError("a trace needs PIM channels; --pim-channels is 0")
+    side = PimSide(
+        pim=system.pim,
+        channels=system.pim_channels,
+        dtype=system.dtype,
+        profiler=BuiltIn(system.timing),
+    )
+    runs = list(side.runs(geometry, text).values())
+    if format == "aim":
+        problems = [aim_isr.refusal(run.program) for run in runs]
+        runs = [run for run, problem in zip(runs, problems) if not problem]
+        if not runs:
+            raise UsageError(f"layer '{text}' has no AiM form: {problems[0]}")
+    check_rows(f"weights of layer '{text}'", runs[0].program.rows, system.pim)
+    return runs[0]
+
+
+def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]:
+    """The programs of a compiled directory, timed; for ``ramulator2`` those of split regions.
+
+    Raises
+    ------
+    ArtifactError, TraceError
+        If it is none, or a program is damaged.
+    UsageError
+        If there is nothing to write.
+    """
+    artifact.Interface.load(directory)
+    programs = [PimProgram.load(path) for path in sorted((directory / "programs").glob("*.pimprog"))]
+    if format == "ramulator2":
+        programs = [program for program in programs if program.pixel_begin]
+        if not programs:
+            raise UsageError(f"{directory}: no region is split, so the GPU computes no rows beside PIM")
+    if not programs:
+        raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
+    for program in programs:
+        if program.pim != system.pim.name:
+            raise UsageError(
+                f"{directory} was compiled for pim '{program.pim}'; name that, or its file, as --pim"
+            )
+        problem = aim_isr.refusal(program) if format == "aim" else ""
+        if problem:
+            raise UsageError(
+                f"{directory}: '{program.region}' ({program.schedule}) has no AiM form: {problem}; "
+                "trace the layer by its shape, which takes a loop order that has one"
+            )
+    timer = BuiltIn(system.timing)
+    return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
+
+
+def runs(layer: str, system: System, format: str) -> list[PimRun]:
+    """What LAYER or DIR stands for; raises as `layer_run` and `directory_runs`."""
+    if Path(layer).is_dir():
+        return directory_runs(Path(layer), system, format)
+    if ":" not in layer:
+        raise ArtifactError(f"'{layer}' is no compiled directory, and no layer: {FORMS}")
+    return [layer_run(layer, system, format)]
+
+
+def write(
+    out: str | os.PathLike, found: list[PimRun], system: System, format: str, advance: Advance
+) -> dict[str, Any]:
+    """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
+
+    Parameters
+    ----------
+    advance : callable
+        Told the share that is done, in [0, 1].
+
+    Raises
+    ------
+    ArtifactError
+        If `out` holds anything but an earlier trace, or cannot be written.
+    UsageError
+        If a program has no such form.
+    """
+    traces = [FORMATS[format](run, artifact.file_stem(run.program.region), system) for run in found]
+    total, done = sum(trace.total for trace in traces), 0
+    summary: dict[str, Any] = {
+        "format": format,
+        "pim": system.pim.name,
+        "timing": system.timing,
+        "layers": [],
+    }
+    with artifact.new_directory(out, SUMMARY) as directory:
+        for trace in traces:
+            files = {}
+            for name, chunks in trace.files.items():
+                path = directory / name
+                path.parent.mkdir(exist_ok=True)
+                with path.open("wb") as file:
+                    for text, share in chunks:
+                        file.write(text)
+                        done += share
+                        advance(min(1.0, done / total))
+                files[name] = path.stat().st_size
+            summary["layers"].append(_about(trace.run, files))
+        (directory / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:
+    program = run.program
+    counts = command_counts(program)
+    return {
+        "layer": program.region,
+        "dtype": program.dtype,
+        "pim_channels": len(program.channels),
+        "schedule": program.schedule,
+        "cycles": run.timing.cycles,
+        "time_ns": run.timing.time_ns,
+        "commands": {name: counts[name] for name in COMMANDS},
+        "files_bytes": files,
+    }
+
+
+def _commands(program: PimProgram) -> int:
+    counts = command_counts(program)
+    return sum(counts[name] for name in COMMANDS)

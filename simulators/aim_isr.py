@@ -1,0 +1,263 @@
+"""AiM ISR traces: what the public simulator of SK hynix's GDDR6-AiM reads.
+
+An instruction a line, one space between words: ``W CFR id data``, ``AiM WR_GB opsize gpr mask``, …; the
+last is ``AiM EOC``. `opsize` counts 32-byte columns and always starts at column 0; bit 0 of a channel mask
+is channel 31. Numbers are decimal, or hexadecimal with ``0x``. Blank lines are nothing, and a line whose
+first word is ``#`` is a comment. docs/traces.md has the table.
+
+Source: github.com/arkhadem/aim_simulator, ``src/base/request.h`` (operands), ``aim_trace.cpp`` (grammar)
+and ``aim_DRAM_system.cpp`` (masks, columns), read 2026-11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, leaves
+from pimflow.core.program import PimProgram
+from pimflow.errors import TraceError, UsageError
+from pimflow.simulators.expansion import length, walk
+
+CHANNELS = 32
+BANKS = 16
+COLUMNS = 64  # 32-byte columns of a 2 KiB row
+ROWS = 1 << 14
+COLUMN_ELEMENTS = 16
+
+# Operands by opcode, in order; "field" to its first and last value in RANGES.
+OPERANDS = {
+    "WR_SBK": ("gpr", "mask", "bank", "row"),
+    "WR_ABK": ("gpr", "mask", "row"),
+    "WR_GB": ("opsize", "gpr", "mask"),
+    "WR_BIAS": ("gpr", "mask"),
+    "RD_MAC": ("gpr", "mask"),
+    "RD_AF": ("gpr", "mask"),
+    "RD_SBK": ("gpr", "mask", "bank", "row"),
+    "COPY_BKGB": ("opsize", "mask", "bank", "row"),
+    "COPY_GBBK": ("opsize", "mask", "bank", "row"),
+    "MAC_SBK": ("opsize", "mask", "bank", "row"),
+    "MAC_ABK": ("opsize", "mask", "row"),
+    "AF": ("mask",),
+    "EWMUL": ("opsize", "mask", "row"),
+    "EWADD": ("opsize", "gpr", "second gpr"),
+    "SYNC": (),
+    "EOC": (),
+}
+REGIONS = {"CFR": ("CFR id", "data"), "GPR": ("gpr",), "MEM": ("channel", "bank", "row")}
+RANGES = {
+    "opsize": (1, COLUMNS),
+    "gpr": (0, (1 << 31) - 1),
+    "second gpr": (0, (1 << 31) - 1),
+    "mask": (1, (1 << CHANNELS) - 1),
+    "bank": (0, BANKS - 1),
+    "row": (0, ROWS - 1),
+    "CFR id": (0, 2),
+    "data": (0, (1 << 16) - 1),
+    "channel": (0, CHANNELS - 1),
+}
+# What a PIM command becomes.
+_COMMANDS = {"WR_GB": "GWRITE", "MAC_ABK": "COMP", "RD_MAC": "READRES"}
+_CHUNK_LINES = 4096
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a trace.
+
+    Attributes
+    ----------
+    opcode : str
+        A key of `OPERANDS`, or ``W CFR``, ``R MEM`` and the like.
+    operands : dict of str to int
+        By the names in `OPERANDS` and `REGIONS`.
+    """
+
+    opcode: str
+    operands: dict[str, int]
+
+
+def refusal(program: PimProgram) -> str:
+    """Why AiM cannot say `program`; empty if it can.
+
+    AiM has one global buffer and one accumulator a bank, and every instruction starts at column 0.
+    """
+    if program.dtype != "fp16" or program.elements_per_column != COLUMN_ELEMENTS:
+        return f"AiM multiplies {COLUMN_ELEMENTS} fp16 elements a column"
+    if program.banks != BANKS or len(program.channels) > CHANNELS:
+        return f"AiM has {BANKS} banks a channel and {CHANNELS} channels"
+    if program.columns_per_row > COLUMNS or program.row_begin + program.rows > ROWS:
+        return f"AiM has {COLUMNS} columns a row and {ROWS} rows"
+    leaf_nodes = [leaf for nodes in program.channels for leaf in leaves(nodes, ())]
+    comps = [(node, extents) for node, extents in leaf_nodes if isinstance(node, Comp)]
+    if len({node.buffer for node, _ in comps}) > 1:
+        return "AiM has one global buffer"
+    if any(_last(node.column, extents) for node, extents in comps):
+        return "AiM starts every product at column 0, and this loop order shares a row between pixels"
+    return ""
+
+
+def _last(affine: Affine, extents: tuple[int, ...]) -> int:
+    """The largest value of an affine that is never negative."""
+    reach = (c * (extent - 1) for c, extent in zip(affine.coefficients, extents))
+    return affine.base + sum(max(0, r) for r in reach)
+
+
+def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
+    """The text of all channels, in chunks, each with the PIM commands that it stands for.
+
+    What channels do alike at the same step is one instruction with all of them in its mask: the same
+    row and columns, the same input vector (AiM multicasts it), or reading results (into successive GPRs).
+    Every channel keeps its order.
+
+    Raises
+    ------
+    UsageError
+        If `refusal` has a reason.
+    """
+    problem = refusal(program)
+    if problem:
+        raise UsageError(f"'{program.region}' ({program.schedule}) has no AiM form: {problem}")
+    lines, commands = ["W CFR 0 1"], 0
+    staged = program.columns_per_row * len(program.channels)
+    for group, covered in _steps(program):
+        commands += covered
+        for (opcode, *operands), channels in group.items():
+            mask = sum(1 << CHANNELS - 1 - channel for channel in channels)
+            if opcode == "WR_GB":
+                lines.append(f"AiM WR_GB {operands[0]} {program.columns_per_row * channels[0]} {mask:#x}")
+            elif opcode == "MAC_ABK":
+                lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
+            else:
+                lines.append(f"AiM RD_MAC {staged + channels[0]} {mask:#x}")
+        if len(lines) >= _CHUNK_LINES:
+            yield ("\n".join(lines) + "\n").encode(), commands
+            lines, commands = [], 0
+    lines.append("AiM EOC")
+    yield ("\n".join(lines) + "\n").encode(), commands
+
+
+def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
+    """The next instruction of every channel, equal ones together, and the commands that went into them."""
+    streams = {channel: _stream(nodes) for channel, nodes in enumerate(program.channels)}
+    while streams:
+        group: dict[tuple, list[int]] = {}
+        covered = 0
+        for channel, stream in list(streams.items()):
+            key, commands = next(stream)
+            covered += commands
+            if key is None:
+                del streams[channel]
+            else:
+                group.setdefault(key, []).append(channel)
+        yield group, covered
+
+
+def _stream(nodes: tuple) -> Iterator[tuple[tuple | None, int]]:
+    """Instructions of one channel with the commands since the last one; None at the end."""
+    skipped = 0
+    for node, at in walk(nodes):
+        if isinstance(node, GAct):
+            skipped += 1  # MAC_ABK opens its row
+            continue
+        if isinstance(node, Gwrite):
+            key = ("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)
+        elif isinstance(node, Comp):
+            key = ("MAC_ABK", node.count, node.row.at(at))
+        else:
+            key = ("RD_MAC",)
+        yield key, skipped + length((node,))
+        skipped = 0
+    yield None, skipped
+
+
+def read(path: str | os.PathLike) -> Iterator[Instruction]:
+    """The instructions of a file, one by one; it need not fit in memory.
+
+    Raises
+    ------
+    TraceError
+        Unreadable file, or ``file:line: problem: 'text'`` of the first line that the simulator would
+        refuse, or misread: an unknown opcode, operands too few or too many, a value out of its range, a
+        last line without newline, anything after ``AiM EOC``, or no ``AiM EOC`` at all.
+    """
+    line, ended = 0, False
+    try:
+        with open(path, encoding="ascii", newline="\n") as file:
+            for line, text in enumerate(file, 1):
+                try:
+                    instruction = _parse(text)
+                    if ended and instruction:
+                        raise ValueError("after AiM EOC")
+                except ValueError as error:
+                    raise TraceError(f"{path}:{line}: {error}: {_shown(text)}") from None
+                if instruction:
+                    ended = instruction.opcode == "EOC"
+                    yield instruction
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}:{line + 1}: not a text file") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not ended:
+        raise TraceError(f"{path}:{line}: the trace does not end in 'AiM EOC'")
+
+
+def counts(path: str | os.PathLike) -> Counter[str]:
+    """PIM commands that a trace stands for, over all channels: GWRITE, COMP (a column each), READRES."""
+    found: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
+    for instruction in read(path):
+        name = _COMMANDS.get(instruction.opcode)
+        if name:
+            columns = instruction.operands["opsize"] if name == "COMP" else 1
+            found[name] += columns * instruction.operands["mask"].bit_count()
+    return found
+
+
+def _parse(text: str) -> Instruction | None:
+    """One line; None for what is no instruction, `ValueError` for what is wrong."""
+    if not text.endswith("\n"):
+        raise ValueError("the last line does not end in a newline")
+    words = [word for word in text[:-1].split(" ") if word]
+    if not words or words[0] == "#":
+        return None
+    kind, *rest = words
+    if kind.startswith("#"):
+        raise ValueError("a comment needs a space after '#'")
+    if kind not in ("AiM", "R", "W"):
+        raise ValueError(f"'{kind}' is none of AiM, R, W")
+    if not rest:
+        raise ValueError(f"nothing after '{kind}'")
+    opcode, *values = rest
+    table = OPERANDS if kind == "AiM" else REGIONS
+    opcode = opcode.removeprefix("ISR_") if kind == "AiM" else opcode
+    if opcode not in table:
+        raise ValueError(f"'{opcode}' is none of {', '.join(table)}")
+    names = table[opcode]
+    if kind == "R" and opcode == "CFR":
+        names = names[:1]
+    if len(values) != len(names):
+        wanted = f"{len(names)} operands ({', '.join(names)})" if names else "no operands"
+        raise ValueError(f"{opcode} takes {wanted}, not {len(values)}")
+    operands = {name: _number(name, value) for name, value in zip(names, values)}
+    if opcode == "WR_ABK" and operands["mask"].bit_count() != 1:
+        raise ValueError("WR_ABK writes to one channel")
+    return Instruction(opcode if kind == "AiM" else f"{kind} {opcode}", operands)
+
+
+def _number(name: str, text: str) -> int:
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", text, re.ASCII):
+        raise ValueError(f"{name} '{text:.20}' is no number")
+    value = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    low, high = RANGES[name]
+    if not low <= value <= high:
+        raise ValueError(f"{name} {text} is not in {low}..{high}")
+    return value
+
+
+def _shown(text: str) -> str:
+    text = text.rstrip("\n")
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")

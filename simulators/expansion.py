@@ -1,0 +1,113 @@
+"""Programs cut into pieces of bounded length, so that what is written of them never lies in memory whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
+from pimflow.core.program import PimProgram
+from pimflow.simulators.trace import expand_to_pim
+
+NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
+PIECE_COMMANDS = 1 << 16
+
+
+def command_counts(program: PimProgram) -> Counter[str]:
+    """Commands of all channels by name, and ``gwrite_bursts``, counted without expanding a loop."""
+    counts: Counter[str] = Counter()
+    for nodes in program.channels:
+        for node, extents in leaves(nodes, ()):
+            times = 1
+            for extent in extents:
+                times *= extent
+            counts[NAMES.get(type(node), "READRES")] += times * _width(node)
+            if isinstance(node, Gwrite):
+                counts["gwrite_bursts"] += times * node.bursts
+    return counts
+
+
+def length(nodes: tuple[Node, ...]) -> int:
+    """Commands that `nodes` stand for."""
+    return sum(node.extent * length(node.body) if isinstance(node, Loop) else _width(node) for node in nodes)
+
+
+def walk(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Command nodes in order, loops run, with the counters of the loops around each."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            for index in range(node.extent):
+                yield from walk(node.body, (*counters, index))
+        else:
+            yield node, counters
+
+
+def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Iterator[PimProgram]:
+    """One channel as programs of one channel each, of at most `most` commands or a single run of COMPs."""
+    for nodes in _pieces(program.channels[channel], most):
+        yield dataclasses.replace(program, channels=(nodes,))
+
+
+def pim_text(program: PimProgram, channel: int) -> Iterator[bytes]:
+    """The ``.pim`` text of one channel (`trace.expand_to_pim`) in chunks of a megabyte or so."""
+    for piece in pieces(program, channel):
+        yield expand_to_pim(piece, 0)
+
+
+def _pieces(nodes: tuple[Node, ...], most: int) -> Iterator[tuple[Node, ...]]:
+    batch: list[Node] = []
+    size = 0
+    for node in nodes:
+        commands = length((node,))
+        if batch and size + commands > most:
+            yield tuple(batch)
+            batch, size = [], 0
+        if isinstance(node, Loop) and commands > most:
+            yield from _parts(node, most)
+        else:
+            batch.append(node)
+            size += commands
+    if batch:
+        yield tuple(batch)
+
+
+def _parts(loop: Loop, most: int) -> Iterator[tuple[Node, ...]]:
+    step = most // length(loop.body)
+    if step:
+        for start in range(0, loop.extent, step):
+            extent = min(step, loop.extent - start)
+            yield (Loop(extent=extent, body=_shifted(loop.body, start, _keep)),)
+    else:
+        for index in range(loop.extent):
+            yield from _pieces(_shifted(loop.body, index, _drop), most)
+
+
+def _keep(coefficients: tuple[int, ...]) -> tuple[int, ...]:
+    return coefficients
+
+
+def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
+    return coefficients[1:]
+
+
+def _shifted(
+    nodes: tuple[Node, ...], start: int, rest: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> tuple[Node, ...]:
+    """`nodes` with the outermost counter counted from `start`, and what `rest` leaves of the coefficients."""
+
+    def affine(value: Affine) -> Affine:
+        first = value.coefficients[0] if value.coefficients else 0
+        return Affine(value.base + start * first, rest(value.coefficients))
+
+    def node(old: Node) -> Node:
+        if isinstance(old, Loop):
+            return Loop(extent=old.extent, body=_shifted(old.body, start, rest))
+        changed = {name: affine(v) for name, v in vars(old).items() if isinstance(v, Affine)}
+        return dataclasses.replace(old, **changed)
+
+    return tuple(node(old) for old in nodes)
+
+
+def _width(node: Node) -> int:
+    return node.count if isinstance(node, Comp) else 1

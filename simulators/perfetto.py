@@ -1,0 +1,142 @@
+"""Every command of a PIM program with its clock, as JSON that Perfetto and Chrome's tracing show.
+
+The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
+channel; its threads are the bus (GWRITE, READRES), every gang (G_ACT for as long as its row is open, PRE,
+REF) and the multipliers (COMP). How long a command takes is the gap that the device file asks for until
+the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the picosecond.
+
+Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from pimflow.core.program import PimProgram
+from pimflow.hardware.pim import COMMANDS, PimSpec
+from pimflow.simulators.timing import issued
+
+BUS, FIRST_GANG = 1, 2
+_PS_PER_US = 10**6
+_CHUNK_COMMANDS = 1 << 12
+
+
+def export(program: PimProgram, pim: PimSpec) -> Iterator[tuple[bytes, int]]:
+    """The text, in chunks, each with the commands in it.
+
+    The issued commands of one channel lie in memory, 56 bytes each.
+
+    Raises
+    ------
+    TraceError, SpecError
+        As `timing.issued`.
+    """
+    about = {"region": program.region, "pim": pim.name, "tCK_ps": pim.tCK_ps, "timing": "strict"}
+    yield f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}, "traceEvents": [\n'.encode(), 0
+    for channel in range(len(program.channels)):
+        names = _names(program, channel)
+        yield ("" if channel == 0 else ",\n").encode() + ",\n".join(names).encode(), 0
+        tracks = _Tracks(pim, channel)
+        stream = issued(program, pim, channel)
+        for first in range(0, len(stream), _CHUNK_COMMANDS):
+            part = stream[first : first + _CHUNK_COMMANDS]
+            yield _joined(tracks.events(part)), len(part)
+        yield _joined(tracks.close()), 0
+    yield b"\n]}\n", 0
+
+
+def _names(program: PimProgram, channel: int) -> list[str]:
+    gangs = {FIRST_GANG + gang: f"gang {gang}" for gang in range(program.gangs)}
+    threads = {BUS: "bus", **gangs, FIRST_GANG + program.gangs: "multipliers"}
+    rows = [("process_name", 0, f"channel {channel}")]
+    rows += [("thread_name", thread, name) for thread, name in threads.items()]
+    return [
+        json.dumps({"ph": "M", "name": what, "pid": channel, "tid": thread, "args": {"name": name}})
+        for what, thread, name in rows
+    ]
+
+
+def _joined(events: list[str]) -> bytes:
+    return "".join(f",\n{event}" for event in events).encode()
+
+
+class _Tracks:
+    """The threads of one channel while its commands go by."""
+
+    def __init__(self, pim: PimSpec, channel: int):
+        self.pim, self.channel = pim, channel
+        self.open: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
+        self.end = 0
+        self.gwrite, self.readres = _gap(pim, "GWRITE", "GWRITE"), _gap(pim, "READRES", "READRES")
+        self.comp = _gap(pim, "COMP", "COMP")[0]
+        self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
+
+    def events(self, part: np.ndarray) -> list[str]:
+        comps = part["command"] == COMMANDS.index("COMP")
+        out = self._comps(part[comps])
+        for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
+            name = COMMANDS[command]
+            if name in ("GWRITE", "READRES"):
+                first, burst = self.gwrite if name == "GWRITE" else self.readres
+                where = f'"buffer": {buffer}, "bursts": {bursts}'
+                out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
+            elif name == "G_ACT":
+                out += self._close(gang, clock)
+                self.open[gang] = clock, row
+            else:
+                for each in range(self.pim.gangs) if name == "REF" else [gang]:
+                    out += self._close(each, clock)
+                    duration = self.ref if name == "REF" else self.pre
+                    out.append(self._event(name, FIRST_GANG + each, clock, duration, f'"gang": {each}'))
+        return out
+
+    def close(self) -> list[str]:
+        """The rows that are open at the end."""
+        return [event for gang in sorted(self.open) for event in self._close(gang, self.end)]
+
+    def _comps(self, part: np.ndarray) -> list[str]:
+        """Nearly all commands are COMPs: their clocks are converted all at once."""
+        start, end = (
+            np.rint(t * self.pim.tCK_ps).astype(int) for t in (part["clock"], part["clock"] + self.comp)
+        )
+        self.end = max(self.end, int(part["clock"].max(initial=-self.comp)) + self.comp)
+        numbers = (
+            *np.divmod(start, _PS_PER_US),
+            *np.divmod(end - start, _PS_PER_US),
+            *(part[name] for name in ("clock", "buffer", "row", "column")),
+        )
+        form = (
+            f'{{"ph": "X", "name": "COMP", "pid": {self.channel}, "tid": {FIRST_GANG + self.pim.gangs}, '
+            '"ts": %d.%06d, "dur": %d.%06d, '
+            '"args": {"clock": %d, "buffer": %d, "row": %d, "column": %d}}'
+        )
+        return [form % values for values in zip(*(n.tolist() for n in numbers))]
+
+    def _close(self, gang: int, clock: int) -> list[str]:
+        if gang not in self.open:
+            return []
+        opened, row = self.open.pop(gang)
+        where = f'"gang": {gang}, "row": {row}'
+        return [self._event("G_ACT", FIRST_GANG + gang, opened, max(1, clock - opened), where)]
+
+    def _event(self, name: str, thread: int, clock: int, cycles: int, where: str) -> str:
+        self.end = max(self.end, clock + cycles)
+        start, end = (round(t * self.pim.tCK_ps) for t in (clock, clock + cycles))
+        return (
+            f'{{"ph": "X", "name": "{name}", "pid": {self.channel}, "tid": {thread}, "ts": {_us(start)}, '
+            f'"dur": {_us(end - start)}, "args": {{"clock": {clock}, {where}}}}}'
+        )
+
+
+def _us(ps: int) -> str:
+    return f"{ps // _PS_PER_US}.{ps % _PS_PER_US:06d}"
+
+
+def _gap(pim: PimSpec, before: str, after: str) -> tuple[int, int]:
+    """Cycles from one command to the other on the same device part, and those of each further burst."""
+    rules = [rule for rule in pim.constraints if before in rule.before and after in rule.after]
+    gaps = [(pim.timing[r.latency], pim.timing[r.per_burst] if r.per_burst else 0) for r in rules]
+    return max(gaps, default=(1, 0))

@@ -1,0 +1,82 @@
+"""Where the time of a PIM program comes from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.hardware.pim import PimSpec
+from pimflow.simulators.ramulator_adapter import Ramulator
+from pimflow.simulators.timing import TimingResult, time_program, time_trace
+
+
+class PimProfiler(Protocol):
+    """Times PIM programs and ``.pim`` traces.
+
+    Attributes
+    ----------
+    name : str
+        What the report calls it: the rules of a timing, or a simulator that was run.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
+        """Time all channels of `program`."""
+
+    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
+        """Time the ``.pim`` trace of one channel."""
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """The timing engines of `pimflow.simulators.timing`.
+
+    Attributes
+    ----------
+    timing : str
+        ``strict`` or ``ramulator-pimflow``.
+    gwrite_hiding : bool
+        ``ramulator-pimflow`` only: whether the fork hides the latency of a GWRITE.
+    """
+
+    timing: str = "strict"
+    gwrite_hiding: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.timing
+
+    def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
+        return time_program(program, pim, self.timing, self.gwrite_hiding)
+
+    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
+        return time_trace(path, pim, self.timing, self.gwrite_hiding)
+
+
+FORM = "pim=ramulator:PATH"
+
+
+def parse_profiler(text: str, gwrite_hiding: bool = True) -> PimProfiler:
+    """The profiler that ``pim=ramulator:PATH`` names.
+
+    Raises
+    ------
+    UsageError
+        If `text` has another form, or names a device or simulator that there is none for.
+    ProfilerError
+        If PATH cannot be executed.
+    """
+    device, equals, source = text.partition("=")
+    name, colon, path = source.partition(":")
+    if not equals or not colon or not path:
+        raise UsageError(f"profiler '{text}' is not of the form {FORM}")
+    if device != "pim":
+        raise UnknownNameError("device to profile", device, ["pim"])
+    if name != "ramulator":
+        raise UnknownNameError("profiler", name, ["ramulator"])
+    return Ramulator(path, gwrite_hiding)

@@ -1,0 +1,255 @@
+"""PIM times from an installed Ramulator: the PIMFlow authors' public fork.
+
+It is run as ``ramulator CONFIG --mode=dram --stats FILE TRACE``, once for every different channel, and
+prints its clock as ``Cycle N`` between rules, after the commands that it issued (``COMP N`` and so on).
+
+Source: github.com/akothen/PIMFlow_ramulator, ``src/Main.cpp`` (arguments), ``Controller::finish`` in
+``src/Controller.h`` (output), ``configs/GDDR6-config.cfg``; github.com/yongwonshin/PIMFlow, ``pimflow``
+(the environment variable), read 2026-11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import ProfilerError, SpecError
+from pimflow.hardware.pim import PimSpec
+from pimflow.simulators.expansion import command_counts, pim_text
+from pimflow.simulators.timing import TimingResult
+from pimflow.simulators.trace import Trace
+
+TIMEOUT_SECONDS = 600.0
+NO_HIDING = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING"
+CONFIG = """\
+standard = GDDR6
+channels = 1
+ranks = 1
+speed = GDDR6_3500
+org = GDDR6_8Gb_x16
+record_cmd_trace = off
+print_cmd_trace = off
+cpu_tick = 2
+mem_tick = 1
+early_exit = on
+expected_limit_insts = 200000000
+warmup_insts = 100000000
+cache = no
+translation = None
+"""
+# The table that GDDR6_3500 is compiled to; a device of other latencies would be timed wrongly.
+LATENCIES_CYCLES = {
+    "nBL": 2,
+    "nCCDS": 2,
+    "nCL": 11,
+    "nRCDR": 11,
+    "nRP": 11,
+    "nRC": 35,
+    "nFAW": 17,
+    "nRFC": 350,
+    "nREFI": 1900,
+}
+ORGANISATION = {"gangs": 4, "banks_per_gang": 4, "columns_per_row": 32}
+PRINTED = ("GWRITE", "G_ACT", "COMP", "READRES", "PREA", "PRE", "REF", "Cycle")
+_SENT = ("GWRITE", "COMP", "READRES")
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True)
+class Ramulator:
+    """A `PimProfiler` that runs the fork.
+
+    Parameters
+    ----------
+    executable : str
+        A path, or a name to look for in ``PATH``.
+    gwrite_hiding : bool
+        Whether the fork hides the latency of a GWRITE.
+    timeout_seconds : float
+        For one channel.
+
+    Raises
+    ------
+    ProfilerError
+        If there is no such file, or it cannot be executed; when it runs: if it fails, takes longer than
+        the timeout, or prints anything but a count of the commands that it was given, and a clock.
+    """
+
+    executable: str
+    gwrite_hiding: bool = True
+    timeout_seconds: float = TIMEOUT_SECONDS
+    _known: dict[bytes, Counter[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        path = Path(self.executable)
+        if os.sep not in self.executable:
+            path = Path(shutil.which(self.executable) or self.executable)
+        if not path.exists():
+            raise ProfilerError(f"ramulator '{self.executable}': there is no such file")
+        if not path.is_file() or not os.access(path, os.X_OK):
+            raise ProfilerError(f"ramulator '{self.executable}': not an executable file")
+        object.__setattr__(self, "executable", str(path.resolve()))
+
+    @property
+    def name(self) -> str:
+        return f"ramulator:{Path(self.executable).name}"
+
+    def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
+        """Time every channel; those with the same text run once."""
+        _check_device(pim)
+        found = []
+        for channel in range(len(program.channels)):
+            with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+                path, digest = _write(program, channel, Path(folder))
+                sent = command_counts(_only(program, channel))
+                found.append(self._time(path, digest, sent))
+        bursts = command_counts(program)["gwrite_bursts"]
+        return self._result(found, pim, bursts)
+
+    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
+        """Time the ``.pim`` trace of one channel; a GWRITE counts as a whole buffer."""
+        _check_device(pim)
+        Trace.read(path)  # the fork aborts without a word on a malformed line
+        sent = _count_lines(path)
+        found = self._time(Path(path).resolve(), None, sent)
+        return self._result([found], pim, sent["GWRITE"] * pim.columns_per_row)
+
+    def _time(self, trace: Path, digest: bytes | None, sent: Counter[str]) -> Counter[str]:
+        if digest in self._known:
+            return self._known[digest]
+        printed = self._run(trace)
+        for name in _SENT:
+            if printed[name] != sent[name]:
+                raise ProfilerError(
+                    f"{self._who}: it counts {printed[name]} {name} commands in a trace of {sent[name]}"
+                )
+        if printed["Cycle"] < sum(sent[name] for name in _SENT):
+            raise ProfilerError(f"{self._who}: {printed['Cycle']} cycles are fewer than the commands issued")
+        if digest is not None:
+            self._known[digest] = printed
+        return printed
+
+    def _run(self, trace: Path) -> Counter[str]:
+        environment = {name: value for name, value in os.environ.items() if name != NO_HIDING}
+        if not self.gwrite_hiding:
+            environment[NO_HIDING] = "1"
+        with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+            config, output = Path(folder, "config.cfg"), Path(folder, "output.txt")
+            config.write_text(CONFIG, encoding="ascii")
+            command = [self.executable, str(config), "--mode=dram", "--stats", f"{folder}/stats", str(trace)]
+            try:
+                with output.open("wb") as file:
+                    done = subprocess.run(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.PIPE,
+                        cwd=folder,
+                        env=environment,
+                        timeout=self.timeout_seconds,
+                    )
+            except subprocess.TimeoutExpired as error:
+                raise ProfilerError(f"{self._who}: no end after {self.timeout_seconds:g} s") from error
+            except OSError as error:
+                raise ProfilerError(f"{self._who}: cannot be run: {error.strerror or error}") from error
+            if done.returncode:
+                raise ProfilerError(f"{self._who}: failed ({_ending(done.returncode, done.stderr)})")
+            with output.open(encoding="utf-8", errors="replace") as lines:
+                return parse_output(lines, self._who)
+
+    @property
+    def _who(self) -> str:
+        return f"ramulator '{self.executable}'"
+
+    def _result(self, found: list[Counter[str]], pim: PimSpec, gwrite_bursts: int) -> TimingResult:
+        total = sum(found, Counter())
+        channel_cycles = tuple(printed["Cycle"] for printed in found)
+        cycles = max(channel_cycles)
+        commands = {name: total[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
+        return TimingResult(
+            cycles=cycles,
+            time_ns=cycles * pim.tCK_ns,
+            commands=commands | {"PRE": total["PREA"] + total["PRE"], "REF": total["REF"]},
+            timing=self.name,
+            pim=pim.name,
+            utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(found)),
+            gwrite_bursts=gwrite_bursts,
+            channel_cycles=channel_cycles,
+            violations=None,
+        )
+
+
+def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:
+    """Commands and ``Cycle`` as the fork prints them.
+
+    Raises
+    ------
+    ProfilerError
+        If a line that is needed is missing, or there twice.
+    """
+    found: Counter[str] = Counter()
+    seen = set()
+    for line in lines:
+        match = re.fullmatch(rf"({'|'.join(PRINTED)}) ([0-9]{{1,18}})", line.rstrip("\r\n"), re.ASCII)
+        if match is None:
+            continue
+        if match[1] in seen:
+            raise ProfilerError(f"{who}: it printed '{match[1]}' twice; is it the PIMFlow fork?")
+        seen.add(match[1])
+        found[match[1]] = int(match[2])
+    for name in PRINTED:
+        if name not in seen:
+            raise ProfilerError(f"{who}: it printed no line '{name} <number>'; is it the PIMFlow fork?")
+    if not found["Cycle"]:
+        raise ProfilerError(f"{who}: it printed 0 cycles")
+    return found
+
+
+def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes]:
+    """One channel's trace as a file, and the digest of its text."""
+    path, digest = folder / "channel.pim", hashlib.sha256()
+    with path.open("wb") as file:
+        for text in pim_text(program, channel):
+            digest.update(text)
+            file.write(text)
+    return path, digest.digest()
+
+
+def _count_lines(path: str | os.PathLike) -> Counter[str]:
+    """Commands of a well-formed trace."""
+    counts: Counter[str] = Counter()
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            command = line if line.startswith("READRES") else line.split(maxsplit=1)[1]
+            counts[next((name for name in _SENT if name in command), "G_ACT")] += 1
+    return counts
+
+
+def _check_device(pim: PimSpec) -> None:
+    """Raise `SpecError` unless `pim` is the device that the fork is compiled for."""
+    actual = {**pim.timing, **{name: getattr(pim, name) for name in ORGANISATION}}
+    for name, value in (LATENCIES_CYCLES | ORGANISATION).items():
+        if actual.get(name) != value:
+            raise SpecError(
+                f"pim '{pim.name}': Ramulator's device has {name} {value}, not {actual.get(name)}; "
+                f"time it with --timing"
+            )
+
+
+def _only(program: PimProgram, channel: int) -> PimProgram:
+    return replace(program, channels=(program.channels[channel],))
+
+
+def _ending(code: int, stderr: bytes) -> str:
+    said = stderr.decode("utf-8", "replace").strip().splitlines()
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{how}: {said[-1][:_SHOWN_CHARACTERS]}" if said else how

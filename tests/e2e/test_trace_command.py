@@ -1,0 +1,247 @@
+"""Does ``pimflow trace`` write all or nothing, and end every mistake with one line? And ``--profiler``?"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pimflow import cli, hardware, tracing
+from pimflow.artifact import Interface
+from pimflow.core.layer_text import parse_layer
+from pimflow.hardware import PimSpec
+from pimflow.placement.pim_runs import PimSide
+from pimflow.simulators.profiler import BuiltIn
+
+NEWTON = PimSpec.load("newton-gddr6")
+SIDE = PimSide(pim=NEWTON, channels=4, dtype="fp16", profiler=BuiltIn())
+# Counts what the Ramulator fork counts; its clock is 7 cycles a line and 1. tests/timing has the rest.
+RAMULATOR = """#!/bin/sh
+for name in GWRITE G_ACT COMP READRES PREA PRE REF; do echo "$name $(grep -c $name "$5")"; done
+echo "Cycle $(( $(wc -l < "$5") * 7 + 1 ))"
+"""
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+    try:
+        code = cli.main([str(a) for a in argv])
+    except SystemExit as exit_:
+        code = exit_.code
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A compiled directory, as far as its programs go: one split, one that AiM has no form for."""
+    path = tmp_path / "net"
+    (path / "programs").mkdir(parents=True)
+    (path / "interface.json").write_text(Interface(inputs={}).to_json())
+    geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
+    schedule = next(s for s in SIDE.schedules(geometry) if s.buffers == NEWTON.global_buffers)
+    for name, pixel_begin in (("first", 0), ("second", 2 * geometry.ow)):
+        program = SIDE.program(geometry, schedule, name, pixel_begin)
+        (path / "programs" / f"{name}.pimprog").write_text(program.to_json())
+    return path
+
+
+@pytest.fixture
+def ramulator(tmp_path):
+    path = tmp_path / "ramulator"
+    path.write_text(RAMULATOR)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_fastest_loop_order_is_written(capsys, tmp_path):
+    text = "conv:1x24x10x10,40,3x3,s1,p1"
+    runs = {str(s): r.timing.cycles for s, r in SIDE.runs(parse_layer(text), "x").items()}
+    arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
+    code, out, err = run(capsys, "trace", text, *arguments)
+    (layer,) = json.loads(out)["layers"]
+    assert (code, err) == (0, "")
+    assert layer["cycles"] == min(runs.values()) == runs[layer["schedule"]]
+    program = tmp_path / "out" / next(iter(layer["files_bytes"]))
+    code, out, _ = run(capsys, "simulate", program, "--json")
+    assert code == 0 and json.loads(out)["cycles"] == layer["cycles"]
+    assert json.loads(out)["timing_violations"] == 0
+
+
+def test_timing_and_channels_and_dtype_count(capsys, tmp_path):
+    rows = []
+    for options in ([], ["--timing", "ramulator-pimflow"], ["--pim-channels", "2"], ["--dtype", "fp32"]):
+        arguments = ["--format", "pim", "-o", tmp_path / "out", "--json", *options]
+        code, out, _ = run(capsys, "trace", "fc:2x700,100", *arguments)
+        assert code == 0
+        rows.append(json.loads(out)["layers"][0])
+    assert len({row["cycles"] for row in rows}) == 4
+    assert [row["pim_channels"] for row in rows] == [16, 16, 2, 16]
+    assert rows[3]["dtype"] == "fp32"
+
+
+def test_a_directory_is_traced_program_by_program(capsys, tmp_path, directory):
+    for format, names in (
+        ("pim", {f"{name}/channel{c}.pim" for name in ("first", "second") for c in range(4)}),
+        ("perfetto", {"first.perfetto.json", "second.perfetto.json"}),
+        ("ramulator2", {"second.ldst"}),
+    ):
+        code, out, _ = run(capsys, "trace", directory, "--format", format, "-o", tmp_path / "out")
+        there = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+        assert code == 0 and there == names | {"trace.json"}
+        assert "second" in out
+
+
+def test_gpu_rows_are_those_that_pim_leaves():
+    geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
+    program = SIDE.program(geometry, SIDE.schedules(geometry)[0], "x", 2 * geometry.ow)
+    assert tracing.gpu_rows(program) == geometry.first_rows(2)
+    assert tracing.gpu_rows(program).h == 3  # two rows of output, and the padding above
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--format", "aim"], 2, "'first' (input-stationary, 4 buffers) has no AiM form"),
+        (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype and channels"),
+        (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype and channels"),
+        (["--format", "perfetto", "--timing", "ramulator-pimflow"], 2, "shows the clocks of timing 'strict'"),
+    ],
+)
+def test_what_a_directory_cannot_be(capsys, tmp_path, directory, options, code, says):
+    got, out, err = run(capsys, "trace", directory, "-o", tmp_path / "out", *options)
+    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_for_another_device(capsys, tmp_path, directory):
+    for path in (directory / "programs").iterdir():
+        path.write_text(path.read_text().replace("newton-gddr6", "mine"))
+    code, _, err = run(capsys, "trace", directory, "--format", "pim", "-o", tmp_path / "out")
+    assert code == 2 and "was compiled for pim 'mine'" in err
+
+
+def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):
+    for path in (directory / "programs").iterdir():
+        path.unlink()
+    code, _, err = run(capsys, "trace", directory, "--format", "pim", "-o", tmp_path / "out")
+    assert code == 2 and "no region runs on PIM" in err
+    (directory / "interface.json").unlink()
+    code, _, err = run(capsys, "trace", directory, "--format", "pim", "-o", tmp_path / "out")
+    assert code == 3 and "is no compiled network" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["fc:1280", "--format", "pim"], 2, "fc:[Nx]IN,OUT"),
+        (["conf:1", "--format", "pim"], 2, "did you mean conv?"),
+        (["nowhere", "--format", "pim"], 3, "no compiled directory, and no layer"),
+        (["fc:12,12", "--format", "perfeto"], 2, "did you mean perfetto"),
+        (["fc:12,12", "--format", "pim", "--pim-channels", "0"], 2, "--pim-channels is 0"),
+        (["fc:12,12", "--format", "pim", "--pim-channels", "99"], 2, "0..31"),
+        (["fc:12,12", "--format", "pim", "--pim", "newton"], 2, "newton-gddr6"),
+        (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "fp16"),
+        (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 fp16 elements"),
+        (["fc:1280,100000000", "--format", "pim"], 4, "rows a bank"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):
+    got, out, err = run(capsys, "trace", *argv, "-o", tmp_path / "out", "--quiet")
+    assert (got, out, err.count("\n")) == (code, "", 1)
+    assert says in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_else_is_replaced(capsys, tmp_path, directory):
+    arguments = ["trace", "fc:12,12", "--format", "aim"]
+    for target in (directory, directory / "interface.json", "/dev/null/x"):
+        code, out, err = run(capsys, *arguments, "-o", target)
+        assert (code, out, err.count("\n")) == (3, "", 1) and str(target) in err
+    assert (directory / "interface.json").exists()
+    for _ in range(2):
+        assert run(capsys, *arguments, "-o", tmp_path / "out")[0] == 0
+
+
+def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypatch):
+    arguments = ["trace", "fc:12,12", "-o", tmp_path / "out", "--format"]
+    assert run(capsys, *arguments, "aim")[0] == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+
+    def full(program, pim):
+        yield b"{", 0
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pimflow.simulators.perfetto.export", full)
+    code, _, err = run(capsys, *arguments, "perfetto")
+    assert (
+        code == 3
+        and err == f"pimflow: error: {tmp_path / 'out'}: cannot be written: No space left on device\n"
+    )
+    monkeypatch.setattr(
+        "pimflow.simulators.perfetto.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    assert run(capsys, *arguments, "perfetto")[0] == 130
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_progress_is_told_late_and_on_stderr(capsys, tmp_path, monkeypatch):
+    arguments = ["trace", "conv:1x24x14x14,96,1x1", "--format", "perfetto", "-o", tmp_path / "out"]
+    assert run(capsys, *arguments)[2] == ""
+    monkeypatch.setattr(cli, "BAR_AFTER_SECONDS", -1.0)
+    assert run(capsys, *arguments)[2] == "pimflow: writing …\n"
+    assert run(capsys, *arguments, "--quiet")[2] == ""
+
+
+def test_shares_grow_to_one(tmp_path):
+    shares = []
+    tracing.trace("conv:1x24x14x14,96,1x1", tmp_path / "out", "pim", advance=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 10
+
+
+def test_simulate_takes_the_profilers_cycles(capsys, tmp_path, ramulator):
+    assert run(capsys, "trace", "fc:600,400", "--format", "pim", "-o", tmp_path / "out")[0] == 0
+    path = tmp_path / "out/fc_600_400/channel0.pim"
+    code, out, _ = run(capsys, "simulate", path, "--profiler", f"pim=ramulator:{ramulator}", "--json")
+    row = json.loads(out)
+    assert code == 0 and row["cycles"] == 7 * path.read_bytes().count(b"\n") + 1
+    assert (row["timing"], row["timing_violations"]) == ("ramulator:ramulator", None)
+
+
+def test_search_takes_the_profilers_times(capsys, ramulator):
+    shown = {}
+    for options in ([], ["--profiler", f"pim=ramulator:{ramulator}"]):
+        arguments = ["compile", "toy", "--explain", "down.conv", "--json", "--quiet", *options]
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        shown[len(options)] = {c["name"]: c["cost"]["latency_ns"] for c in json.loads(out)["candidates"]}
+    assert shown[0]["GPU"] == shown[2]["GPU"] and shown[0]["PIM"] != shown[2]["PIM"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["simulate", "x.pim", "--profiler", "pim=ramulator:absent/ramulator"], 3, "there is no such file"),
+        (["simulate", "x.pim", "--profiler", "ramulator"], 2, "pim=ramulator:PATH"),
+        (
+            ["simulate", "x.pim", "--profiler", "pim=ramulator:x", "--timing", "strict"],
+            2,
+            "leave out --timing",
+        ),
+        (["compile", "toy", "--profiler", "pim=ramulator:absent/ramulator"], 3, "there is no such file"),
+        (["compile", "toy", "--profiler", "pim=dramsim:x"], 2, "unknown profiler 'dramsim'"),
+    ],
+)
+def test_profilers_that_fail(capsys, argv, code, says):
+    got, out, err = run(capsys, *argv, "--quiet")
+    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+
+
+def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):
+    text = (Path(hardware.__file__).parent / "specs/pim/newton-gddr6.toml").read_text()
+    path = tmp_path / "single.toml"
+    path.write_text(re.sub(r"global_buffers = .*", 'global_buffers = { value = 1, source = "test" }', text))
+    arguments = ["--format", "pimprog", "-o", tmp_path / "out", "--pim", path, "--json"]
+    code, out, _ = run(capsys, "trace", "conv:1x24x14x14,96,1x1", *arguments)
+    summary = json.loads(out)
+    assert code == 0 and summary["pim"] == "single" and "1 buffer" in summary["layers"][0]["schedule"]

@@ -1,0 +1,365 @@
+"""Does every trace format keep what it says it keeps, and is a file that breaks its grammar refused?"""
+
+import itertools
+import json
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_texts import NEWTON, is_layer, layer_programs, layer_texts
+from test_random_programs import programs
+from timing_programs import act_all, comp, loop, program, read, write
+
+from pimflow.core.commands import Affine, Comp, Gwrite, Loop
+from pimflow.core.layer_text import parse_layer
+from pimflow.core.program import PimProgram
+from pimflow.errors import TraceError, UsageError
+from pimflow.hardware.pim import COMMANDS
+from pimflow.simulators import aim_isr, perfetto, ramulator2
+from pimflow.simulators.expansion import command_counts, pieces
+from pimflow.simulators.timing import issued
+from pimflow.simulators.trace import Trace, expand_to_pim
+
+COLUMN_ADDRESS, ROW_ADDRESS, GANG_ADDRESS = 6, 11, 27
+
+
+def saved(path, chunks):
+    """The file that `chunks` make, and what they say they stand for."""
+    chunks = list(chunks)
+    path.write_bytes(b"".join(text for text, _ in chunks))
+    return path, sum(share for _, share in chunks)
+
+
+def expanded(source: PimProgram) -> Counter:
+    return Counter(c.name for channel in range(len(source.channels)) for c in source.commands(channel))
+
+
+def pim_line(command) -> str:
+    """One command by the address layout of docs/traces.md."""
+    if command.name == "READRES":
+        return "READRES\n"
+    if command.name == "GWRITE":
+        return "0x00000000 GWRITE\n"
+    address = command.row << ROW_ADDRESS
+    if command.name == "COMP":
+        return f"{address | command.column << COLUMN_ADDRESS:#010x} COMP\n"
+    return f"{address | command.gang << GANG_ADDRESS:#010x} G_ACT{command.gang}\n"
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_programs())
+def test_pimprog_is_exact(source):
+    assert PimProgram.from_json(source.to_json()) == source
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_programs() | programs, st.integers(1, 400))
+def test_pieces_are_the_program(source, most):
+    for channel in range(len(source.channels)):
+        found = list(pieces(source, channel, most))
+        commands = [list(piece.commands(0)) for piece in found]
+        assert [c for piece in commands for c in piece] == list(source.commands(channel))
+        for piece, expansion in zip(found, commands):
+            single = len(piece.channels[0]) == 1 and isinstance(piece.channels[0][0], Comp)
+            assert len(expansion) <= most or single
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_programs() | programs)
+def test_commands_are_counted_without_expansion(source):
+    counts = command_counts(source)
+    bursts = sum(
+        c.bursts
+        for channel in range(len(source.channels))
+        for c in source.commands(channel)
+        if c.name == "GWRITE"
+    )
+    assert counts.pop("gwrite_bursts", 0) == bursts
+    assert counts == expanded(source)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_programs(), st.integers(1, 300))
+def test_pim_text_has_every_command_at_its_address(source, most):
+    for channel in range(len(source.channels)):
+        text = b"".join(expand_to_pim(piece, 0) for piece in pieces(source, channel, most))
+        assert text.decode() == "".join(pim_line(command) for command in source.commands(channel))
+        assert len(Trace.read(text)) == sum(1 for _ in source.commands(channel))
+
+
+def of_channel(nodes, counters=()):
+    """Gathers, products and readings of one channel in order, by a walk of its own."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            for i in range(node.extent):
+                yield from of_channel(node.body, (*counters, i))
+        elif isinstance(node, Gwrite):
+            yield "WR_GB", node.bursts, (node.pixel.at(counters), node.pixels, node.k.at(counters))
+        elif isinstance(node, Comp):
+            yield "MAC_ABK", node.count, node.row.at(counters)
+        elif not hasattr(node, "gang"):
+            yield "RD_MAC", 1, None
+
+
+def test_aim_says_what_every_channel_does(tmp_path_factory):
+    path = tmp_path_factory.mktemp("aim") / "layer.aim"
+    said = Counter()
+
+    @settings(max_examples=150, deadline=None)
+    @given(layer_programs())
+    def check(source):
+        if aim_isr.refusal(source):
+            said["refused"] += 1
+            with pytest.raises(UsageError, match="has no AiM form: AiM"):
+                list(aim_isr.export(source))
+            return
+        said["written"] += 1
+        _, share = saved(path, aim_isr.export(source))
+        wanted = expanded(source)
+        assert share == wanted.total()
+        assert aim_isr.counts(path) == {name: wanted[name] for name in ("GWRITE", "COMP", "READRES")}
+        first, *instructions, last = aim_isr.read(path)
+        assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
+        assert last.opcode == "EOC"
+        streams = {channel: of_channel(nodes) for channel, nodes in enumerate(source.channels)}
+        for instruction in instructions:
+            operands = instruction.operands
+            members = [c for c in streams if operands["mask"] >> 31 - c & 1]
+            assert len(members) == operands["mask"].bit_count()
+            steps = {next(streams[channel]) for channel in members}
+            assert len(steps) == 1, "one instruction for channels that do different things"
+            opcode, size, where = steps.pop()
+            assert instruction.opcode == opcode
+            assert operands.get("opsize", 1) == size
+            assert opcode != "MAC_ABK" or operands["row"] == where
+        assert all(next(stream, None) is None for stream in streams.values())
+
+    check()
+    assert said["written"] > 5 and said["refused"] > 5
+
+
+def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
+    stream = (write(), *act_all(3), comp(32, row=3), read())
+    path, _ = saved(tmp_path / "x.aim", aim_isr.export(program(*[stream] * 16)))
+    assert path.read_text() == (
+        "W CFR 0 1\nAiM WR_GB 32 0 0xffff0000\nAiM MAC_ABK 32 0xffff0000 3\n"
+        "AiM RD_MAC 512 0xffff0000\nAiM EOC\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": "fp32"}, "16 fp16 elements"),
+        ({"elements_per_column": 8}, "16 fp16 elements"),
+        ({"banks": 8}, "16 banks"),
+        ({"channels": ((read(),),) * 33}, "32 channels"),
+        ({"columns_per_row": 65}, "64 columns"),
+        ({"row_begin": 16000}, "16384 rows"),
+        ({"channels": ((comp(buffer=0), comp(buffer=1)),)}, "one global buffer"),
+        ({"channels": ((comp(column=1),),)}, "at column 0"),
+        (
+            {"channels": ((loop(2, Comp(buffer=0, row=Affine(0), column=Affine(0, (1,)), count=1)),),)},
+            "at column 0",
+        ),
+    ],
+)
+def test_what_aim_lacks_is_said(change, says):
+    assert says in aim_isr.refusal(replace(program((read(),)), **change))
+
+
+def test_a_loop_that_runs_once_moves_no_column():
+    body = Comp(buffer=0, row=Affine(0), column=Affine(0, (4,)), count=4)
+    assert aim_isr.refusal(program((loop(1, body),))) == ""
+
+
+GOOD = "# a comment\n\nW CFR 0 1\nW GPR 3\nR MEM 31 15 16383\nR CFR 2\nAiM ISR_SYNC\nAiM WR_GB 32 0 0xFF\n"
+
+
+def test_aim_grammar(tmp_path):
+    path = tmp_path / "x.aim"
+    path.write_text(GOOD + "AiM  EOC \n\n# after\n")
+    assert [i.opcode for i in aim_isr.read(path)] == [
+        *("W CFR", "W GPR", "R MEM", "R CFR", "SYNC", "WR_GB", "EOC")
+    ]
+    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("AiM MAC_ABK 32 0xff", r"MAC_ABK takes 3 operands \(opsize, mask, row\), not 2"),
+        ("AiM MAC_ABK 32 0xff 0 0", "not 4"),
+        ("AiM EOC 1", "EOC takes no operands, not 1"),
+        ("AiM MAC_ABK 65 0xff 0", r"opsize 65 is not in 1\.\.64"),
+        ("AiM MAC_ABK 0 0xff 0", "opsize 0 is not in"),
+        ("AiM MAC_ABK 1 0 0", r"mask 0 is not in 1\.\.4294967295"),
+        ("AiM MAC_ABK 1 0x100000000 0", "mask 0x100000000 is not in"),
+        ("AiM MAC_ABK 1 1 16384", r"row 16384 is not in 0\.\.16383"),
+        ("AiM MAC_ABK 1 1 -1", "row '-1' is no number"),
+        ("AiM MAC_ABK 1x 1 1", "opsize '1x' is no number"),
+        ("AiM MAC_SBK 1 1 16 0", r"bank 16 is not in 0\.\.15"),
+        ("AiM WR_ABK 0 3 0", "WR_ABK writes to one channel"),
+        ("AiM WR_AFLUT 1", "'WR_AFLUT' is none of"),
+        ("AiM", "nothing after 'AiM'"),
+        ("W CFR 3 1", r"CFR id 3 is not in 0\.\.2"),
+        ("W CFR 0", r"CFR takes 2 operands \(CFR id, data\), not 1"),
+        ("W ROW 0", "'ROW' is none of CFR, GPR, MEM"),
+        ("aim EOC", "'aim' is none of AiM, R, W"),
+        ("#comment", "a comment needs a space after '#'"),
+        ("AiM,EOC", "'AiM,EOC' is none of"),
+        ("AiM EOC\r", r"none of"),
+        ("AiM EOC\nAiM SYNC", None),
+    ],
+)
+def test_malformed_aim(tmp_path, line, problem):
+    path = tmp_path / "bad.aim"
+    path.write_bytes((GOOD + line + "\n").encode())
+    place = GOOD.count("\n") + line.count("\n") + 1
+    with pytest.raises(TraceError, match=rf"bad\.aim:{place}: .*{problem or 'after AiM EOC'}.*: '"):
+        list(aim_isr.read(path))
+
+
+def test_aim_needs_its_end(tmp_path):
+    path = tmp_path / "x.aim"
+    path.write_text(GOOD)
+    with pytest.raises(TraceError, match=r"x\.aim:8: the trace does not end in 'AiM EOC'"):
+        list(aim_isr.read(path))
+    path.write_text(GOOD + "AiM EOC")
+    with pytest.raises(TraceError, match=r"x\.aim:9: the last line does not end in a newline"):
+        list(aim_isr.read(path))
+    path.write_bytes(b"AiM \xff\n")
+    with pytest.raises(TraceError, match="not a text file"):
+        list(aim_isr.read(path))
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        list(aim_isr.read(tmp_path / "absent.aim"))
+
+
+@settings(max_examples=200)
+@given(
+    text=st.lists(st.sampled_from([*GOOD.splitlines(True), "AiM EOC\n", "0x", " ", "#", "9"])).map("".join)
+)
+def test_any_text_is_an_aim_trace_or_a_trace_error(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("any") / "x.aim"
+    path.write_text(text)
+    try:
+        assert list(aim_isr.read(path))[-1].opcode == "EOC"
+    except TraceError as error:
+        assert str(error).startswith(f"{path}:")
+
+
+def convolution_accesses(geometry, element):
+    """Transactions of a convolution, element by element, in the order that docs/traces.md states."""
+    align = lambda size: -(-size // 256) * 256  # noqa: E731
+    filters = align(geometry.n * geometry.h * geometry.w * geometry.c * element)
+    results = filters + align(geometry.oc * geometry.reduction * element)
+    seen, lines = set(), []
+
+    def touch(word, addresses):
+        for line in sorted({a // 64 * 64 for a in addresses} - {a for w, a in seen if w == word}):
+            seen.add((word, line))
+            lines.append(f"{word} {line:#x}")
+
+    for p0 in range(0, geometry.pixels, 128):
+        pixels = range(p0, min(p0 + 128, geometry.pixels))
+        for c0 in range(0, geometry.oc, 128):
+            channels = range(c0, min(c0 + 128, geometry.oc))
+            inputs = []
+            for pixel in pixels:
+                n, y = divmod(pixel, geometry.oh * geometry.ow)
+                y, x = divmod(y, geometry.ow)
+                for dy in range(geometry.kh):
+                    for dx in range(geometry.kw):
+                        iy = y * geometry.stride[0] + dy * geometry.dilation[0] - geometry.padding[0]
+                        ix = x * geometry.stride[1] + dx * geometry.dilation[1] - geometry.padding[1]
+                        if 0 <= iy < geometry.h and 0 <= ix < geometry.w:
+                            base = ((n * geometry.h + iy) * geometry.w + ix) * geometry.c
+                            inputs += [(base + c) * element for c in range(geometry.c)]
+            touch("LD", inputs)
+            k = geometry.reduction
+            touch("LD", [filters + (c * k + i) * element for c in channels for i in range(k)])
+            touch("ST", [results + (p * geometry.oc + c) * element for p in pixels for c in channels])
+    return lines
+
+
+@settings(max_examples=25, deadline=None)
+@given(layer_texts().filter(is_layer), st.sampled_from(("fp16", "fp32")))
+def test_gpu_traffic_is_that_of_every_element(text, dtype):
+    geometry = parse_layer(text)
+    if geometry.macs > 400_000:
+        geometry = replace(geometry, oc=min(geometry.oc, 3))
+    chunks = list(ramulator2.export(geometry, dtype))
+    assert sum(share for _, share in chunks) == geometry.pixels
+    found = b"".join(chunk for chunk, _ in chunks).decode().splitlines()
+    assert found == convolution_accesses(geometry, {"fp16": 2, "fp32": 4}[dtype])
+
+
+def test_gpu_traffic_over_several_tiles(tmp_path):
+    geometry = parse_layer("conv:1x3x13x12,140,3x3,s1,p1")
+    path, _ = saved(tmp_path / "x.ldst", ramulator2.export(geometry, "fp16"))
+    lines = path.read_text().splitlines()
+    assert lines == convolution_accesses(geometry, 2)
+    assert ramulator2.counts(path) == Counter(line[:2] for line in lines)
+
+
+@pytest.mark.parametrize("line", ["LD", "LD 0xg", "RD 0x0", "LD 0x0 1", " LD 0x0", "", "LD -1"])
+def test_malformed_gpu_traffic(tmp_path, line):
+    path = tmp_path / "x.ldst"
+    path.write_text(f"LD 0x40\n{line}\nST 64\n")
+    with pytest.raises(TraceError, match=r"x\.ldst:2: not 'LD <address>'"):
+        ramulator2.counts(path)
+
+
+def shown(source, spec=NEWTON):
+    table = json.loads(b"".join(text for text, _ in perfetto.export(source, spec)))
+    return [event for event in table["traceEvents"] if event["ph"] == "X"], table
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_programs() | programs, st.sampled_from((NEWTON, replace(NEWTON, tCK_ps=333.3))))
+def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
+    events, _ = shown(source, spec)
+    threads = defaultdict(list)
+    for event in events:
+        start, duration = round(event["ts"] * 1e6), round(event["dur"] * 1e6)
+        assert start == round(event["args"]["clock"] * spec.tCK_ps) and duration > 0
+        threads[event["pid"], event["tid"]].append((start, start + duration))
+    for spans in threads.values():
+        spans.sort()
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    for channel in range(len(source.channels)):
+        stream = issued(source, spec, channel)
+        wanted = Counter()
+        for row in stream:
+            name = COMMANDS[row["command"]]
+            for gang in range(4) if name == "REF" else [row["gang"]]:
+                wanted[name, row["clock"], gang if name in ("G_ACT", "PRE", "REF") else row["column"]] += 1
+        found = Counter(
+            (e["name"], e["args"]["clock"], e["args"].get("gang", e["args"].get("column", -1)))
+            for e in events
+            if e["pid"] == channel
+        )
+        assert found == wanted
+
+
+def test_perfetto_by_hand():
+    # GWRITE of 2 bursts at 1 takes 4 cycles; rows open at 2, 19, 36, 53; COMPs at 64 and 66 (53 + nRCDR 11);
+    # READRES at 67 (nTREE 1) takes 2, so the rows stay open until 69. A cycle is 8/7 ns.
+    events, table = shown(program((write(bursts=2), *act_all(7), comp(2, row=7), read())))
+    cycle_us = 8 / 7 / 1e3
+    spans = [(e["name"], e["tid"], e["ts"] / cycle_us, (e["ts"] + e["dur"]) / cycle_us) for e in events]
+    wanted = [
+        ("COMP", 6, 64, 66),
+        ("COMP", 6, 66, 68),
+        ("GWRITE", 1, 1, 5),
+        ("READRES", 1, 67, 69),
+        *(("G_ACT", 2 + gang, 2 + 17 * gang, 69) for gang in range(4)),
+    ]
+    assert [span[:2] for span in spans] == [span[:2] for span in wanted]
+    assert np.allclose([span[2:] for span in spans], [span[2:] for span in wanted], atol=1e-2)
+    names = {(e["tid"], e["args"]["name"]) for e in table["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {(1, "bus"), *((2 + g, f"gang {g}") for g in range(4)), (6, "multipliers")}
+    assert table["displayTimeUnit"] == "ns" and table["otherData"]["tCK_ps"] == NEWTON.tCK_ps
