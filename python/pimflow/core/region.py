@@ -11,7 +11,8 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
-ELEMENT_BYTES = {"fp16": 2, "fp32": 4}
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
+RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}  # of what READRES returns
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
