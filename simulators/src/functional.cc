@@ -41,19 +41,19 @@ struct Header {
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
 };
 
-/*! \brief Operands (4-byte words) from zero on, where no vector straddles a cache line. */
+/*! \brief Operands (4-byte words), aligned so that no vector straddles a cache line; not initialised. */
 class Operands {
  public:
   explicit Operands(int64_t count)
-      : words_(static_cast<char*>(::operator new(count * 4, std::align_val_t(64)))) {
-    std::memset(words_.get(), 0, count * 4);
-  }
+      : count_(count), words_(static_cast<char*>(::operator new(count * 4, std::align_val_t(64)))) {}
+  void Clear() { std::memset(words_.get(), 0, count_ * 4); }
   char* at(int64_t index) const { return words_.get() + index * 4; }
 
  private:
   struct Free {
     void operator()(char* words) const { ::operator delete(words, std::align_val_t(64)); }
   };
+  const int64_t count_;
   std::unique_ptr<char, Free> words_;
 };
 
@@ -117,15 +117,23 @@ class Im2col {
 /*! \brief The open rows of one channel's banks, as operands, one lane a bank. */
 class OpenRows {
  public:
-  OpenRows(const Header& header, const LaneKernels& kernels, const char* pages, const int32_t* table)
+  OpenRows(const Header& header, const LaneKernels& kernels, const char* pages)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
         pages_(pages),
-        table_(table),
-        pages_of_gangs_(header.gangs, kClosed),
-        ready_(header.columns, 0),
-        operands_(header.row_elements() * header.lanes()) {}
+        pages_of_gangs_(header.gangs),
+        ready_(header.columns),
+        operands_(header.row_elements() * header.lanes()) {
+    operands_.Clear();  // the lanes beyond the banks stay zero
+  }
+
+  /*! \brief Close all rows; those opened from now on hold the pages of `table`. */
+  void Close(const int32_t* table) {
+    table_ = table;
+    std::fill(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed);
+    changed_ = true;
+  }
 
   void Open(int64_t gang, int64_t row) {
     const int64_t local = row - h_.row_begin;
@@ -148,10 +156,12 @@ class OpenRows {
       together_ = std::all_of(pages_of_gangs_.begin(), pages_of_gangs_.end(),
                               [&](int32_t page) { return page == pages_of_gangs_[0]; });
     }
-    for (int64_t c = column; c < column + count; ++c) {
+    const int64_t end = column + count;
+    for (int64_t c = column; c < end; ++c) {
       if (ready_[c]) continue;
-      ready_[c] = 1;
-      Widen(c * h_.elements_per_column, h_.elements_per_column);
+      const int64_t first = c;
+      for (; c < end && !ready_[c]; ++c) ready_[c] = 1;
+      Widen(first * h_.elements_per_column, (c - first) * h_.elements_per_column);
     }
     return operands_.at(column * h_.elements_per_column * h_.lanes());
   }
@@ -182,18 +192,17 @@ class OpenRows {
   const Storage storage_;
   const LaneKernels& kernels_;
   const char* pages_;
-  const int32_t* table_;
+  const int32_t* table_ = nullptr;
   std::vector<int32_t> pages_of_gangs_;
   std::vector<uint8_t> ready_;  // columns that `operands_` holds
   Operands operands_;
-  bool changed_ = false, together_ = false;
+  bool changed_ = true, together_ = false;
 };
 
-/*! \brief One channel: banks, global buffers and result latches. */
+/*! \brief One channel at a time: banks, global buffers and result latches. */
 class Channel {
  public:
-  Channel(const Header& header, const LaneKernels& kernels, const char* pages, const int32_t* table,
-          const char* input, char* output)
+  Channel(const Header& header, const LaneKernels& kernels, const char* pages, const char* input, char* output)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
@@ -201,12 +210,20 @@ class Channel {
         buffer_elements_(header.buffer_columns * header.elements_per_column),
         lanes_(header.lanes()),
         im2col_(header, input),
-        rows_(header, kernels, pages, table),
+        rows_(header, kernels, pages),
         buffers_(header.buffers * buffer_elements_),
         latches_(header.buffers * lanes_),
         kept_(lanes_),
         rounded_(lanes_),
         tree_(header.elements_per_column * kLanes) {}
+
+  /*! \brief Begin as a channel whose rows hold the pages of `table`. */
+  void Reset(const int32_t* table) {
+    rows_.Close(table);
+    buffers_.Clear();
+    latches_.Clear();
+    some_closed_ = true;
+  }
 
   void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
     im2col_.Gather(pixel, pixels, k, columns * h_.elements_per_column, buffers_.at(buffer * buffer_elements_));
@@ -257,15 +274,6 @@ T* Data(const ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief Run `work` on this thread and `threads - 1` others. */
-template <typename Work>
-void OnThreads(int64_t threads, const Work& work) {
-  std::vector<std::thread> pool;
-  for (int64_t t = 1; t < threads; ++t) pool.emplace_back(work);
-  work();
-  for (auto& thread : pool) thread.join();
-}
-
 /*!
  * \brief Execute all channels of a program.
  * \param header Words of Header.
@@ -295,35 +303,43 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const int64_t channels = offsets.numel() - 1;
   threads = std::clamp<int64_t>(threads, 1, channels);
 
-  const bool integer = storage == Storage::kInt8;
   const char* in = Data<const char>(input);
-  char* out = Data<char>(output);
-  std::unique_ptr<Operands> rounded;
-  if (storage == Storage::kFloat16 || storage == Storage::kBFloat16) {
-    rounded = std::make_unique<Operands>(input.numel());
-    constexpr int64_t kSlab = 1 << 16;
-    std::atomic<int64_t> next{0};
-    OnThreads(std::min(threads, input.numel() / kSlab + 1), [&]() {
-      for (int64_t i = kSlab * next++; i < input.numel(); i = kSlab * next++) {
-        kernels.narrow(storage, in + i * 4, std::min(kSlab, input.numel() - i), rounded->at(i));
-      }
-    });
-    in = rounded->at(0);
-  }
-  const int32_t unread = integer ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
-  std::fill(reinterpret_cast<int32_t*>(out), reinterpret_cast<int32_t*>(out) + output.numel(), unread);
+  auto* out = Data<int32_t>(output);
+  const int64_t to_round = storage == Storage::kFloat16 || storage == Storage::kBFloat16 ? input.numel() : 0;
+  const Operands rounded(to_round);
+  const int32_t unread = storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
+  // Every thread prepares slabs of both tensors, and begins with the channels when all are done.
+  constexpr int64_t kSlab = 1 << 14;
+  const int64_t slabs = (std::max(to_round, output.numel()) + kSlab - 1) / kSlab;
+  auto prepare = [&](int64_t slab) {
+    const int64_t begin = slab * kSlab, end = begin + kSlab;
+    if (begin < to_round) {
+      kernels.narrow(storage, in + begin * 4, std::min(kSlab, to_round - begin), rounded.at(begin));
+    }
+    if (begin < output.numel()) std::fill(out + begin, out + std::min(end, output.numel()), unread);
+  };
 
   const auto* stream = static_cast<const int64_t*>(words.data_ptr());
   const auto* begin = static_cast<const int64_t*>(offsets.data_ptr());
-  const auto* page = Data<const char>(pages);
   const auto* rows = static_cast<const int32_t*>(table.data_ptr());
-  std::atomic<int64_t> next{0};
-  OnThreads(threads, [&]() {
-    for (int64_t i = next++; i < channels; i = next++) {
-      Channel channel(h, kernels, page, rows + i * h.rows, in, out);
-      Walk(stream + begin[i], begin[i + 1] - begin[i], &channel);
+  std::vector<std::unique_ptr<Channel>> devices;
+  for (int64_t t = 0; t < threads; ++t) {
+    devices.push_back(std::make_unique<Channel>(h, kernels, Data<const char>(pages),
+                                                to_round ? rounded.at(0) : in, reinterpret_cast<char*>(out)));
+  }
+  std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
+  auto work = [&](Channel* device) {
+    for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared) prepare(i);
+    while (prepared < slabs) std::this_thread::yield();
+    for (int64_t i = next_channel++; i < channels; i = next_channel++) {
+      device->Reset(rows + i * h.rows);
+      Walk(stream + begin[i], begin[i + 1] - begin[i], device);
     }
-  });
+  };
+  std::vector<std::thread> pool;
+  for (int64_t t = 1; t < threads; ++t) pool.emplace_back(work, devices[t].get());
+  work(devices[0].get());
+  for (auto& thread : pool) thread.join();
 }
 
 ffi::Array<ffi::String> Variants() {

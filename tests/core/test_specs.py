@@ -48,7 +48,7 @@ WRONG_FIELDS = [
     ("pim", "tCK_ps", "tCK_ps = inf", "field 'tCK_ps': inf is not a finite"),
     ("pim", "tCK_ps", "tCK_ps = nan", "field 'tCK_ps': nan is not a finite"),
     ("pim", "latch_initial_value", "latch_initial_value = 0", "field 'latch_initial_value': 0 is not a bool"),
-    ("pim", "dtypes", "dtypes = ['fp16', 'int3']", "dtype 'int3' is none of fp16, fp32"),
+    ("pim", "dtypes", "dtypes = ['fp16', 'int3']", "dtype 'int3' is none of fp16, bf16, fp32, int8"),
     ("pim", "dtypes", "dtypes = [1]", "field 'dtypes': 1 is not a str"),
     ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = 10", "field 'row_base': 10 leaves none of 10"),
     ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = -1", "field 'row_base': -1 is not"),
