@@ -10,6 +10,7 @@ from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.schedule import Tiling, tiles_of_channel
 
+BAND = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
 
 
@@ -36,18 +37,11 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
     tiling = Tiling.of(program.geometry, pim, program.dtype)
-    width = tiling.columns * program.elements_per_column
-    # Banks lie side by side, as the executor reads them; [tile, chunk, slot, element, bank] where used.
-    rows = (tiling.tiles * tiling.chunks, pim.elements_per_row(program.dtype), program.banks)
-    lanes = np.zeros(rows, NUMPY_DTYPE[program.dtype])
-    used = lanes[:, : tiling.slots * width].reshape(
-        tiling.tiles, tiling.chunks, tiling.slots, width, program.banks
+    lanes = np.zeros(
+        (tiling.tiles * tiling.chunks, pim.elements_per_row(program.dtype), program.banks),
+        NUMPY_DTYPE[program.dtype],
     )
-    for tile in range(tiling.tiles):
-        filters = weights[tile * program.banks : (tile + 1) * program.banks]
-        for chunk in range(tiling.chunks):
-            elements = filters[:, chunk * width : (chunk + 1) * width].T
-            used[tile, chunk, :, : elements.shape[0], : elements.shape[1]] = elements.astype(lanes.dtype)
+    _fill(lanes, weights, tiling)
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)
     for channel in range(len(program.channels)):
@@ -55,3 +49,23 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
         held = np.arange(tiles.start * tiling.chunks, tiles.stop * tiling.chunks, dtype=np.int32)
         table[channel, : len(held)] = held
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
+
+
+def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
+    """Write ``weights[oc, K]`` into ``lanes[row, element, bank]``: banks side by side, as they are read.
+
+    Bands of a few elements of all filters stay in the cache between being rounded and being dealt out.
+    """
+    (oc, reduction), banks = weights.shape, lanes.shape[-1]
+    width = tiling.columns * tiling.elements_per_column
+    rows = lanes[:, : tiling.slots * width].reshape(tiling.tiles, tiling.chunks, tiling.slots, width, banks)
+    whole, rest = divmod(oc, banks)
+    for chunk in range(tiling.chunks):
+        for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
+            end = min(begin + BAND, (chunk + 1) * width, reduction)
+            band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
+            to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
+            tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)
+            to[:whole] = tiles.swapaxes(0, 1)[:, None]
+            if rest:
+                to[whole, ..., :rest] = band[:, whole * banks :]
