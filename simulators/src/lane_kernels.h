@@ -98,6 +98,9 @@ void WidenHalf(const char* from, int64_t count, char* to) {
   int64_t i = 0;
 #ifdef PIMFLOW_FROM_HALF
   for (; i + PIMFLOW_WIDTH <= count; i += PIMFLOW_WIDTH) {
+    // Weights that are used once come from memory, which the processor's own prefetch reads at half the
+    // rate: it stops at every 4 KiB. A page ahead was the best of 1, 2, 4, 8 and 16 KiB.
+    __builtin_prefetch(from + i * 2 + 4096);
     Store(to + i * 4, PIMFLOW_FROM_HALF(from + i * 2));
   }
 #endif
