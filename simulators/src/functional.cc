@@ -252,9 +252,13 @@ class Channel {
     char* latch = latches_.at(buffer * lanes_);
     char* out = output_ + ((pixel - h_.pixel_begin) * h_.oc + channel) * 4;
     const int64_t valid = std::min(h_.banks, h_.oc - channel);
-    kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
-    std::memcpy(out, rounded_.at(0), valid * 4);
-    std::memset(latch, 0, lanes_ * 4);
+    if (valid == lanes_) {
+      kernels_.narrow(storage_, latch, lanes_, out);
+    } else {
+      kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
+      std::memcpy(out, rounded_.at(0), valid * 4);
+    }
+    for (int64_t lane = 0; lane < lanes_; lane += kLanes) std::memset(latch + lane * 4, 0, kLanes * 4);
   }
 
  private:

@@ -2,7 +2,7 @@
  * \brief The kernels of lanes.h, for one instruction set: lanes.cc includes this file once for each.
  *
  * No include guard and no includes. PIMFLOW_WIDTH is the words of a vector; PIMFLOW_FROM_HALF(p) and
- * PIMFLOW_TO_HALF(p, v), where defined, load and store a vector of fp16.
+ * PIMFLOW_ROUND_TO_HALF(v), where defined, load a vector of fp16 and round one of fp32.
  */
 
 typedef float Floats __attribute__((vector_size(PIMFLOW_WIDTH * 4)));
@@ -74,8 +74,8 @@ void CompAny(const char* weights, const char* vector, int64_t columns, int64_t e
 }
 
 template <typename Vector, typename Scalar>
-void CompOf(const char* weights, const char* vector, int64_t columns, int64_t elements, int64_t lanes,
-            char* latch, char* tree) {
+inline void CompOf(const char* weights, const char* vector, int64_t columns, int64_t elements, int64_t lanes,
+                   char* latch, char* tree) {
   if (lanes == kLanes && elements == 16) {
     CompRun<Vector, Scalar, 16>(weights, vector, columns, kLanes, latch);
   } else if (lanes == kLanes && elements == 8) {
@@ -89,9 +89,13 @@ void CompOf(const char* weights, const char* vector, int64_t columns, int64_t el
 
 void Comp(bool integer, const void* weights, const void* vector, int64_t columns, int64_t elements,
           int64_t lanes, void* latch, void* tree) {
-  auto comp = integer ? CompOf<Integers, uint32_t> : CompOf<Floats, float>;
-  comp(static_cast<const char*>(weights), static_cast<const char*>(vector), columns, elements, lanes,
-       static_cast<char*>(latch), static_cast<char*>(tree));
+  const auto *w = static_cast<const char*>(weights), *x = static_cast<const char*>(vector);
+  auto *sum = static_cast<char*>(latch), *scratch = static_cast<char*>(tree);
+  if (integer) {
+    CompOf<Integers, uint32_t>(w, x, columns, elements, lanes, sum, scratch);
+  } else {
+    CompOf<Floats, float>(w, x, columns, elements, lanes, sum, scratch);
+  }
 }
 
 void WidenHalf(const char* from, int64_t count, char* to) {
@@ -134,9 +138,7 @@ void Narrow(Storage storage, const void* operands, int64_t count, void* rounded)
   if (storage == Storage::kFloat16) {
 #ifdef PIMFLOW_FROM_HALF
     for (; i + PIMFLOW_WIDTH <= count; i += PIMFLOW_WIDTH) {
-      char half[PIMFLOW_WIDTH * 2];
-      PIMFLOW_TO_HALF(half, Load<Floats>(from + i * 4));
-      const Floats value = (Floats)PIMFLOW_FROM_HALF(half);
+      const Floats value = (Floats)PIMFLOW_ROUND_TO_HALF(Load<Floats>(from + i * 4));
       Store(to + i * 4, value == value ? (Integers)value : Integers{} + 0x7fc00000u);
     }
 #endif

@@ -27,11 +27,11 @@ namespace portable {
 namespace avx2 {
 #define PIMFLOW_WIDTH 8
 #define PIMFLOW_FROM_HALF(p) _mm256_cvtph_ps(Load<__m128i>(p))
-#define PIMFLOW_TO_HALF(p, v) Store(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
+#define PIMFLOW_ROUND_TO_HALF(v) _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
 #include "lane_kernels.h"
 #undef PIMFLOW_WIDTH
 #undef PIMFLOW_FROM_HALF
-#undef PIMFLOW_TO_HALF
+#undef PIMFLOW_ROUND_TO_HALF
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -40,11 +40,12 @@ namespace avx2 {
 namespace avx512 {
 #define PIMFLOW_WIDTH 16
 #define PIMFLOW_FROM_HALF(p) _mm512_maskz_cvtph_ps(0xffff, Load<__m256i>(p))
-#define PIMFLOW_TO_HALF(p, v) Store(p, _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT))
+#define PIMFLOW_ROUND_TO_HALF(v) \
+  _mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT))
 #include "lane_kernels.h"
 #undef PIMFLOW_WIDTH
 #undef PIMFLOW_FROM_HALF
-#undef PIMFLOW_TO_HALF
+#undef PIMFLOW_ROUND_TO_HALF
 }  // namespace avx512
 #pragma GCC pop_options
 
