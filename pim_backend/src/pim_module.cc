@@ -197,7 +197,9 @@ class PimModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    TVM_FFI_ICHECK_EQ(r.Get<uint64_t>(), kMagic) << "not a PIM module";
+    if (r.Get<uint64_t>() != kMagic) {
+      TVM_FFI_THROW(ArtifactError) << "PIM regions of another version of pimflow: compile the network again";
+    }
     auto module = ffi::make_object<PimModuleObj>();
     for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
       std::string name;

@@ -300,6 +300,11 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto storage = static_cast<Storage>(h.storage);
   const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
   TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
+  const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
+  for (const ffi::TensorView& each : {input, output}) {
+    TVM_FFI_ICHECK(each.dtype().code == code && each.dtype().bits == 32)
+        << "input and output are fp32, or int32 where the program is of int8";
+  }
   TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.c) << "input tensor does not fit the program";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.oc)
       << "output tensor does not fit the program";
