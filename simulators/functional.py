@@ -50,7 +50,8 @@ class Device:
             raise UsageError(f"region '{program.region}': the memory image is another program's")
         self.program = program
         table = np.ascontiguousarray(image.table, np.int32)
-        self._arrays = (program.header(), *program.packed(), image.lanes, table)
+        arrays = (program.header(), *program.packed(), image.lanes, table)
+        self._tensors = tuple(map(tvm_ffi.from_dlpack, arrays))
 
     def run(self, x: np.ndarray, threads: int | None = None, variant: str = "") -> np.ndarray:
         """What the device computes; see `execute`."""
@@ -66,8 +67,8 @@ class Device:
             raise UsageError(f"region '{program.region}' takes an input of int8, got {x.dtype}")
         word = np.int32 if integer else np.float32
         out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
-        arrays = (*self._arrays, np.ascontiguousarray(x, word), out)
-        _execute(*(tvm_ffi.from_dlpack(a) for a in arrays), threads or os.cpu_count() or 1, variant)
+        operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), out))
+        _execute(*self._tensors, *operands, threads or os.cpu_count() or 1, variant)
         return out
 
 

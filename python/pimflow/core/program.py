@@ -239,6 +239,10 @@ class PimProgram:
             else:
                 for item in value:
                     check_size(f"geometry.{name}", item, least)
+        if self.geometry.groups != 1:
+            raise ValueError(
+                "field 'geometry.groups' is not 1: a grouped convolution is no matrix-vector product"
+            )
 
     def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
         for name in ("pixels", "columns", "count"):
