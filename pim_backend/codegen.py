@@ -33,12 +33,9 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
 
 def add_region(module: object, symbol: str, program: PimProgram, image: MemoryImage) -> None:
     """Put a region into a runtime `module`, to be called as ``symbol(input, output)``."""
-    pages = image.pages.reshape(*image.pages.shape[:2], program.columns_per_row, program.elements_per_column)
-    if pages.dtype == np.float16:
-        pages = pages.view(np.uint16)
     words, offsets = program.packed()
     table = np.ascontiguousarray(image.table, np.int32)
-    arrays = (program.header(), words, offsets, np.ascontiguousarray(pages), table)
+    arrays = (program.header(), words, offsets, image.lanes, table)
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.core.program import MemoryImage, PimProgram
+from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.schedule import Tiling, tiles_of_channel
 
-NUMPY_DTYPE = {"fp16": np.float16, "fp32": np.float32}
+BAND = 64  # elements
+NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
 
 
 def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> MemoryImage:
@@ -21,27 +24,48 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
     Parameters
     ----------
     program : PimProgram
-    weights : ndarray, [oc, K], float
+    weights : ndarray, [oc, K], float or int8
         Filters in (kh, kw, c) order; rounded to the program's storage type.
     pim : PimSpec
         The device that `program` was lowered for.
+
+    Raises
+    ------
+    UsageError
+        If the program is of int8 and `weights` are not.
     """
+    if program.dtype == "int8" and weights.dtype != np.int8:
+        raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
     tiling = Tiling.of(program.geometry, pim, program.dtype)
-    width = tiling.columns * program.elements_per_column
-    oc, reduction = weights.shape
-    padded = np.zeros((tiling.tiles * program.banks, tiling.chunks * width), NUMPY_DTYPE[program.dtype])
-    padded[:oc, :reduction] = weights
-    chunks = padded.reshape(tiling.tiles, program.banks, tiling.chunks, width).swapaxes(1, 2)
-    pages = np.zeros(
-        (tiling.tiles * tiling.chunks, program.banks, pim.elements_per_row(program.dtype)), padded.dtype
+    lanes = np.zeros(
+        (tiling.tiles * tiling.chunks, pim.elements_per_row(program.dtype), program.banks),
+        NUMPY_DTYPE[program.dtype],
     )
-    slotted = pages[:, :, : tiling.slots * width].reshape(*pages.shape[:2], tiling.slots, width)
-    slotted[...] = chunks.reshape(-1, program.banks, 1, width)
-    pages[:, :, : tiling.slots * width] = slotted.reshape(*pages.shape[:2], -1)
+    _fill(lanes, weights, tiling)
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)
     for channel in range(len(program.channels)):
         tiles = tiles_of_channel(program, tiling, channel)
-        rows = np.arange(tiles.start * tiling.chunks, tiles.stop * tiling.chunks, dtype=np.int32)
-        table[channel, : len(rows)] = rows
-    return MemoryImage(row_begin=program.row_begin, pages=pages, table=table)
+        held = np.arange(tiles.start * tiling.chunks, tiles.stop * tiling.chunks, dtype=np.int32)
+        table[channel, : len(held)] = held
+    return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
+
+
+def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
+    """Write ``weights[oc, K]`` into ``lanes[row, element, bank]``: banks side by side, as they are read.
+
+    Bands of a few elements of all filters stay in the cache between being rounded and being dealt out.
+    """
+    (oc, reduction), banks = weights.shape, lanes.shape[-1]
+    width = tiling.columns * tiling.elements_per_column
+    rows = lanes[:, : tiling.slots * width].reshape(tiling.tiles, tiling.chunks, tiling.slots, width, banks)
+    whole, rest = divmod(oc, banks)
+    for chunk in range(tiling.chunks):
+        for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
+            end = min(begin + BAND, (chunk + 1) * width, reduction)
+            band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
+            to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
+            tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)
+            to[:whole] = tiles.swapaxes(0, 1)[:, None]
+            if rest:
+                to[whole, ..., :rest] = band[:, whole * banks :]

@@ -9,16 +9,17 @@ import tvm_ffi
 
 from pimflow import native
 from pimflow.core.program import MemoryImage, PimProgram
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import TraceError, UnknownNameError, UsageError
 
 _execute = native.get("pimflow.simulators.execute")
 
 
-def lane_pages(image: MemoryImage, program: PimProgram) -> np.ndarray:
-    """The image's pages as the executor reads them: [pages, columns, elements, banks], fp32."""
-    shape = (len(image.pages), program.banks, program.columns_per_row, program.elements_per_column)
-    lanes = image.pages.astype(np.float32).reshape(shape).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(lanes)
+def simd_variants() -> tuple[str, ...]:
+    """Instruction sets in which the executor can run here, the fastest first; the last is ``portable``.
+
+    They compute the same bits. The environment variable ``PIMFLOW_SIMD`` names the one to use.
+    """
+    return tuple(map(str, native.get("pimflow.simulators.simd_variants")()))
 
 
 class Device:
@@ -45,26 +46,39 @@ class Device:
         held = (len(program.channels), program.rows)
         page = (program.banks, program.columns_per_row * program.elements_per_column)
         fits = image.table.shape == held and image.pages.shape[1:] == page
-        if not fits or image.table.max(initial=-1) >= len(image.pages):
+        if image.dtype != program.dtype or not fits or image.table.max(initial=-1) >= len(image.pages):
             raise UsageError(f"region '{program.region}': the memory image is another program's")
         self.program = program
         table = np.ascontiguousarray(image.table, np.int32)
-        self._arrays = (program.header(), *program.packed(), lane_pages(image, program), table)
+        arrays = (program.header(), *program.packed(), image.lanes, table)
+        self._tensors = tuple(map(tvm_ffi.from_dlpack, arrays))
 
-    def run(self, x: np.ndarray, threads: int | None = None) -> np.ndarray:
+    def run(self, x: np.ndarray, threads: int | None = None, variant: str = "") -> np.ndarray:
         """What the device computes; see `execute`."""
         g, program = self.program.geometry, self.program
         if x.shape != (g.n, g.h, g.w, g.c):
             raise UsageError(
                 f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"
             )
-        out = np.empty((program.pixel_end - program.pixel_begin, g.oc), np.float32)
-        arrays = (*self._arrays, np.ascontiguousarray(x, np.float32), out)
-        _execute(*(tvm_ffi.from_dlpack(a) for a in arrays), threads or os.cpu_count() or 1)
+        if variant and variant not in simd_variants():
+            raise UnknownNameError("variant", variant, simd_variants())
+        integer = program.dtype == "int8"
+        if integer and x.dtype != np.int8:
+            raise UsageError(f"region '{program.region}' takes an input of int8, got {x.dtype}")
+        word = np.int32 if integer else np.float32
+        out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
+        operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), out))
+        _execute(*self._tensors, *operands, threads or os.cpu_count() or 1, variant)
         return out
 
 
-def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int | None = None) -> np.ndarray:
+def execute(
+    program: PimProgram,
+    image: MemoryImage,
+    x: np.ndarray,
+    threads: int | None = None,
+    variant: str = "",
+) -> np.ndarray:
     """What the PIM device computes.
 
     Parameters
@@ -72,20 +86,25 @@ def execute(program: PimProgram, image: MemoryImage, x: np.ndarray, threads: int
     program : PimProgram
     image : MemoryImage
     x : ndarray, [n, h, w, c], float32
-        Input of the convolution; rounded to the program's storage type.
+        Input of the convolution; rounded to the program's storage type. int8 for an int8 program.
     threads : int, optional
         Channels simulated at a time; all processors by default. Values do not depend on it.
+    variant : str, optional
+        One of `simd_variants`. Values do not depend on it.
 
     Returns
     -------
     ndarray, [pixel_end - pixel_begin, oc], float32
-        Values of the storage type; NaN where no READRES delivered a result.
+        Values of the storage type; NaN where no READRES delivered a result. For an int8 program the
+        sums, int32, modulo 2^32, and -2^31 where none was delivered.
 
     Raises
     ------
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` or `x` is not `program`'s.
+        If `image` or `x` is not `program`'s, or the environment asks for an unknown variant.
+    UnknownNameError
+        If `variant` is none of this processor's.
     """
-    return Device(program, image).run(x, threads)
+    return Device(program, image).run(x, threads, variant)

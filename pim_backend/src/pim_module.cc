@@ -10,10 +10,10 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,7 +26,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x31304d4950ull;  // "PIM01"
+constexpr uint64_t kMagic = 0x32304d4950ull;  // "PIM02"
 
 struct Allocator {
   void AllocData(DLTensor* tensor) {
@@ -37,14 +37,7 @@ struct Allocator {
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
 
-template <typename T>
-ffi::Tensor ToTensor(const std::vector<T>& values, ffi::Shape shape, DLDataType dtype) {
-  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(Allocator(), shape, dtype, DLDevice{kDLCPU, 0});
-  std::memcpy(tensor.data_ptr(), values.data(), values.size() * sizeof(T));
-  return tensor;
-}
-
-constexpr DLDataType kInt64{kDLInt, 64, 1}, kInt32{kDLInt, 32, 1}, kFloat32{kDLFloat, 32, 1};
+constexpr DLDataType kFloat32{kDLFloat, 32, 1};
 
 ffi::Tensor HostTensor(ffi::ShapeView shape, DLDataType dtype) {
   return ffi::Tensor::FromNDAlloc(Allocator(), shape, dtype, DLDevice{kDLCPU, 0});
@@ -124,45 +117,38 @@ void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
   if (!on_host) CopyBetweenDevices(host, y);
 }
 
-/*! \brief One region: its program, and what its banks hold. */
-struct Region {
-  std::vector<int64_t> header, words, offsets;
-  std::vector<uint8_t> pages;  // [pages, banks, columns, elements] of the storage type
-  std::vector<int64_t> pages_shape;
-  std::vector<int32_t> table;
-  int64_t half = 1;
-  // What the device reads, made on the first call.
-  std::optional<ffi::Tensor> header_tensor, words_tensor, offsets_tensor, lanes_tensor, table_tensor;
+int64_t Bytes(const ffi::Tensor& tensor) { return tensor.numel() * tensor.dtype().bits / 8; }
 
-  void Prepare() {
-    if (lanes_tensor) return;
-    const int64_t count = pages_shape[0], banks = pages_shape[1];
-    const int64_t columns = pages_shape[2], elements = pages_shape[3], row = columns * elements;
-    std::vector<float> lanes(count * banks * row);
-    for (int64_t p = 0; p < count; ++p) {
-      for (int64_t b = 0; b < banks; ++b) {
-        for (int64_t e = 0; e < row; ++e) {
-          const int64_t from = (p * banks + b) * row + e;
-          float value;
-          if (half) {
-            uint16_t bits;
-            std::memcpy(&bits, &pages[from * 2], 2);
-            value = FromHalf(bits);
-          } else {
-            std::memcpy(&value, &pages[from * 4], 4);
-          }
-          lanes[(p * row + e) * banks + b] = value;
-        }
-      }
-    }
-    auto flat = [](size_t n) { return ffi::Shape({static_cast<int64_t>(n)}); };
-    header_tensor = ToTensor(header, flat(header.size()), kInt64);
-    words_tensor = ToTensor(words, flat(words.size()), kInt64);
-    offsets_tensor = ToTensor(offsets, flat(offsets.size()), kInt64);
-    table_tensor = ToTensor(table, flat(table.size()), kInt32);
-    lanes_tensor = ToTensor(lanes, flat(lanes.size()), kFloat32);
-  }
+/*! \brief What a region's function hands to the device: its program, and what its banks hold. */
+struct Region {
+  ffi::Tensor header, words, offsets;
+  ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
+  ffi::Tensor table;
+
+  std::array<ffi::Tensor*, 5> All() { return {&header, &words, &offsets, &pages, &table}; }
 };
+
+void PutTensor(const ffi::Tensor& tensor, Writer* w) {
+  w->Put(tensor.dtype());
+  w->PutAll(tensor.shape());
+  w->out.append(static_cast<const char*>(tensor.data_ptr()), Bytes(tensor));
+}
+
+ffi::Tensor GetTensor(Reader* r) {
+  const auto dtype = r->Get<DLDataType>();
+  std::vector<int64_t> shape;
+  r->GetAll(&shape);
+  uint64_t bytes = dtype.bits / 8;
+  for (int64_t extent : shape) {
+    TVM_FFI_ICHECK(extent >= 0 && extent < int64_t{1} << 31 && bytes < uint64_t{1} << 31)
+        << "not a tensor of a PIM module";
+    bytes *= extent;
+  }
+  const char* data = r->Take(bytes);
+  ffi::Tensor tensor = HostTensor(ffi::Shape(shape), dtype);
+  std::memcpy(tensor.data_ptr(), data, bytes);
+  return tensor;
+}
 
 /*! \brief Called after each region with (symbol, input, output), both fp32 on the CPU, if set. */
 ffi::Optional<ffi::Function>& Observer() {
@@ -188,12 +174,11 @@ class PimModuleObj : public ffi::ModuleObj {
         TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
-      region->Prepare();
       static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
       ffi::Tensor operand = ToHost(x), result = HostTensor(y.shape(), kFloat32);
-      execute(*region->header_tensor, *region->words_tensor, *region->offsets_tensor, *region->lanes_tensor,
-              *region->table_tensor, operand, result, threads);
+      execute(region->header, region->words, region->offsets, region->pages, region->table, operand, result,
+              threads, ffi::String());
       FromHost(result, y);
       if (Observer()) (*Observer())(name, operand, result);
     });
@@ -205,32 +190,22 @@ class PimModuleObj : public ffi::ModuleObj {
     w.Put<uint64_t>(regions.size());
     for (const auto& [name, region] : regions) {
       w.PutAll(name);
-      w.Put(region.half);
-      w.PutAll(region.header);
-      w.PutAll(region.words);
-      w.PutAll(region.offsets);
-      w.PutAll(region.pages);
-      w.PutAll(region.pages_shape);
-      w.PutAll(region.table);
+      for (const ffi::Tensor* tensor : Region(region).All()) PutTensor(*tensor, &w);
     }
     return ffi::Bytes(w.out);
   }
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    TVM_FFI_ICHECK_EQ(r.Get<uint64_t>(), kMagic) << "not a PIM module";
+    if (r.Get<uint64_t>() != kMagic) {
+      TVM_FFI_THROW(ArtifactError) << "PIM regions of another version of pimflow: compile the network again";
+    }
     auto module = ffi::make_object<PimModuleObj>();
     for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
       std::string name;
       r.GetAll(&name);
       Region region;
-      region.half = r.Get<int64_t>();
-      r.GetAll(&region.header);
-      r.GetAll(&region.words);
-      r.GetAll(&region.offsets);
-      r.GetAll(&region.pages);
-      r.GetAll(&region.pages_shape);
-      r.GetAll(&region.table);
+      for (ffi::Tensor* tensor : region.All()) *tensor = GetTensor(&r);
       module->regions.emplace(std::move(name), std::move(region));
     }
     return ffi::Module(module);
@@ -239,30 +214,22 @@ class PimModuleObj : public ffi::ModuleObj {
   std::map<std::string, Region> regions;
 };
 
-template <typename T>
-void Copy(const ffi::TensorView& from, std::vector<T>* to) {
-  const auto* data = reinterpret_cast<const T*>(static_cast<const char*>(from.data_ptr()) + from.byte_offset());
-  to->assign(data, data + from.numel());
+ffi::Tensor Copy(const ffi::TensorView& from) {
+  ffi::Tensor to = HostTensor(from.shape(), from.dtype());
+  std::memcpy(to.data_ptr(), static_cast<const char*>(from.data_ptr()) + from.byte_offset(), Bytes(to));
+  return to;
 }
 
 ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()); }
 
 /*!
  * \brief Add a region to a module made by CreateModule.
- * \param pages [pages, banks, columns, elements], uint16 bits of fp16 or float32.
+ * \param pages [pages, elements per row, banks], bits of the storage type.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
                ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
-  Region region;
-  Copy(header, &region.header);
-  Copy(words, &region.words);
-  Copy(offsets, &region.offsets);
-  Copy(table, &region.table);
-  region.half = pages.dtype().bits == 16;
-  for (int i = 0; i < pages.ndim(); ++i) region.pages_shape.push_back(pages.size(i));
-  const auto* data = static_cast<const uint8_t*>(pages.data_ptr()) + pages.byte_offset();
-  region.pages.assign(data, data + pages.numel() * pages.dtype().bits / 8);
+  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table)};
   obj->regions[std::string(symbol)] = std::move(region);
 }
 

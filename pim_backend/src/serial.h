@@ -42,11 +42,16 @@ class Reader {
     Take(values->data(), size * sizeof((*values)[0]));
   }
 
+  /*! \brief The next `bytes` bytes; checked before anything is allocated for them. */
+  const char* Take(size_t bytes) {
+    TVM_FFI_ICHECK_LE(bytes, static_cast<size_t>(end_ - at_)) << "truncated pimflow module";
+    at_ += bytes;
+    return at_ - bytes;
+  }
+
  private:
   void Take(void* to, size_t bytes) {
-    TVM_FFI_ICHECK_LE(bytes, static_cast<size_t>(end_ - at_)) << "truncated pimflow module";
-    std::memcpy(to, at_, bytes);
-    at_ += bytes;
+    std::memcpy(to, Take(bytes), bytes);
   }
   const char *at_, *end_;
 };

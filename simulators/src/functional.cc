@@ -2,9 +2,11 @@
  * \brief DRAM-PIM by value: executes the commands of one channel on banks, buffers and latches.
  *
  * Its only inputs are the encoded program, the memory image and the input tensor. Operands are of the
- * storage type, products and sums are fp32 in a fixed order: an adder tree over the pairs (2i, 2i+1)
- * of a column's products, then one accumulation per COMP. READRES rounds to the storage type.
+ * storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder tree over the
+ * pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES rounds to the
+ * storage type; int8 gives the int32 sums. lanes.h does the arithmetic.
  */
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/tvm_ffi.h>
 
@@ -12,10 +14,13 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "lanes.h"
 #include "program.h"
 
 namespace pimflow {
@@ -29,180 +34,243 @@ struct Header {
   int64_t stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, oh, ow;
   int64_t pixel_begin, pixel_end;
   int64_t banks, gangs, columns, elements_per_column, buffers, row_begin, rows;
-  int64_t half;  // 1: fp16 storage, 0: fp32
+  int64_t storage;  // a Storage
+  int64_t buffer_columns;
+
+  int64_t row_elements() const { return columns * elements_per_column; }
+  int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
 };
 
-/*! \brief Nearest fp16 value, ties to even; overflow gives infinity. */
-inline float RoundToHalf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t sign = bits & 0x80000000u, magnitude = bits ^ sign;
-  float result;
-  if (magnitude >= 0x7f800000u) return value;  // infinity, NaN
-  if (magnitude < 0x38800000u) {               // below 2^-14: fixed step of 2^-24
-    std::memcpy(&result, &magnitude, 4);
-    result = (result + 0.5f) - 0.5f;  // the sum's last bit is 2^-24
-  } else {
-    uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-    rounded &= ~0x1fffu;
-    if (rounded >= 0x47800000u) rounded = 0x7f800000u;  // 65520 and above
-    std::memcpy(&result, &rounded, 4);
-  }
-  std::memcpy(&bits, &result, 4);
-  bits |= sign;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define PIMFLOW_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define PIMFLOW_CLONES
-#endif
-
-/*!
- * \brief `count` COMPs: latch[b] += tree(weights[column][e][b] * vector[column][e]).
- *
- * Lanes are banks, so vector width never changes the order of a sum.
- */
-template <int kBanks, int kElements>
-inline void CompRun(const float* __restrict weights, const float* __restrict vector, int64_t count,
-                    float* __restrict latch) {
-  for (int64_t column = 0; column < count; ++column) {
-    float partial[kElements / 2][kBanks];
-    for (int i = 0; i < kElements / 2; ++i) {
-      const float x0 = vector[2 * i], x1 = vector[2 * i + 1];
-      for (int b = 0; b < kBanks; ++b) {
-        partial[i][b] = weights[2 * i * kBanks + b] * x0 + weights[(2 * i + 1) * kBanks + b] * x1;
-      }
-    }
-    for (int width = kElements / 4; width >= 1; width /= 2) {
-      for (int i = 0; i < width; ++i) {
-        for (int b = 0; b < kBanks; ++b) partial[i][b] = partial[2 * i][b] + partial[2 * i + 1][b];
-      }
-    }
-    for (int b = 0; b < kBanks; ++b) latch[b] += partial[0][b];
-    weights += kElements * kBanks;
-    vector += kElements;
-  }
-}
-
-PIMFLOW_CLONES
-void CompRun16x16(const float* weights, const float* vector, int64_t count, float* latch) {
-  CompRun<16, 16>(weights, vector, count, latch);
-}
-
-PIMFLOW_CLONES
-void CompRun16x8(const float* weights, const float* vector, int64_t count, float* latch) {
-  CompRun<16, 8>(weights, vector, count, latch);
-}
-
-/*! \brief The same for any organisation, over banks [bank, bank + lanes). */
-void CompRunAny(const float* weights, const float* vector, int64_t count, int64_t banks,
-                int64_t elements, int64_t bank, int64_t lanes, float* latch) {
-  std::vector<float> tree(elements);
-  for (int64_t column = 0; column < count; ++column) {
-    for (int64_t b = bank; b < bank + lanes; ++b) {
-      for (int64_t e = 0; e < elements; ++e) tree[e] = weights[e * banks + b] * vector[e];
-      for (int64_t width = elements; width > 1; width = (width + 1) / 2) {
-        for (int64_t i = 0; i < width / 2; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
-        if (width % 2) tree[width / 2] = tree[width - 1];
-      }
-      latch[b] += tree[0];
-    }
-    weights += elements * banks;
-    vector += elements;
-  }
-}
-
-/*! \brief One channel: banks, global buffers and result latches. */
-class Channel {
+/*! \brief Operands (4-byte words), aligned so that no vector straddles a cache line; not initialised. */
+class Operands {
  public:
-  Channel(const Header& header, const float* pages, const int32_t* table, const float* input,
-          float* output)
+  explicit Operands(int64_t count)
+      : count_(count), words_(static_cast<char*>(::operator new(count * 4, std::align_val_t(64)))) {}
+  void Clear() { std::memset(words_.get(), 0, count_ * 4); }
+  char* at(int64_t index) const { return words_.get() + index * 4; }
+
+ private:
+  struct Free {
+    void operator()(char* words) const { ::operator delete(words, std::align_val_t(64)); }
+  };
+  const int64_t count_;
+  std::unique_ptr<char, Free> words_;
+};
+
+/*! \brief Elements of im2col vectors, in (kh, kw, c) order, of an input of operands. */
+class Im2col {
+ public:
+  Im2col(const Header& header, const char* input)
       : h_(header),
-        pages_(pages),
-        table_(table),
         input_(input),
-        output_(output),
-        row_elements_(header.columns * header.elements_per_column),
-        buffers_(header.buffers * row_elements_, 0.0f),
-        latches_(header.buffers * header.banks, 0.0f),
-        zeros_(row_elements_ * header.banks, 0.0f),
-        open_(header.gangs, nullptr) {}
+        // Taps that lie side by side in the input: a row of the kernel, unless it is dilated.
+        taps_(header.dilation_w == 1 ? header.kw : 1),
+        runs_(header.kw / taps_),
+        run_elements_(taps_ * header.c) {}
 
-  void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
-    float* out = &buffers_[buffer * row_elements_];
-    const int64_t elements = columns * h_.elements_per_column;
-    for (int64_t slot = 0; slot < pixels; ++slot) Gather(pixel + slot, k, elements, out + slot * elements);
-  }
-
-  void GAct(int64_t gang, int64_t row) {
-    const int64_t local = row - h_.row_begin;
-    const int32_t page = local >= 0 && local < h_.rows ? table_[local] : -1;
-    open_[gang] = page < 0 ? zeros_.data() : pages_ + page * row_elements_ * h_.banks;
-  }
-
-  void Comp(int64_t buffer, int64_t /*row: whatever is open*/, int64_t column, int64_t count) {
-    const int64_t elements = h_.elements_per_column, first = column * elements;
-    const float* vector = &buffers_[buffer * row_elements_ + first];
-    float* latch = &latches_[buffer * h_.banks];
-    const bool together =
-        open_[0] && std::all_of(open_.begin(), open_.end(), [&](const float* p) { return p == open_[0]; });
-    if (together && h_.banks == 16 && elements == 16) {
-      CompRun16x16(open_[0] + first * 16, vector, count, latch);
-    } else if (together && h_.banks == 16 && elements == 8) {
-      CompRun16x8(open_[0] + first * 16, vector, count, latch);
-    } else {
-      const int64_t lanes = h_.banks / h_.gangs;
-      for (int64_t gang = 0; gang < h_.gangs; ++gang) {
-        if (!open_[gang]) continue;
-        CompRunAny(open_[gang] + first * h_.banks, vector, count, h_.banks, elements, gang * lanes, lanes,
-                   latch);
+  /*! \brief Elements [k, k + count) of `pixels` vectors from that of `pixel` on, one behind the other. */
+  void Gather(int64_t pixel, int64_t pixels, int64_t k, int64_t count, char* out) const {
+    int64_t ow = pixel % h_.ow, oh = pixel / h_.ow % h_.oh, n = pixel / (h_.ow * h_.oh);
+    const int64_t end = std::min(k + count, h_.kh * h_.kw * h_.c);
+    for (; pixels > 0; --pixels) {
+      char* to = out;
+      for (int64_t from = k; from < end;) {
+        const int64_t run = from / run_elements_, first = from - run * run_elements_;
+        const int64_t length = std::min(run_elements_ - first, end - from);
+        Run(n, oh, ow, run, first, length, to);
+        from += length;
+        to += length * 4;
+      }
+      out += count * 4;
+      std::memset(to, 0, out - to);
+      if (++ow == h_.ow) {
+        ow = 0;
+        if (++oh == h_.oh) oh = 0, ++n;
       }
     }
-  }
-
-  void Readres(int64_t buffer, int64_t pixel, int64_t channel) {
-    float* latch = &latches_[buffer * h_.banks];
-    float* out = output_ + (pixel - h_.pixel_begin) * h_.oc;
-    const int64_t valid = std::min(h_.banks, h_.oc - channel);
-    for (int64_t b = 0; b < valid; ++b) out[channel + b] = h_.half ? RoundToHalf(latch[b]) : latch[b];
-    std::fill(latch, latch + h_.banks, 0.0f);
   }
 
  private:
-  /*! \brief Elements [k, k + count) of the im2col vector of a pixel, in (kh, kw, c) order. */
-  void Gather(int64_t pixel, int64_t k, int64_t count, float* out) const {
-    const int64_t ow = pixel % h_.ow, oh = pixel / h_.ow % h_.oh, n = pixel / (h_.ow * h_.oh);
-    const int64_t reduction = h_.kh * h_.kw * h_.c, end = k + count;
-    while (k < end) {
-      if (k >= reduction) {
-        std::fill(out, out + (end - k), 0.0f);
-        return;
+  /*! \brief Elements [first, first + length) of a run of taps; zero where it lies in padding. */
+  void Run(int64_t n, int64_t oh, int64_t ow, int64_t run, int64_t first, int64_t length, char* to) const {
+    const int64_t ky = run / runs_, kx = run % runs_ * h_.dilation_w;
+    const int64_t y = oh * h_.stride_h - h_.pad_top + ky * h_.dilation_h;
+    const int64_t x = ow * h_.stride_w - h_.pad_left + kx;
+    int64_t begin = first, stop = first + length;  // what of it the input holds
+    if (y < 0 || y >= h_.h) {
+      stop = begin;
+    } else if (x < 0 || x + taps_ > h_.w) {
+      begin = std::clamp(-x * h_.c, first, stop);
+      stop = std::clamp((h_.w - x) * h_.c, begin, stop);
+    }
+    std::memset(to, 0, (begin - first) * 4);
+    std::memcpy(to + (begin - first) * 4, input_ + (((n * h_.h + y) * h_.w + x) * h_.c + begin) * 4,
+                (stop - begin) * 4);
+    std::memset(to + (stop - first) * 4, 0, (first + length - stop) * 4);
+  }
+
+  const Header& h_;
+  const char* input_;
+  const int64_t taps_, runs_, run_elements_;
+};
+
+/*! \brief The open rows of one channel's banks, as operands, one lane a bank. */
+class OpenRows {
+ public:
+  OpenRows(const Header& header, const LaneKernels& kernels, const char* pages)
+      : h_(header),
+        storage_(static_cast<Storage>(header.storage)),
+        kernels_(kernels),
+        pages_(pages),
+        pages_of_gangs_(header.gangs),
+        ready_(header.columns),
+        operands_(header.row_elements() * header.lanes()) {
+    operands_.Clear();  // the lanes beyond the banks stay zero
+  }
+
+  /*! \brief Close all rows; those opened from now on hold the pages of `table`. */
+  void Close(const int32_t* table) {
+    table_ = table;
+    std::fill(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed);
+    changed_ = true;
+  }
+
+  void Open(int64_t gang, int64_t row) {
+    const int64_t local = row - h_.row_begin;
+    const int32_t page = local >= 0 && local < h_.rows ? std::max(table_[local], kEmpty) : kEmpty;
+    if (page == pages_of_gangs_[gang]) return;
+    pages_of_gangs_[gang] = page;
+    changed_ = true;
+  }
+
+  bool AnyClosed() const {
+    return std::count(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed) > 0;
+  }
+  bool Closed(int64_t gang) const { return pages_of_gangs_[gang] == kClosed; }
+
+  /*! \brief Weights [column][element][lane] from `column` on; zero in banks that hold none. */
+  const char* Columns(int64_t column, int64_t count) {
+    if (changed_) {
+      std::fill(ready_.begin(), ready_.end(), 0);
+      changed_ = false;
+      together_ = std::all_of(pages_of_gangs_.begin(), pages_of_gangs_.end(),
+                              [&](int32_t page) { return page == pages_of_gangs_[0]; });
+    }
+    const int64_t end = column + count;
+    for (int64_t c = column; c < end; ++c) {
+      if (ready_[c]) continue;
+      const int64_t first = c;
+      for (; c < end && !ready_[c]; ++c) ready_[c] = 1;
+      Widen(first * h_.elements_per_column, (c - first) * h_.elements_per_column);
+    }
+    return operands_.at(column * h_.elements_per_column * h_.lanes());
+  }
+
+ private:
+  static constexpr int32_t kClosed = -2, kEmpty = -1;
+
+  void Widen(int64_t first, int64_t count) {
+    const int64_t bytes = StorageBytes(storage_), lanes = h_.lanes();
+    const bool whole = together_ && h_.banks == lanes;
+    const int64_t parts = together_ ? 1 : h_.gangs, banks = h_.banks / parts;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int32_t page = pages_of_gangs_[part];
+      for (int64_t e = first; e < first + count; e += whole ? count : 1) {
+        char* to = operands_.at(e * lanes + part * banks);
+        const int64_t words = whole ? count * lanes : banks;
+        if (page < 0) {
+          std::memset(to, 0, words * 4);
+        } else {
+          const int64_t from = (page * h_.row_elements() + e) * h_.banks + part * banks;
+          kernels_.widen(storage_, pages_ + from * bytes, words, to);
+        }
       }
-      const int64_t c = k % h_.c, tap = k / h_.c;
-      const int64_t run = std::min(h_.c - c, end - k);
-      const int64_t y = oh * h_.stride_h - h_.pad_top + tap / h_.kw * h_.dilation_h;
-      const int64_t x = ow * h_.stride_w - h_.pad_left + tap % h_.kw * h_.dilation_w;
-      if (y < 0 || y >= h_.h || x < 0 || x >= h_.w) {
-        std::fill(out, out + run, 0.0f);
-      } else {
-        std::memcpy(out, input_ + ((n * h_.h + y) * h_.w + x) * h_.c + c, run * sizeof(float));
-      }
-      k += run;
-      out += run;
     }
   }
 
   const Header& h_;
-  const float* pages_;
-  const int32_t* table_;
-  const float* input_;
-  float* output_;
-  const int64_t row_elements_;
-  std::vector<float> buffers_, latches_, zeros_;
-  std::vector<const float*> open_;
+  const Storage storage_;
+  const LaneKernels& kernels_;
+  const char* pages_;
+  const int32_t* table_ = nullptr;
+  std::vector<int32_t> pages_of_gangs_;
+  std::vector<uint8_t> ready_;  // columns that `operands_` holds
+  Operands operands_;
+  bool changed_ = true, together_ = false;
+};
+
+/*! \brief One channel at a time: banks, global buffers and result latches. */
+class Channel {
+ public:
+  Channel(const Header& header, const LaneKernels& kernels, const char* pages, const char* input, char* output)
+      : h_(header),
+        storage_(static_cast<Storage>(header.storage)),
+        kernels_(kernels),
+        output_(output),
+        buffer_elements_(header.buffer_columns * header.elements_per_column),
+        lanes_(header.lanes()),
+        im2col_(header, input),
+        rows_(header, kernels, pages),
+        buffers_(header.buffers * buffer_elements_),
+        latches_(header.buffers * lanes_),
+        kept_(lanes_),
+        rounded_(lanes_),
+        tree_(header.elements_per_column * kLanes) {}
+
+  /*! \brief Begin as a channel whose rows hold the pages of `table`. */
+  void Reset(const int32_t* table) {
+    rows_.Close(table);
+    buffers_.Clear();
+    latches_.Clear();
+    some_closed_ = true;
+  }
+
+  void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
+    im2col_.Gather(pixel, pixels, k, columns * h_.elements_per_column, buffers_.at(buffer * buffer_elements_));
+  }
+
+  void GAct(int64_t gang, int64_t row) {
+    rows_.Open(gang, row);
+    if (some_closed_) some_closed_ = rows_.AnyClosed();
+  }
+
+  void Comp(int64_t buffer, int64_t /*row: whatever is open*/, int64_t column, int64_t count) {
+    const int64_t elements = h_.elements_per_column;
+    char* latch = latches_.at(buffer * lanes_);
+    const char* vector = buffers_.at(buffer * buffer_elements_ + column % h_.buffer_columns * elements);
+    if (some_closed_) std::memcpy(kept_.at(0), latch, lanes_ * 4);
+    kernels_.comp(storage_ == Storage::kInt8, rows_.Columns(column, count), vector, count, elements, lanes_,
+                  latch, tree_.at(0));
+    if (!some_closed_) return;
+    const int64_t banks = h_.banks / h_.gangs;
+    for (int64_t gang = 0; gang < h_.gangs; ++gang) {
+      if (rows_.Closed(gang)) std::memcpy(latch + gang * banks * 4, kept_.at(gang * banks), banks * 4);
+    }
+  }
+
+  void Readres(int64_t buffer, int64_t pixel, int64_t channel) {
+    char* latch = latches_.at(buffer * lanes_);
+    char* out = output_ + ((pixel - h_.pixel_begin) * h_.oc + channel) * 4;
+    const int64_t valid = std::min(h_.banks, h_.oc - channel);
+    if (valid == lanes_) {
+      kernels_.narrow(storage_, latch, lanes_, out);
+    } else {
+      kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
+      std::memcpy(out, rounded_.at(0), valid * 4);
+    }
+    for (int64_t lane = 0; lane < lanes_; lane += kLanes) std::memset(latch + lane * 4, 0, kLanes * 4);
+  }
+
+ private:
+  const Header& h_;
+  const Storage storage_;
+  const LaneKernels& kernels_;
+  char* output_;
+  const int64_t buffer_elements_, lanes_;
+  const Im2col im2col_;
+  OpenRows rows_;
+  Operands buffers_, latches_, kept_, rounded_, tree_;
+  bool some_closed_ = true;
 };
 
 template <typename T>
@@ -215,59 +283,85 @@ T* Data(const ffi::TensorView& tensor) {
  * \param header Words of Header.
  * \param words All channels' encoded streams, one behind the other.
  * \param offsets [channels + 1] where each begins.
- * \param pages [pages, columns, elements per column, banks] fp32, of values of the storage type.
+ * \param pages [pages, elements per row, banks] of the storage type.
  * \param table [channels, rows] int32: page in each row, -1 for none.
- * \param input [n, h, w, c] fp32, rounded to the storage type on its way to the memory.
- * \param output [pixel_end - pixel_begin, oc] fp32; elements that no READRES delivers stay NaN.
+ * \param input [n, h, w, c] fp32, rounded to the storage type on its way to the memory; int32 for int8.
+ * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; what no READRES delivers stays NaN
+ *   or the least integer.
  * \param threads Channels executed at a time; values do not depend on it.
+ * \param variant Instruction set, see LaneVariant; values do not depend on it.
  */
 void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offsets,
              ffi::TensorView pages, ffi::TensorView table, ffi::TensorView input,
-             ffi::TensorView output, int64_t threads) {
+             ffi::TensorView output, int64_t threads, ffi::String variant) {
   TVM_FFI_ICHECK_EQ(header.numel() * sizeof(int64_t), sizeof(Header)) << "bad program header";
   Header h;
   std::memcpy(&h, header.data_ptr(), sizeof(Header));
+  const auto storage = static_cast<Storage>(h.storage);
+  const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
+  TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
+  const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
+  for (const ffi::TensorView& each : {input, output}) {
+    TVM_FFI_ICHECK(each.dtype().code == code && each.dtype().bits == 32)
+        << "input and output are fp32, or int32 where the program is of int8";
+  }
   TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.c) << "input tensor does not fit the program";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.oc)
       << "output tensor does not fit the program";
-  const auto* in = Data<const float>(input);
-  std::vector<float> rounded;
-  if (h.half) {
-    rounded.resize(input.numel());
-    for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = RoundToHalf(in[i]);
-    in = rounded.data();
-  }
-  auto* out = Data<float>(output);
-  std::fill(out, out + output.numel(), std::numeric_limits<float>::quiet_NaN());
+  const LaneKernels& kernels = LaneVariant(variant);
+  const int64_t channels = offsets.numel() - 1;
+  threads = std::clamp<int64_t>(threads, 1, channels);
+
+  const char* in = Data<const char>(input);
+  auto* out = Data<int32_t>(output);
+  const int64_t to_round = storage == Storage::kFloat16 || storage == Storage::kBFloat16 ? input.numel() : 0;
+  const Operands rounded(to_round);
+  const int32_t unread = storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
+  // Every thread prepares slabs of both tensors, and begins with the channels when all are done.
+  constexpr int64_t kSlab = 1 << 14;
+  const int64_t slabs = (std::max(to_round, output.numel()) + kSlab - 1) / kSlab;
+  auto prepare = [&](int64_t slab) {
+    const int64_t begin = slab * kSlab, end = begin + kSlab;
+    if (begin < to_round) {
+      kernels.narrow(storage, in + begin * 4, std::min(kSlab, to_round - begin), rounded.at(begin));
+    }
+    if (begin < output.numel()) std::fill(out + begin, out + std::min(end, output.numel()), unread);
+  };
 
   const auto* stream = static_cast<const int64_t*>(words.data_ptr());
   const auto* begin = static_cast<const int64_t*>(offsets.data_ptr());
-  const auto* page = static_cast<const float*>(pages.data_ptr());
   const auto* rows = static_cast<const int32_t*>(table.data_ptr());
-  const int64_t channels = offsets.numel() - 1;
-  std::atomic<int64_t> next{0};
-  auto work = [&]() {
-    for (int64_t i = next++; i < channels; i = next++) {
-      Channel channel(h, page, rows + i * h.rows, in, out);
-      Walk(stream + begin[i], begin[i + 1] - begin[i], &channel);
+  std::vector<std::unique_ptr<Channel>> devices;
+  for (int64_t t = 0; t < threads; ++t) {
+    devices.push_back(std::make_unique<Channel>(h, kernels, Data<const char>(pages),
+                                                to_round ? rounded.at(0) : in, reinterpret_cast<char*>(out)));
+  }
+  std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
+  auto work = [&](Channel* device) {
+    for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared) prepare(i);
+    while (prepared < slabs) std::this_thread::yield();
+    for (int64_t i = next_channel++; i < channels; i = next_channel++) {
+      device->Reset(rows + i * h.rows);
+      Walk(stream + begin[i], begin[i + 1] - begin[i], device);
     }
   };
   std::vector<std::thread> pool;
-  for (int64_t t = 1; t < std::min(threads, channels); ++t) pool.emplace_back(work);
-  work();
+  for (int64_t t = 1; t < threads; ++t) pool.emplace_back(work, devices[t].get());
+  work(devices[0].get());
   for (auto& thread : pool) thread.join();
 }
 
-void RoundTensorToHalf(ffi::TensorView values) {
-  auto* data = static_cast<float*>(values.data_ptr());
-  for (int64_t i = 0; i < values.numel(); ++i) data[i] = RoundToHalf(data[i]);
+ffi::Array<ffi::String> Variants() {
+  ffi::Array<ffi::String> names;
+  for (const LaneKernels& variant : LaneVariants()) names.push_back(variant.name);
+  return names;
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
       .def("pimflow.simulators.execute", Execute)
-      .def("pimflow.simulators.round_to_half", RoundTensorToHalf);
+      .def("pimflow.simulators.simd_variants", Variants);
 }
 
 }  // namespace

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import strategies as st
 from reference import Window
 
-from pimflow.core.commands import Affine, Loop, Node
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.pim_backend.layout import memory_image
 from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import Schedule, schedules
+from pimflow.pim_backend.schedule import Schedule, Tiling, schedules
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()
@@ -64,18 +64,19 @@ class Layer:
 
     @property
     def lanes(self) -> int:
-        return self.pim.column_bytes // {"fp16": 2, "fp32": 4}[self.dtype]
+        return self.pim.column_bytes // {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}[self.dtype]
 
     @property
     def schedules(self) -> list[Schedule]:
         return schedules(self.geometry, self.pim, self.dtype)
 
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
-        """Input [n, h, w, c] and filters [oc, kh, kw, c], float32."""
+        """Input [n, h, w, c] and filters [oc, kh, kw, c], float32 or int8."""
         rng = np.random.default_rng(self.seed)
-        x = rng.standard_normal(self.x_shape, np.float32)
-        w = rng.standard_normal((self.oc, *self.window.kernel, self.x_shape[3]), np.float32)
-        return x, w
+        shapes = self.x_shape, (self.oc, *self.window.kernel, self.x_shape[3])
+        if self.dtype == "int8":
+            return tuple(rng.integers(-128, 128, shape, np.int8) for shape in shapes)
+        return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
 
     def lowered(self, schedule: Schedule) -> PimProgram:
         return lower(
@@ -91,7 +92,7 @@ class Layer:
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return memory_image(program, w.reshape(self.oc, -1), self.pim)
 
 
@@ -117,7 +118,7 @@ def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
         window=Window(
             kernel=(kh, kw), stride=(sh, sw), dilation=(dh, dw), padding=(top, left, bottom, right)
         ),
-        dtype=draw(st.sampled_from(("fp16", "fp16", "fp32"))),
+        dtype=draw(st.sampled_from(("fp16", "fp16", "fp16", "fp32", "bf16", "int8"))),
         pim=replace(
             draw(st.sampled_from((NEWTON, NEWTON, NEWTON, UNEVEN))), global_buffers=draw(st.integers(1, 4))
         ),
@@ -129,6 +130,33 @@ def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
     begin = draw(st.one_of(st.just(0), st.integers(0, pixels - 1)))
     end = draw(st.one_of(st.none(), st.integers(begin + 1, pixels)))
     return replace(layer, pixel_begin=begin, pixel_end=end)
+
+
+def in_small_buffers(layer: Layer, buffer_columns: int) -> PimProgram:
+    """`layer` on one channel with global buffers of `buffer_columns` columns, written piece by piece.
+
+    Two buffers take turns at the pixels; the rows are those of the program that the lowering makes.
+    """
+    whole = replace(layer, channels=1).lowered(layer.schedules[0])
+    tiling = Tiling.of(layer.geometry, layer.pim, layer.dtype)
+    nodes: list[Node] = []
+    for tile in range(tiling.tiles):
+        for pixel in range(whole.pixel_begin, whole.pixel_end):
+            buffer = pixel % min(2, whole.buffers)
+            for chunk in range(tiling.chunks):
+                row = Affine(layer.row_begin + tile * tiling.chunks + chunk)
+                nodes += [GAct(gang=gang, row=row) for gang in range(whole.gangs)]
+                for column in range(0, tiling.columns, buffer_columns):
+                    k = (chunk * tiling.columns + column) * whole.elements_per_column
+                    count = min(buffer_columns, tiling.columns - column)
+                    if k >= layer.reduction:
+                        continue
+                    nodes.append(
+                        Gwrite(buffer=buffer, pixel=Affine(pixel), pixels=1, k=Affine(k), columns=count)
+                    )
+                    nodes.append(Comp(buffer=buffer, row=row, column=Affine(column), count=count))
+            nodes.append(Readres(buffer=buffer, pixel=Affine(pixel), channel=Affine(tile * layer.pim.banks)))
+    return replace(whole, channels=(tuple(nodes),), buffer_columns=buffer_columns)
 
 
 def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:

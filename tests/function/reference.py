@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 FP32_UNIT = 2.0**-24
-STORAGE = {"fp16": np.float16, "fp32": np.float32}
+STORAGE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
 # Smallest exponent of a normal number, and bits behind the point.
-FORMATS = {"fp16": (-14, 10), "fp32": (-126, 23)}
+FORMATS = {"fp16": (-14, 10), "bf16": (-126, 7), "fp32": (-126, 23)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,12 @@ def convolve(x: np.ndarray, w: np.ndarray, window: Window, dtype: str) -> tuple[
 
 
 def bound(result: np.ndarray, magnitude: np.ndarray, reduction: int, dtype: str) -> np.ndarray:
-    """How far fp32 sums of `reduction` products, in any order, rounded to `dtype`, may be from `result`."""
+    """How far fp32 sums of `reduction` products, in any order, rounded to `dtype`, may be from `result`.
+
+    Sums of int8 products are exact.
+    """
+    if dtype == "int8":
+        return np.zeros_like(result)
     gamma = reduction * FP32_UNIT / (1 - reduction * FP32_UNIT)
     error = gamma * magnitude
     if dtype == "fp32":
@@ -78,7 +84,7 @@ def bound(result: np.ndarray, magnitude: np.ndarray, reduction: int, dtype: str)
 
 
 def in_hardware_order(x: np.ndarray, w: np.ndarray, window: Window, dtype: str, lanes: int) -> np.ndarray:
-    """The convolution in fp32 as the device sums it: bit for bit.
+    """The convolution in fp32 as the device sums it: bit for bit; in int32 for int8.
 
     The im2col vector, in (kh, kw, c) order, is cut into columns of `lanes` elements. A column's products
     go through an adder tree over the pairs (2i, 2i+1), an odd last one passed on; the columns' sums are
@@ -86,13 +92,14 @@ def in_hardware_order(x: np.ndarray, w: np.ndarray, window: Window, dtype: str, 
 
     Returns
     -------
-    ndarray, [pixels, oc], float32
+    ndarray, [pixels, oc], float32 or int32
     """
+    word = np.int32 if dtype == "int8" else np.float32
     with np.errstate(over="ignore", invalid="ignore"):
-        vectors = np.concatenate(window.taps(stored(x, dtype)), axis=-1).astype(np.float32)
+        vectors = np.concatenate(window.taps(stored(x, dtype)), axis=-1).astype(word)
         vectors = _columns(vectors.reshape(-1, vectors.shape[-1]), lanes)
-        filters = _columns(stored(w, dtype).reshape(len(w), -1).astype(np.float32), lanes)
-        latch = np.zeros((vectors.shape[0], len(w)), np.float32)
+        filters = _columns(stored(w, dtype).reshape(len(w), -1).astype(word), lanes)
+        latch = np.zeros((vectors.shape[0], len(w)), word)
         for column in range(vectors.shape[1]):
             tree = vectors[:, None, column] * filters[None, :, column]
             while tree.shape[-1] > 1:
@@ -100,7 +107,7 @@ def in_hardware_order(x: np.ndarray, w: np.ndarray, window: Window, dtype: str, 
                 odd = tree[..., paired:]
                 tree = np.concatenate((tree[..., 0:paired:2] + tree[..., 1:paired:2], odd), axis=-1)
             latch = latch + tree[..., 0]
-        return latch.astype(STORAGE[dtype]).astype(np.float32)
+        return latch if dtype == "int8" else latch.astype(STORAGE[dtype]).astype(np.float32)
 
 
 def _columns(rows: np.ndarray, lanes: int) -> np.ndarray:

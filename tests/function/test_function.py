@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, UNEVEN, Layer, flat, layers
-from reference import Window, bound, convolve, in_hardware_order
+from layers import NEWTON, UNEVEN, Layer, flat, in_small_buffers, layers
+from reference import STORAGE, Window, bound, convolve, in_hardware_order
 
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import execute
+from pimflow.simulators.functional import execute, simd_variants
 from pimflow.simulators.timing import issued
 
 POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
@@ -36,6 +36,11 @@ def run(layer: Layer, schedule, x, w, **options) -> np.ndarray:
     return execute(program, layer.image(program, w), x, **options)
 
 
+def unread(result: np.ndarray) -> np.ndarray:
+    """Where no READRES delivered; no layer here sums to the least integer."""
+    return result == np.iinfo(np.int32).min if result.dtype == np.int32 else np.isnan(result)
+
+
 def bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint32)
 
@@ -49,7 +54,7 @@ def test_computes_the_convolution(layer):
     for schedule in layer.schedules:
         result = run(layer, schedule, x, w)
         assert result.shape == exact.shape
-        assert not np.isnan(result).any(), f"{schedule}: an output was never read"
+        assert not unread(result).any(), f"{schedule}: an output was never read"
         assert (abs(result - exact) <= limit).all(), str(schedule)
 
 
@@ -63,7 +68,7 @@ def test_sums_in_the_order_of_the_adder_tree(layer):
 
 
 @pytest.mark.parametrize("pim", [NEWTON, UNEVEN], ids=["newton", "uneven"])
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_order_matters(pim, dtype):
     """The comparison above would notice sums in another order."""
     layer = replace(LONG, dtype=dtype, pim=pim)
@@ -91,6 +96,66 @@ def test_threads_do_not_change_values(layer):
         alone = run(layer, schedule, x, w, threads=1)
         for threads in (2, 3, 16):
             assert (bits(run(layer, schedule, x, w, threads=threads)) == bits(alone)).all()
+
+
+@pytest.mark.parametrize("variant", simd_variants())
+@settings(max_examples=60)
+@given(layers(), st.sampled_from((0.0, 0.0, 0.01, 0.5)))
+def test_every_instruction_set_gives_the_same_bits(variant, layer, special):
+    """Which NaN comes out of a sum, too."""
+    x, w = layer.operands()
+    if layer.dtype != "int8":
+        rng = np.random.default_rng(layer.seed)
+        for operand in (x, w):
+            some = rng.random(operand.shape) < special
+            operand[some] = rng.choice(SPECIAL, some.sum())
+    for schedule in layer.schedules[::3]:
+        expected = bits(run(layer, schedule, x, w, variant="portable"))
+        assert (bits(run(layer, schedule, x, w, variant=variant)) == expected).all()
+
+
+def test_the_environment_names_the_instruction_set(monkeypatch):
+    x, w = POINTWISE.operands()
+    for variant in simd_variants():
+        monkeypatch.setenv("PIMFLOW_SIMD", variant)
+        run(POINTWISE, POINTWISE.schedules[0], x, w)
+    monkeypatch.setenv("PIMFLOW_SIMD", "mmx")
+    with pytest.raises(UsageError, match=r"PIMFLOW_SIMD.*'mmx'.*portable"):
+        run(POINTWISE, POINTWISE.schedules[0], x, w)
+    monkeypatch.delenv("PIMFLOW_SIMD")
+    with pytest.raises(UnknownNameError, match="portable"):
+        run(POINTWISE, POINTWISE.schedules[0], x, w, variant="portabel")
+
+
+@settings(max_examples=60)
+@given(layers(), st.sampled_from((1, 3, 4, 8)))
+def test_buffers_smaller_than_a_row(layer, buffer_columns):
+    """The very bits of the program whose buffers hold a row."""
+    layer = replace(layer, pixel_end=min(layer.geometry.pixels, layer.pixel_begin + 9))
+    x, w = layer.operands()
+    program = in_small_buffers(layer, buffer_columns)
+    expected = in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
+    assert (bits(execute(program, layer.image(program, w), x)) == bits(expected)).all()
+
+
+def test_largest_integers():
+    """Every product 2^14: the sums are exact where fp32 would round them."""
+    layer = replace(LONG, dtype="int8", x_shape=(1, 3, 4, 1200), window=Window(kernel=(3, 3)))
+    x, w = (np.full_like(operand, -128) for operand in layer.operands())
+    x[0, 0, 0, 0] = 127
+    result = run(layer, layer.schedules[0], x, w)
+    assert (result[0] == 2**14 * (9 * 1200 - 1) - 127 * 128).all()
+    assert (result[1] == 2**14 * 9 * 1200).all()
+
+
+def test_integers_are_not_made_of_floats():
+    layer = replace(POINTWISE, dtype="int8")
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    with pytest.raises(UsageError, match="input of int8, got float32"):
+        execute(program, layer.image(program, w), x.astype(np.float32))
+    with pytest.raises(UsageError, match="weights of int8, got float64"):
+        layer.image(program, w.astype(np.float64))
 
 
 @settings(max_examples=80)
@@ -124,7 +189,7 @@ SPECIAL = np.array(
 @settings(max_examples=80)
 @given(
     st.sampled_from((POINTWISE, UNALIKE, replace(LONG, x_shape=(1, 3, 4, 60)))),
-    st.sampled_from(("fp16", "fp32")),
+    st.sampled_from(("fp16", "bf16", "fp32")),
     st.integers(0, 10**6),
     st.sampled_from((1, 4, len(SPECIAL))),
 )
@@ -219,6 +284,7 @@ def test_pages_hold_every_weight(layer):
     program = layer.lowered(layer.schedules[0])
     pages = layer.image(program, w).pages
     weights = np.sort(w.astype(pages.dtype).ravel())
+    assert pages.dtype == STORAGE[layer.dtype]
     values, copies = np.unique(pages[pages != 0], return_counts=True)
     expected, times = np.unique(weights[weights != 0], return_counts=True)
     np.testing.assert_array_equal(values, expected)
@@ -279,5 +345,7 @@ def test_wrong_shapes_are_refused():
         execute(program, MemoryImage(row_begin=0, pages=image.pages[:1], table=image.table), x)
     with pytest.raises(UsageError, match="memory image"):
         execute(program, replace(image, pages=image.pages[:, :, :-16]), x)
+    with pytest.raises(UsageError, match="memory image"):
+        execute(replace(program, dtype="bf16"), image, x)
     with pytest.raises(TraceError, match=r"row 0\.\.2 of GAct is not in"):
         execute(replace(program, row_begin=1), image, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import Layer, layers
-from reference import Window
+from reference import STORAGE, Window
 
-from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres, residues
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.functional import execute
@@ -194,6 +195,66 @@ def test_ranges_are_of_all_rounds():
             program.validate()
 
 
+@settings(max_examples=200)
+@given(
+    st.integers(0, 30),
+    st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 6)), max_size=4),
+    st.integers(1, 12),
+)
+def test_residues_are_those_of_all_rounds(base, loops, modulus):
+    affine = Affine(base, tuple(c for c, _ in loops))
+    extents = tuple(n for _, n in loops)
+    rounds = itertools.product(*map(range, extents))
+    assert residues(affine, extents, modulus) == sum(1 << r for r in {affine.at(i) % modulus for i in rounds})
+
+
+def test_small_buffers_are_not_overrun():
+    def with_node(node, *extents: int, columns: int = 8) -> PimProgram:
+        for extent in extents:
+            node = Loop(extent=extent, body=(node,))
+        return replace(LOWERED, channels=((node,),), buffer_columns=columns)
+
+    def comp(count: int, base: int, *coefficients: int) -> Comp:
+        return Comp(buffer=0, row=Affine(0), column=Affine(base, coefficients), count=count)
+
+    def write(columns: int, pixels: int = 1) -> Gwrite:
+        return Gwrite(buffer=0, pixel=Affine(0), pixels=pixels, k=Affine(0), columns=columns)
+
+    for legal in (
+        with_node(write(8)),
+        with_node(write(4, 2)),
+        with_node(comp(8, 24)),
+        with_node(comp(3, 5)),
+        with_node(comp(5, 0, 3), 2),
+        with_node(comp(8, 0, 8), 4),
+        with_node(comp(2, 6, -6), 2),
+        with_node(comp(32, 0), columns=32),
+        with_node(comp(32, 0), columns=40),
+    ):
+        legal.validate()
+    for program, message in (
+        (with_node(write(9)), "column 8..8 of Gwrite is not in"),
+        (with_node(write(3, 3)), "column 8..8 of Gwrite is not in"),
+        (with_node(comp(9, 0)), "9 columns of Comp from 0 of the buffer on leave its 8"),
+        (with_node(comp(4, 5)), "4 columns of Comp from 5 of the buffer on leave its 8"),
+        (with_node(comp(6, 0, 3), 2), "6 columns of Comp from 3 of the buffer on leave its 8"),
+        (with_node(comp(3, 0, 3), 3), "3 columns of Comp from 6 of the buffer on leave its 8"),
+        (with_node(comp(1, 0), columns=0), "'buffer_columns'"),
+        (with_node(comp(1, 0), columns=2**28), "buffers \\* buffer_columns \\* elements_per_column"),
+        (replace(with_node(comp(1, 0), columns=5000), columns_per_row=6000), "at most 4096 columns"),
+        (replace(LOWERED, result_lanes=0), "'result_lanes'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            program.validate()
+
+
+def test_files_without_the_later_fields_are_read():
+    table = json.loads(LOWERED.to_json())
+    del table["buffer_columns"], table["result_lanes"]
+    assert PimProgram.from_json(json.dumps(table)) == LOWERED
+    assert (LOWERED.buffer_columns, LOWERED.result_lanes) == (COLUMNS, 1)
+
+
 def test_other_pixels_are_out_of_range():
     """A program reads and writes its own pixels alone."""
     part = replace(LOWERED, pixel_begin=5, pixel_end=9)
@@ -262,6 +323,10 @@ def edited(**fields: object) -> str:
         (edited(channels=[[["LOOP", 1]]]), "channel 0: a loop is"),
         (edited(channels=[[["LOOP", 1, 5]]]), "channel 0: 5 is not a list of commands"),
         (edited(channels=[[["G_ACT", 0]]]), "channel 0: G_ACT takes gang, row"),
+        (edited(geometry=vars(LOWERED.geometry) | {"groups": 2}), "'geometry.groups' is not 1"),
+        (edited(buffer_columns=0), "'buffer_columns'"),
+        (edited(buffer_columns=2**40), "'buffer_columns'"),
+        (edited(result_lanes="1"), "'result_lanes'"),
         (edited(channels=[[["G_ACT", 0, 3]]]), "channel 0: G_ACT has a bad row: 3"),
         (edited(channels=[[["G_ACT", "0", [0]]]]), "channel 0: G_ACT has a bad gang: '0'"),
         (edited(channels=[[["G_ACT", 0, [0, 1]]]]), "channel 0: row of G_ACT uses more loops"),
@@ -351,14 +416,17 @@ def test_any_change_is_refused_or_runs(text, data):
     assert PimProgram.from_json(program.to_json()) == program
     g = program.geometry
     row = program.columns_per_row * program.elements_per_column
-    sizes = (g.n * g.h * g.w * g.c, g.pixels * g.oc, program.banks * row, program.buffers * row, program.rows)
+    buffers = program.buffers * program.buffer_columns * program.elements_per_column
+    sizes = (g.n * g.h * g.w * g.c, g.pixels * g.oc, program.banks * row, buffers, program.rows)
     rounds = [len(list(zip(range(10_000), program.commands(c)))) for c in range(len(program.channels))]
     if max(*sizes, *rounds) >= 10_000:
         return
+    integer = program.dtype == "int8"
     image = MemoryImage(
         row_begin=program.row_begin,
-        pages=np.ones((1, program.banks, row), np.float32),
+        pages=np.ones((1, program.banks, row), STORAGE[program.dtype]),
         table=np.zeros((len(program.channels), program.rows), np.int32),
     )
-    result = execute(program, image, np.ones((g.n, g.h, g.w, g.c), np.float32))
+    x = np.ones((g.n, g.h, g.w, g.c), np.int8 if integer else np.float32)
+    result = execute(program, image, x)
     assert result.shape == (program.pixel_end - program.pixel_begin, g.oc)

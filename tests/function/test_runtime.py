@@ -1,10 +1,14 @@
 """Does the runtime module of PIM regions take tensors as kernels leave them: fp16, anywhere?"""
 
+import struct
+
 import numpy as np
+import pytest
 import tvm_ffi
 from layers import Layer
 
 from pimflow import native
+from pimflow.errors import ArtifactError
 from pimflow.pim_backend import codegen
 
 
@@ -47,3 +51,31 @@ def test_results_are_rounded_to_half_like_numpy():
     with np.errstate(over="ignore"):
         expected = values.reshape(-1, 16).astype(np.float16)
     np.testing.assert_array_equal(y, expected)
+
+
+def stored(program, image) -> bytes:
+    """A module of one region, named "layer", as `pim_module.cc` writes it."""
+    words, offsets = program.packed()
+    parts = [struct.pack("<QQQ", 0x32304D4950, 1, 5), b"layer"]
+    for array in (program.header(), words, offsets, image.lanes, np.ascontiguousarray(image.table, np.int32)):
+        code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
+        parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
+        parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
+    return b"".join(parts)
+
+
+def test_stored_modules_are_read():
+    load = native.get("ffi.Module.load_from_bytes.pim")
+    layer = Layer(x_shape=(1, 3, 3, 40), oc=20, channels=2)
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    image = layer.image(program, w)
+    whole = stored(program, image)
+    y = np.zeros((layer.geometry.pixels, 20), np.float32)
+    load(whole)["layer"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
+    assert (y == called(program, image, x, np.float32)).all()
+    for size in [*range(8, 200), *range(200, len(whole), 997), len(whole) - 1]:
+        with pytest.raises(RuntimeError, match="truncated pimflow module"):
+            load(whole[:size])
+    with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
+        load(b"PIM01\0\0\0" + whole[8:])

@@ -121,6 +121,21 @@ def leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[
             yield node, extents
 
 
+def residues(affine: Affine, extents: tuple[int, ...], modulus: int) -> int:
+    """What `affine` takes modulo `modulus` in loops of `extents`: bit ``r`` is set where ``r`` occurs."""
+    full = (1 << modulus) - 1
+    found = 1 << affine.base % modulus
+    for coefficient, extent in zip(affine.coefficients, extents):
+        rounds, step = 1, coefficient % modulus
+        extent = min(extent, modulus)
+        while rounds < extent:
+            more = min(rounds, extent - rounds)
+            shift = step * more % modulus
+            found |= (found << shift | found >> (modulus - shift)) & full
+            rounds += more
+    return found
+
+
 def check_size(name: str, value: object, least: int) -> None:
     """Raise `ValueError` unless `value` is an integer from `least` on that fits the C++ core."""
     if type(value) is not int or not least <= value < _SIZE_LIMIT:

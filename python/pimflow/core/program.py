@@ -28,11 +28,17 @@ from pimflow.core.commands import (
     leaves,
     parse_nodes,
     print_nodes,
+    residues,
 )
-from pimflow.core.region import NETWORK_DTYPES, ConvGeometry
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
+# Of buffers smaller than a row, whose every COMP is looked at; devices have tens.
+MAX_BUFFER_COLUMNS = 4096
+_PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
+# The words of `Storage` in ``simulators/src/lanes.h``.
+_STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,8 @@ class PimProgram:
     pim : str
         Name of the device it was lowered for.
     dtype : str
-        Storage type of operands and results.
+        Storage type of operands and results: ``fp16``, ``bf16``, ``fp32``, or ``int8``, whose results
+        are int32.
     geometry : ConvGeometry
         The convolution: it defines the im2col vector of an output pixel, in (kh, kw, c) order, and
         the pixel numbering, row-major over (n, oh, ow).
@@ -54,8 +61,14 @@ class PimProgram:
         Output pixels that the program computes; the results are ``[pixel_end - pixel_begin, oc]``.
     banks, gangs, columns_per_row, elements_per_column, buffers : int
         Organisation it was lowered for.
+    buffer_columns : int, optional
+        Columns that one global buffer holds; as many as a row by default. A COMP at column ``c`` of the
+        row takes column ``c mod buffer_columns`` of the buffer.
     readres_bursts : int
         Column-sized bursts of one READRES.
+    result_lanes : int
+        Partial sums that a READRES returns for each bank, for the host to add. The value of a program
+        is their total: the products of a column go through one adder tree however many lanes there are.
     row_begin, rows : int
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
     channels : tuple of tuple of Node
@@ -80,6 +93,12 @@ class PimProgram:
     rows: int
     channels: tuple[tuple[Node, ...], ...]
     schedule: str = ""
+    buffer_columns: int | None = None
+    result_lanes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.buffer_columns is None:
+            object.__setattr__(self, "buffer_columns", self.columns_per_row)
 
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
@@ -109,7 +128,8 @@ class PimProgram:
             [
                 *(g.n, g.h, g.w, g.c, g.oc, g.kh, g.kw, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
                 *(g.oh, g.ow, self.pixel_begin, self.pixel_end, self.banks, self.gangs, self.columns_per_row),
-                *(self.elements_per_column, self.buffers, self.row_begin, self.rows, self.dtype == "fp16"),
+                *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
+                *(_STORAGE[self.dtype], self.buffer_columns),
             ],
             dtype=np.int64,
         )
@@ -179,7 +199,8 @@ class PimProgram:
         """Raise `ValueError` for what cannot be executed.
 
         That is a field out of its range, a command that names a buffer, row, column or pixel that is
-        not there, loops nested deeper than `MAX_DEPTH`, and an affine over more loops than enclose it.
+        not there, a run of COMPs that leaves its buffer in the middle, loops nested deeper than
+        `MAX_DEPTH`, and an affine over more loops than enclose it.
         """
         self._validate_fields()
         if not 0 <= self.pixel_begin < self.pixel_end <= self.geometry.pixels:
@@ -197,11 +218,13 @@ class PimProgram:
         for name in ("region", "pim", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"field '{name}' is not a text")
-        if self.dtype not in NETWORK_DTYPES:
-            raise ValueError(f"field 'dtype' is none of {', '.join(NETWORK_DTYPES)}")
-        positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "readres_bursts")
-        for name in positive:
+        if self.dtype not in tuple(ELEMENT_BYTES):
+            raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
+        positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
+        for name in (*positive, "readres_bursts", "result_lanes"):
             check_size(name, getattr(self, name), 1)
+        per_buffer = self.buffer_columns * self.elements_per_column
+        check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
         for name in ("pixel_begin", "pixel_end", "row_begin", "rows"):
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
@@ -216,6 +239,10 @@ class PimProgram:
             else:
                 for item in value:
                     check_size(f"geometry.{name}", item, least)
+        if self.geometry.groups != 1:
+            raise ValueError(
+                "field 'geometry.groups' is not 1: a grouped convolution is no matrix-vector product"
+            )
 
     def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
         for name in ("pixels", "columns", "count"):
@@ -239,15 +266,31 @@ class PimProgram:
             return
         within("buffer", Affine(node.buffer), 0, self.buffers)
         if isinstance(node, Gwrite):
-            within("column", Affine(node.bursts - 1), 0, self.columns_per_row)
+            within("column", Affine(node.bursts - 1), 0, self.buffer_columns)
             within("pixel", node.pixel, self.pixel_begin, self.pixel_end - node.pixels + 1)
             within("element", node.k, 0, self.geometry.reduction)
         elif isinstance(node, Comp):
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             within("column", node.column, 0, self.columns_per_row - node.count + 1)
+            if self.buffer_columns < self.columns_per_row:
+                self._validate_run(node, extents)
         else:
             within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
             within("output channel", node.channel, 0, self.geometry.oc)
+
+    def _validate_run(self, comp: Comp, extents: tuple[int, ...]) -> None:
+        """Raise `ValueError` if some run of `comp` crosses from the end of its buffer to the begin."""
+        if self.buffer_columns > MAX_BUFFER_COLUMNS:
+            raise ValueError(
+                f"field 'buffer_columns' is {self.buffer_columns}: buffers smaller than a row hold at most "
+                f"{MAX_BUFFER_COLUMNS} columns"
+            )
+        begins = residues(comp.column, extents, self.buffer_columns)
+        last = begins.bit_length() - 1
+        if last + comp.count > self.buffer_columns:
+            raise ValueError(
+                f"{comp.count} columns of Comp from {last} of the buffer on leave its {self.buffer_columns}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +301,7 @@ class MemoryImage:
     ----------
     row_begin : int
         Row of the first page.
-    pages : ndarray, [pages, banks, elements_per_row], float16 or float32
+    pages : ndarray, [pages, banks, elements_per_row], float16, bfloat16, float32 or int8
         Distinct row contents over all banks of a channel.
     table : ndarray, [channels, rows], int32
         Page in each row of each channel; -1 where a channel holds nothing of the region.
@@ -267,6 +310,20 @@ class MemoryImage:
     row_begin: int
     pages: np.ndarray
     table: np.ndarray = field(repr=False)
+
+    @property
+    def dtype(self) -> str:
+        """Storage type of the pages; empty if it is none."""
+        return _PAGE_DTYPES.get(self.pages.dtype.name, "")
+
+    @property
+    def lanes(self) -> np.ndarray:
+        """The pages' bits as the executor reads them, [pages, elements_per_row, banks].
+
+        Shares memory with `pages` where they lie so, as ``memory_image`` leaves them.
+        """
+        bits = {1: np.int8, 2: np.uint16, 4: np.float32}[self.pages.dtype.itemsize]
+        return np.ascontiguousarray(self.pages.swapaxes(1, 2)).view(bits)
 
     @property
     def placed_bytes(self) -> int:

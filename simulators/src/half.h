@@ -1,0 +1,42 @@
+/*! \brief fp16 in integer arithmetic, without branches, so that loops over it vectorise. */
+#ifndef PIMFLOW_SIMULATORS_HALF_H_
+#define PIMFLOW_SIMULATORS_HALF_H_
+
+#include <cstdint>
+#include <cstring>
+
+namespace pimflow {
+
+inline float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+/*! \brief Bits of the fp32 value of an fp16, exactly; a NaN comes back quiet, as F16C has it. */
+inline uint32_t HalfToFloatBits(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+  const uint32_t scaled = BitsOf(FloatOf(magnitude << 13) * 0x1p112f);  // exact, subnormals included
+  const uint32_t special = magnitude << 13 | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
+  return sign | (magnitude >= 0x7c00u ? special : scaled);
+}
+
+/*! \brief Bits of the fp32 value of the nearest fp16, ties to even; of no use for a NaN. */
+inline uint32_t RoundToHalfBits(uint32_t bits) {
+  const uint32_t sign = bits & 0x80000000u, magnitude = bits ^ sign;
+  // Below 2^-14 the step is 2^-24, the last bit of a sum with 0.5.
+  const uint32_t subnormal = BitsOf((FloatOf(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f) - 0.5f);
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return sign | (normal >= 0x47800000u ? 0x7f800000u : finite);  // 65520 and above
+}
+
+}  // namespace pimflow
+
+#endif  // PIMFLOW_SIMULATORS_HALF_H_
