@@ -74,14 +74,14 @@ def test_32_refreshes_may_be_pending(newton):
     comps = (62686 - 12) // 2 + 1
     text = b"0x00000000 G_ACT0\n" + b"0x00000000 COMP\n" * comps
     assert time_trace(text, newton, FORK).commands["PRE"] == 1
-    with pytest.raises(TraceError, match=f"command {comps + 1}: more than 32 refreshes are pending"):
+    with pytest.raises(TraceError, match=f"^<bytes>:{comps + 2}: more than 32 refreshes are pending"):
         time_trace(text + b"0x00000000 COMP\n", newton, FORK)
 
 
 def test_command_at_which_refreshes_overflow(newton):
     # The COMP at 62700 is number (62700 - 12)/2 of its run, after the G_ACT.
     text = b"0x00000000 G_ACT0\n" + b"0x00000000 COMP\n" * 40000
-    with pytest.raises(TraceError, match=f"command {1 + (62700 - 12) // 2}: more than 32"):
+    with pytest.raises(TraceError, match=f"^<bytes>:{2 + (62700 - 12) // 2}: more than 32"):
         time_trace(text, newton, FORK)
 
 
