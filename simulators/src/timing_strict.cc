@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "constraint_clocks.h"
 #include "feed.h"
 
 namespace pimflow {
@@ -25,54 +26,22 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-enum Level : int64_t { kChannelLevel, kGangLevel, kBufferLevel };
-
 /*! \brief Refreshes in a row after which the stream is declared starved. */
 constexpr int kMaxRefreshesInARow = 1024;
 constexpr int kIssuedColumns = 7;
 
-/*! \brief A row of the constraint table, as Python passes it; sets of commands are bit masks. */
-struct Constraint {
-  int64_t level, before, after, cycles, per_burst_cycles, window;
-};
-
 struct Device {
   int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
-};
-
-/*! \brief A constraint of window 1, as the clock that it delays: one of the channel, a gang or a buffer. */
-struct Delay {
-  int64_t slot, slots_per_gang, slots_per_buffer;
-  int64_t cycles, per_burst_cycles;
-};
-
-/*! \brief A rule on the `window`-th last command, with the clocks at which its last ones cease to bind. */
-struct WindowedRule {
-  Constraint constraint;
-  int64_t instances;  // one for the channel, or one per gang or buffer
-  int64_t slot;       // of the first instance's oldest clock
-};
-
-/*! \brief A command and all that a constraint or the issued stream may ask of it. */
-struct Issue {
-  Command command;
-  int64_t gang = -1, buffer = -1, row = -1, column = -1, bursts = 0;
 };
 
 class StrictEngine {
  public:
   StrictEngine(const Device& device, const Constraint* rules, int64_t num_rules)
       : device_(device),
-        every_gang_(kNumCommands),
-        any_gang_(2 * kNumCommands),
-        gang_(3 * kNumCommands),
-        buffer_(gang_ + device.gangs * kNumCommands),
-        clocks_(buffer_ + device.buffers * kNumCommands),
+        table_(device.gangs, device.buffers, rules, num_rules),
         wanted_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
-        due_(device.nREFI) {
-    for (int64_t i = 0; i < num_rules; ++i) AddConstraint(rules[i]);
-  }
+        due_(device.nREFI) {}
 
   void RecordInto(int64_t* issued, int64_t capacity) {
     issued_ = issued;
@@ -112,13 +81,13 @@ class StrictEngine {
     Issue comp{kCOMP};
     comp.buffer = buffer;
     comp.row = row;
-    const int64_t step = std::max<int64_t>(1, comp_to_comp_);
+    const int64_t step = table_.comp_step();
     while (count > 0) {
       comp.column = column;
       const int64_t t = Reopen(comp);
       // The next COMP is bound by this one alone, so a run is an arithmetic progression up to the refresh.
       int64_t run = 1;
-      if (comp_runs_ && count > 1) {
+      if (step > 0 && count > 1) {
         run = t + (count - 1) * step < due_ ? count : (due_ - t + step - 1) / step;
       }
       PutRun(comp, t, run, step);
@@ -143,11 +112,11 @@ class StrictEngine {
   int64_t refreshes() const { return totals_.commands[kREF]; }
   Totals& totals() { return totals_; }
 
-  size_t StateWords() const { return clocks_.size() + 2 + 2 * device_.gangs; }
+  size_t StateWords() const { return table_.clocks().size() + 2 + 2 * device_.gangs; }
 
   /*! \brief See PeriodWalk. Which rows are wanted matters to no clock, only that some are. */
   void State(int64_t* words) const {
-    for (int64_t clock : clocks_) *words++ = std::max<int64_t>(0, clock - last_);
+    for (int64_t clock : table_.clocks()) *words++ = std::max<int64_t>(0, clock - last_);
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
     *words++ = refreshed_;
     for (int64_t g = 0; g < device_.gangs; ++g) {
@@ -157,7 +126,7 @@ class StrictEngine {
   }
 
   void Restore(const int64_t* words, int64_t clock, int64_t deadline) {
-    for (int64_t& each : clocks_) each = clock + *words++;
+    for (int64_t& each : table_.clocks()) each = clock + *words++;
     busy_until_ = clock + *words++;
     refreshed_ = *words++ != 0;
     for (int64_t g = 0; g < device_.gangs; ++g) {
@@ -169,74 +138,13 @@ class StrictEngine {
   }
 
   void Shift(int64_t cycles) {
-    for (int64_t& clock : clocks_) clock += cycles;
+    for (int64_t& clock : table_.clocks()) clock += cycles;
     busy_until_ += cycles;
     last_ += cycles;
   }
 
  private:
-  static bool UsesAllGangs(int command) { return command == kCOMP || command == kREF; }
-  static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE; }
-  static bool UsesBuffer(int command) { return command == kGWRITE || command == kCOMP || command == kREADRES; }
-
-  void AddConstraint(const Constraint& constraint) {
-    constexpr int64_t kComp = int64_t{1} << kCOMP;
-    if (constraint.window > 1) {
-      const int64_t instances = constraint.level == kChannelLevel ? 1
-                                : constraint.level == kGangLevel  ? device_.gangs
-                                                                  : device_.buffers;
-      windowed_.push_back({constraint, instances, static_cast<int64_t>(clocks_.size())});
-      clocks_.resize(clocks_.size() + instances * constraint.window);
-      if (constraint.before & kComp) comp_runs_ = false;
-      return;
-    }
-    if (constraint.before & constraint.after & kComp) {
-      comp_to_comp_ = std::max(comp_to_comp_, constraint.cycles);
-    }
-    for (int before = 0; before < kNumCommands; ++before) {
-      for (int after = 0; after < kNumCommands; ++after) {
-        if (constraint.before >> before & constraint.after >> after & 1) AddDelay(constraint, before, after);
-      }
-    }
-  }
-
-  /*! \brief The clock that stands for what a command `before` and a later `after` share. */
-  void AddDelay(const Constraint& constraint, int before, int after) {
-    Delay delay{after, 0, 0, constraint.cycles, constraint.per_burst_cycles};
-    if (constraint.level == kBufferLevel) {
-      if (!UsesBuffer(before) || !UsesBuffer(after)) return;
-      delay.slot += buffer_;
-      delay.slots_per_buffer = kNumCommands;
-    } else if (constraint.level == kGangLevel) {
-      if (UsesAllGangs(after) && (UsesAllGangs(before) || UsesOneGang(before))) {
-        delay.slot += any_gang_;
-      } else if (UsesOneGang(after) && UsesAllGangs(before)) {
-        delay.slot += every_gang_;
-      } else if (UsesOneGang(after) && UsesOneGang(before)) {
-        delay.slot += gang_;
-        delay.slots_per_gang = kNumCommands;
-      } else {
-        return;
-      }
-    }
-    for (Delay& other : delays_[before]) {
-      if (other.slot == delay.slot && other.per_burst_cycles == delay.per_burst_cycles) {
-        other.cycles = std::max(other.cycles, delay.cycles);
-        return;
-      }
-    }
-    delays_[before].push_back(delay);
-  }
-
-  /*! \brief Earliest legal clock of a command. */
-  int64_t Clock(const Issue& next) const {
-    const int64_t* earliest = clocks_.data() + next.command;
-    int64_t t = std::max(last_ + 1, earliest[0]);
-    if (UsesAllGangs(next.command)) t = std::max(t, earliest[any_gang_]);
-    if (next.gang >= 0) t = std::max({t, earliest[gang_ + next.gang * kNumCommands], earliest[every_gang_]});
-    if (next.buffer >= 0) t = std::max(t, earliest[buffer_ + next.buffer * kNumCommands]);
-    return t;
-  }
+  int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
   /*! \brief Issue a command of the stream, after the refreshes that come first. */
   int64_t IssueOne(const Issue& next) {
@@ -293,7 +201,7 @@ class StrictEngine {
   void Put(const Issue& issue, int64_t t) {
     Record(issue, t);
     ++totals_.commands[issue.command];
-    Constrain(issue, t);
+    table_.Constrain(issue, t);
     last_ = t;
   }
 
@@ -303,7 +211,7 @@ class StrictEngine {
       for (int64_t i = 0; i < run; ++i, ++comp.column) Record(comp, t + i * step);
     }
     last_ = t + (run - 1) * step;
-    Constrain(comp, last_);
+    table_.Constrain(comp, last_);
     totals_.streamed += run;
     refreshes_in_a_row_ = 0;
   }
@@ -314,57 +222,8 @@ class StrictEngine {
     issued_ = std::copy(row, row + kIssuedColumns, issued_);
   }
 
-  void Postpone(int64_t slot, int64_t until) { clocks_[slot] = std::max(clocks_[slot], until); }
-
-  /*! \brief Delay what the rules say must come later than a command issued at `t`. */
-  void Constrain(const Issue& issue, int64_t t) {
-    const int64_t later_bursts = std::max<int64_t>(issue.bursts, 1) - 1;
-    for (const Delay& delay : delays_[issue.command]) {
-      Postpone(delay.slot + delay.slots_per_gang * issue.gang + delay.slots_per_buffer * issue.buffer,
-               t + delay.cycles + delay.per_burst_cycles * later_bursts);
-    }
-    for (const WindowedRule& windowed : windowed_) {
-      const Constraint& rule = windowed.constraint;
-      if (rule.before >> issue.command & 1) {
-        Slide(windowed, issue, t + rule.cycles + rule.per_burst_cycles * later_bursts);
-      }
-    }
-  }
-
-  void Slide(const WindowedRule& windowed, const Issue& issue, int64_t until) {
-    const Constraint& rule = windowed.constraint;
-    for (int64_t i = 0; i < windowed.instances; ++i) {
-      if (rule.level == kGangLevel && !UsesAllGangs(issue.command) && issue.gang != i) continue;
-      if (rule.level == kBufferLevel && issue.buffer != i) continue;
-      int64_t* oldest = &clocks_[windowed.slot + i * rule.window];
-      std::copy(oldest + 1, oldest + rule.window, oldest);
-      oldest[rule.window - 1] = until;
-      const int64_t binds_until = *oldest;
-      for (int after = 0; after < kNumCommands; ++after) {
-        if (!(rule.after >> after & 1)) continue;
-        if (rule.level == kChannelLevel) {
-          Postpone(after, binds_until);
-        } else if (rule.level == kBufferLevel) {
-          Postpone(buffer_ + i * kNumCommands + after, binds_until);
-        } else {
-          Postpone(gang_ + i * kNumCommands + after, binds_until);
-          Postpone(any_gang_ + after, binds_until);
-        }
-      }
-    }
-  }
-
   Device device_;
-  std::vector<Delay> delays_[kNumCommands];  // by earlier command
-  std::vector<WindowedRule> windowed_;
-  bool comp_runs_ = true;
-  int64_t comp_to_comp_ = 0;
-
-  // Earliest clocks by command: as far as the channel is concerned, what COMP and REF imposed on every
-  // gang, the latest over all gangs, each gang, each buffer; then what windowed rules remember.
-  int64_t every_gang_, any_gang_, gang_, buffer_;
-  std::vector<int64_t> clocks_;
-
+  ConstraintClocks table_;
   std::vector<int64_t> wanted_row_;  // opened last by the stream
   std::vector<int64_t> is_open_;
   bool refreshed_ = false;  // some wanted row may be closed
