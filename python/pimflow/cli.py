@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from pimflow import zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
+
+# A bar is for what takes longer.
+_SILENT_S = 2.0
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
@@ -137,6 +142,34 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
 
 
+@contextlib.contextmanager
+def _progress_bar(quiet: bool, text: str) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr for a share in [0, 1], after two seconds; lines where that is no terminal."""
+    begin_s, shown = time.monotonic(), 0.0
+    with contextlib.ExitStack() as stack:
+        show = None
+
+        def bar(share: float) -> None:
+            nonlocal show, shown
+            if quiet or time.monotonic() - begin_s < _SILENT_S:
+                return
+            if not sys.stderr.isatty():
+                if share - shown >= 0.1:
+                    print(f"pimflow: {text}, {100 * share:.0f} % …", file=sys.stderr)
+                    shown = share
+                return
+            if show is None:
+                from rich.console import Console
+                from rich.progress import Progress
+
+                progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+                task = progress.add_task(text, total=1.0)
+                show = functools.partial(progress.update, task)
+            show(completed=share)
+
+        yield bar
+
+
 def _compile(args: argparse.Namespace) -> None:
     from pimflow import api, report
 
@@ -204,7 +237,20 @@ def _run(args: argparse.Namespace) -> None:
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
 
-    result = api.simulate(args.file, args.pim, timing=args.timing, gwrite_hiding=not args.no_gwrite_hiding)
+    with _progress_bar(args.quiet, "simulating") as progress:
+        result = api.simulate(
+            args.file,
+            args.pim,
+            timing=args.timing,
+            gwrite_hiding=not args.no_gwrite_hiding,
+            progress=progress,
+        )
+    if result.empty_reads:
+        print(
+            f"pimflow: warning: {result.empty_reads} READRES of an empty latch: no COMP on the buffer since "
+            "its last READRES (a .pim trace has one buffer)",
+            file=sys.stderr,
+        )
     row = {
         "cycles": result.cycles,
         "time_ns": result.time_ns,
@@ -212,15 +258,26 @@ def _simulate(args: argparse.Namespace) -> None:
         "timing": result.timing,
         "pim": result.pim,
         "utilisation": result.utilisation,
+        "row_utilisation": result.row_utilisation,
         "timing_violations": result.violations,
+        "empty_reads": result.empty_reads,
+        "channels": [
+            {"cycles": cycles, "commands": commands}
+            for cycles, commands in zip(result.channel_cycles, result.channel_commands)
+        ],
     }
     if args.json:
         _print_json(row)
         return
     counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
     print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
-    print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
-    if result.violations is None:
+    print(
+        f"{counts}; multipliers busy {100 * result.utilisation:.1f} %, "
+        f"{100 * result.row_utilisation:.1f} % of the columns of opened rows used"
+    )
+    if result.violations is None and result.timing == "strict":
+        print(f"legality not checked: a channel has more than {api.CHECKED_COMMANDS} commands")
+    elif result.violations is None:
         print("legality not checked: the published timing has no precharge")
     else:
         print(f"{result.violations} timing violations")
