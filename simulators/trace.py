@@ -96,8 +96,11 @@ def _parse_blocks(name: str, file: io.BufferedIOBase, progress: Progress) -> Ite
     while read := file.read(_BLOCK_BYTES):
         done_bytes += len(read)
         end = read.rfind(b"\n") + 1
-        if not end and len(rest + read) >= _BLOCK_BYTES:
-            _raise_on_malformed(name, line, rest + read, f"1:a line of more than {_BLOCK_BYTES} bytes")
+        if not end:
+            rest += read
+            if len(rest) >= 2 * _BLOCK_BYTES:
+                _raise_on_malformed(name, line, rest, f"1:a line of more than {_BLOCK_BYTES} bytes")
+            continue
         text, rest = rest + read[:end], read[end:]
         lines = text.count(b"\n")
         if lines > len(words):
