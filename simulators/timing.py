@@ -136,7 +136,7 @@ def time_program(
         if key not in tallies:
             place = _place_in(program, channel)
             engine = _engine(spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND)
-            tallies[key] = _feed(engine, words, place, 0)
+            tallies[key] = _feed(engine, words, place)
             if timing == "strict":
                 _raise_on_closed_row(tallies[key], place)
         per_channel.append(tallies[key])
@@ -170,10 +170,9 @@ def time_trace(
     parsed = isinstance(trace, Trace)
     name = trace.name if parsed else trace_name(trace)
     engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank)
-    tally, streamed = _feed(engine, np.empty(0, dtype=np.uint32), None, 0), 0
+    tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
     for words in [trace.words] if parsed else blocks(trace, progress):
-        tally = _feed(engine, words, lambda index: f"{name}:{index + 1}", streamed)
-        streamed += len(words)
+        tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
     return _result([tally], spec, timing)
 
 
@@ -199,7 +198,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    tally = _feed(_engine(spec, "strict", True, program.readres_bursts, _NO_BOUND), words, place, 0)
+    tally = _feed(_engine(spec, "strict", True, program.readres_bursts, _NO_BOUND), words, place)
     _raise_on_closed_row(tally, place)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
@@ -227,12 +226,9 @@ def _engine(
 
 
 def _feed(
-    engine: Callable[[np.ndarray, np.ndarray], None],
-    stream: np.ndarray,
-    place: Callable[[int], str],
-    streamed: int,
+    engine: Callable[[np.ndarray, np.ndarray], None], stream: np.ndarray, place: Callable[[int], str]
 ) -> Tally:
-    """Tally of `stream` and what the engine took before it, `streamed` commands; `place` names a command."""
+    """Tally of `stream` and all that the engine took before it; `place` names a command by its index."""
     tally = np.zeros(len(_TALLY), dtype=np.int64)
     try:
         engine(stream, tally)
