@@ -73,9 +73,10 @@ class TimingResult:
     utilisation : float
         Share of the clocks in which the multipliers work: COMPs times nCCDS over `cycles`, mean over
         the channels; in [0, 1].
-    row_utilisation : float
+    row_utilisation : float or None
         Share of the columns of opened rows that COMPs use: columns used, each once for every time that
-        the stream opens the row, over those of all rows opened, also to reopen one after a refresh.
+        the stream opens the row, over those of all rows opened, also to reopen one after a refresh. None
+        where a simulator other than ours does not say.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
@@ -96,10 +97,10 @@ class TimingResult:
     timing: str
     pim: str
     utilisation: float
-    row_utilisation: float
     gwrite_bursts: int
     channel_cycles: tuple[int, ...]
     channel_commands: tuple[dict[str, int], ...]
+    row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
 

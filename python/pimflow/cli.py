@@ -271,10 +271,9 @@ def _simulate(args: argparse.Namespace) -> None:
         return
     counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
     print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
-    print(
-        f"{counts}; multipliers busy {100 * result.utilisation:.1f} %, "
-        f"{100 * result.row_utilisation:.1f} % of the columns of opened rows used"
-    )
+    print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
+    if result.row_utilisation is not None:
+        print(f"{100 * result.row_utilisation:.1f} % of the columns of opened rows used")
     if result.violations is None and result.timing == "strict":
         print(f"legality not checked: a channel has more than {api.CHECKED_COMMANDS} commands")
     elif result.violations is None:

@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 
 import pytest
-from timing_programs import act_all, comp, program, read, write
+from timing_programs import act_all, comp, loop, program, read, write
 
 from pimflow import cli
 from pimflow.hardware.pim import PimSpec
@@ -142,3 +142,26 @@ def test_interrupt(tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err == "pimflow: interrupted\n"
+
+
+def test_a_program_that_nobody_could_expand(capsys, tmp_path):
+    path = tmp_path / "long.pimprog"
+    path.write_text(program((loop(1 << 20, loop(1 << 20, *BLOCK)),)).to_json(), encoding="utf-8")
+    code, out, err = simulate(capsys, path, "--json")
+    assert (code, err) == (0, "")
+    row = json.loads(out)
+    assert row["commands"]["COMP"] == 32 << 40 and row["timing_violations"] is None
+    assert row["channels"] == [{"cycles": row["cycles"], "commands": row["commands"]}]
+    assert "legality not checked: a channel has more than" in simulate(capsys, path)[1]
+
+
+@pytest.mark.parametrize("keep", (0.0, 0.3, 0.99))
+def test_truncated_and_binary_programs(capsys, tmp_path, keep):
+    path = tmp_path / "cut.pimprog"
+    text = program(BLOCK).to_json()
+    path.write_text(text[: int(keep * len(text))], encoding="utf-8")
+    code, out, err = simulate(capsys, path)
+    assert (code, out) == (3, "") and f"{path}:" in err and err.count("\n") == 1
+    path.write_bytes(b"\xff\xfe\x00" * 100)
+    code, _, err = simulate(capsys, path)
+    assert code == 3 and "not a text file" in err
