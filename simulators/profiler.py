@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,8 +29,10 @@ class PimProfiler(Protocol):
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time all channels of `program`."""
 
-    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
-        """Time the ``.pim`` trace of one channel."""
+    def time_trace(
+        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+    ) -> TimingResult:
+        """Time the ``.pim`` trace of one channel; `progress` is told which share of it is done."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,10 @@ class BuiltIn:
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         return time_program(program, pim, self.timing, self.gwrite_hiding)
 
-    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
-        return time_trace(path, pim, self.timing, self.gwrite_hiding)
+    def time_trace(
+        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+    ) -> TimingResult:
+        return time_trace(path, pim, self.timing, self.gwrite_hiding, progress)
 
 
 FORM = "pim=ramulator:PATH"

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pimflow.errors import ProfilerError, SpecError
 from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.expansion import command_counts, pim_text
 from pimflow.simulators.timing import TimingResult
-from pimflow.simulators.trace import Trace
+from pimflow.simulators.trace import blocks
 
 TIMEOUT_SECONDS = 600.0
 NO_HIDING = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING"
@@ -115,13 +115,16 @@ class Ramulator:
         bursts = command_counts(program)["gwrite_bursts"]
         return self._result(found, pim, bursts)
 
-    def time_trace(self, path: str | os.PathLike, pim: PimSpec) -> TimingResult:
+    def time_trace(
+        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+    ) -> TimingResult:
         """Time the ``.pim`` trace of one channel; a GWRITE counts as a whole buffer."""
         _check_device(pim)
-        Trace.read(path)  # the fork aborts without a word on a malformed line
+        for _ in blocks(path, progress):  # the fork aborts without a word on a malformed line
+            pass
         sent = _count_lines(path)
         found = self._time(Path(path).resolve(), None, sent)
-        return self._result([found], pim, sent["GWRITE"] * pim.columns_per_row)
+        return self._result([found], pim, sent["GWRITE"] * pim.buffer_columns)
 
     def _time(self, trace: Path, digest: bytes | None, sent: Counter[str]) -> Counter[str]:
         if digest in self._known:
@@ -174,11 +177,12 @@ class Ramulator:
         total = sum(found, Counter())
         channel_cycles = tuple(printed["Cycle"] for printed in found)
         cycles = max(channel_cycles)
-        commands = {name: total[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
+        commands = tuple(_commands(printed) for printed in found)
         return TimingResult(
             cycles=cycles,
             time_ns=cycles * pim.tCK_ns,
-            commands=commands | {"PRE": total["PREA"] + total["PRE"], "REF": total["REF"]},
+            commands=_commands(total),
+            channel_commands=commands,
             timing=self.name,
             pim=pim.name,
             utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(found)),
@@ -186,6 +190,12 @@ class Ramulator:
             channel_cycles=channel_cycles,
             violations=None,
         )
+
+
+def _commands(printed: Counter[str]) -> dict[str, int]:
+    """Under canonical names; the fork tells apart how many banks a PRE closes."""
+    commands = {name: printed[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
+    return commands | {"PRE": printed["PREA"] + printed["PRE"], "REF": printed["REF"]}
 
 
 def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:

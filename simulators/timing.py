@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from pimflow.core.commands import MAX_DEPTH
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.simulators.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 __all__ = [
     "TIMINGS",
@@ -39,11 +40,18 @@ ISSUED = np.dtype(
 )
 
 _strict = native.get("pimflow.simulators.time_strict")
+_issue = native.get("pimflow.simulators.issue_strict")
 _ramulator = native.get("pimflow.simulators.time_ramulator")
 
 _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
-_TALLY = ("cycles", *COMMANDS, "gwrite_bursts", "violations", "first_violation")
+_TALLY = (
+    *("cycles", *COMMANDS, "gwrite_bursts"),
+    *("violations", "first_violation", "empty_reads", "used_columns"),
+)
+_NO_BOUND = np.iinfo(np.int64).max
+
+Tally = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +74,22 @@ class TimingResult:
     utilisation : float
         Share of the clocks in which the multipliers work: COMPs times nCCDS over `cycles`, mean over
         the channels; in [0, 1].
+    row_utilisation : float or None
+        Share of the columns of opened rows that COMPs use: columns used, each once for every time that
+        the stream opens the row, over those of all rows opened, also to reopen one after a refresh. None
+        where a simulator other than ours does not say.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
         Cycles of each channel.
+    channel_commands : tuple of dict of str to int
+        `commands` of each channel.
     violations : int or None
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
+    empty_reads : int
+        READRESs of a buffer on which no COMP came since the last READRES of it. In a trace, which names
+        no buffers, also the second of two READRESs in a row.
     """
 
     cycles: int
@@ -83,7 +100,10 @@ class TimingResult:
     utilisation: float
     gwrite_bursts: int
     channel_cycles: tuple[int, ...]
+    channel_commands: tuple[dict[str, int], ...]
+    row_utilisation: float | None = None
     violations: int | None = 0
+    empty_reads: int = 0
 
 
 def time_program(
@@ -110,15 +130,17 @@ def time_program(
         A device whose organisation is not the one that the program was lowered for.
     """
     _check_organisation(program, spec)
-    tallies: dict[bytes, dict[str, int]] = {}
+    tallies: dict[bytes, Tally] = {}
     per_channel = []
     for channel in range(len(program.channels)):
         words = _timing_signature(program.encoded(channel))
         key = words.tobytes()
         if key not in tallies:
-            where = f"region '{program.region}', channel {channel}"
-            tallies[key] = _run(words, spec, timing, gwrite_hiding, program.readres_bursts, where)
-            _raise_on_closed_row(tallies[key], where)
+            place = _place_in(program, channel)
+            engine = _engine(spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND)
+            tallies[key] = _feed(engine, words, place)
+            if timing == "strict":
+                _raise_on_closed_row(tallies[key], place)
         per_channel.append(tallies[key])
     return _result(per_channel, spec, timing)
 
@@ -128,20 +150,32 @@ def time_trace(
     spec: PimSpec,
     timing: str = "strict",
     gwrite_hiding: bool = True,
+    progress: Progress = lambda _: None,
 ) -> TimingResult:
     """Time a ``.pim`` trace: a parsed one, a file, or the text as bytes. One channel, one buffer.
 
     A GWRITE writes a whole buffer and a READRES is one burst. Under ``strict``, PRE and REF are
-    inserted, and COMPs on a row that is not open are counted in `TimingResult.violations`.
+    inserted, and COMPs on a row that is not open are counted in `TimingResult.violations`. A file is
+    never in memory as a whole.
+
+    Parameters
+    ----------
+    progress : callable
+        Told now and then which share of a file is done.
 
     Raises
     ------
     TraceError
-        See `Trace.read`; under ``ramulator-pimflow``, more than 32 pending refreshes.
+        See `trace.blocks`; a gang, row or column that the device lacks, with the line; under
+        ``ramulator-pimflow``, more than 32 pending refreshes.
     """
-    if not isinstance(trace, Trace):
-        trace = Trace.read(trace)
-    return _result([_run(trace.words, spec, timing, gwrite_hiding, 1, trace.name)], spec, timing)
+    parsed = isinstance(trace, Trace)
+    name = trace.name if parsed else trace_name(trace)
+    engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank)
+    tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
+    for words in [trace.words] if parsed else blocks(trace, progress):
+        tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
+    return _result([tally], spec, timing)
 
 
 def timings(spec: PimSpec) -> tuple[str, ...]:
@@ -170,51 +204,57 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
         command has none) and bursts of each, PRE, REF and reopening G_ACT included.
     """
     _check_organisation(program, spec)
-    words = program.encoded(channel)
-    where = f"region '{program.region}', channel {channel}"
-    tally = _run(words, spec, "strict", True, program.readres_bursts, where)
-    _raise_on_closed_row(tally, where)
+    words, place = program.encoded(channel), _place_in(program, channel)
+    tally = _feed(_engine(spec, "strict", True, program.readres_bursts, _NO_BOUND), words, place)
+    _raise_on_closed_row(tally, place)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
-    _run(words, spec, "strict", True, program.readres_bursts, where, rows)
+    _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
 
 
-def _run(
-    stream: np.ndarray,
-    spec: PimSpec,
-    timing: str,
-    gwrite_hiding: bool,
-    readres_bursts: int,
-    where: str,
-    rows: np.ndarray | None = None,
-) -> dict[str, int]:
-    """Tally of one channel's stream: encoded words (int64) or a parsed trace (uint32)."""
+def _engine(
+    spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """What takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
+
+    `rows` bounds the rows that the stream may name.
+    """
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
+    gwrite_columns = spec.buffer_columns
+    bounds = (spec.gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
+    organisation = np.array(bounds, dtype=np.int64)
+    if timing == "strict":
+        return _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+    if timing not in timings(spec):
+        raise SpecError(
+            f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}; "
+            f"use {' or '.join(timings(spec))}"
+        )
+    latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, readres_bursts]
+    return _ramulator(organisation, np.array(latencies, dtype=np.int64))
+
+
+def _feed(
+    engine: Callable[[np.ndarray, np.ndarray], None], stream: np.ndarray, place: Callable[[int], str]
+) -> Tally:
+    """Tally of `stream` and all that the engine took before it; `place` names a command by its index."""
     tally = np.zeros(len(_TALLY), dtype=np.int64)
     try:
-        if timing == "strict":
-            nCL, nBL, nREFI = _latencies(spec, ("nCL", "nBL", "nREFI"))
-            organisation = (spec.gangs, spec.global_buffers, spec.columns_per_row, readres_bursts)
-            device = np.array([*organisation, nCL, nBL, nREFI], dtype=np.int64)
-            rows = np.empty((0, len(ISSUED)), dtype=np.int64) if rows is None else rows
-            _strict(stream, device, _constraint_table(spec), rows, tally)
-        else:
-            if timing not in timings(spec):
-                raise SpecError(
-                    f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}; "
-                    f"use {' or '.join(timings(spec))}"
-                )
-            latencies = [
-                *_latencies(spec, _FORK_LATENCIES),
-                gwrite_hiding,
-                readres_bursts,
-                spec.columns_per_row,
-            ]
-            _ramulator(stream, np.array(latencies, dtype=np.int64), tally)
+        engine(stream, tally)
     except ValueError as error:
-        raise TraceError(f"{where}: {error}") from error
+        index, _, problem = str(error).partition(":")
+        raise TraceError(f"{place(int(index))}: {problem}") from error
     return dict(zip(_TALLY, tally.tolist()))
+
+
+def _place_in(program: PimProgram, channel: int) -> Callable[[int], str]:
+    return lambda index: f"region '{program.region}', channel {channel}: command {index}"
+
+
+def _strict_device(spec: PimSpec, readres_bursts: int) -> np.ndarray:
+    latencies = _latencies(spec, ("nCL", "nBL", "nREFI"))
+    return np.array([spec.gangs, spec.global_buffers, readres_bursts, *latencies], dtype=np.int64)
 
 
 def _constraint_table(spec: PimSpec) -> np.ndarray:
@@ -248,16 +288,16 @@ def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
         )
 
 
-def _raise_on_closed_row(tally: dict[str, int], where: str) -> None:
+def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
     if tally["violations"]:
         raise TraceError(
-            f"{where}: command {tally['first_violation']}: COMP on a row that is not open in every gang "
+            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang "
             f"({tally['violations']} such commands)"
         )
 
 
 def _timing_signature(words: np.ndarray) -> np.ndarray:
-    """Encoded words less what no clock depends on: pixels, elements, channels, columns, the first row."""
+    """Encoded words less what no figure depends on: pixels, elements, output channels, the first row."""
     words = words.copy()
     affine = 1 + MAX_DEPTH
     rows, node = [], 0
@@ -274,20 +314,19 @@ def _timing_signature(words: np.ndarray) -> np.ndarray:
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
             rows.append(operands + 1)
-        if opcode == 3:
-            words[operands + 1 + affine : operands + 1 + 2 * affine] = 0
         node += size
     if rows:
         words[rows] -= words[rows].min()
     return words
 
 
-def _result(per_channel: list[dict[str, int]], spec: PimSpec, timing: str) -> TimingResult:
+def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
     totals = Counter()
     for tally in per_channel:
         totals.update(tally)
     cycles = max(tally["cycles"] for tally in per_channel)
     busy_cycles = totals["COMP"] * spec.timing.get("nCCDS", 1)
+    opened_columns = totals["G_ACT"] * spec.columns_per_row
     return TimingResult(
         cycles=cycles,
         time_ns=cycles * spec.tCK_ns,
@@ -295,7 +334,10 @@ def _result(per_channel: list[dict[str, int]], spec: PimSpec, timing: str) -> Ti
         timing=timing,
         pim=spec.name,
         utilisation=busy_cycles / (cycles * len(per_channel)) if cycles else 0.0,
+        row_utilisation=totals["used_columns"] / opened_columns if opened_columns else 0.0,
         gwrite_bursts=totals["gwrite_bursts"],
         channel_cycles=tuple(tally["cycles"] for tally in per_channel),
-        violations=totals["violations"],
+        channel_commands=tuple({name: tally[name] for name in COMMANDS} for tally in per_channel),
+        violations=totals["violations"] if timing == "strict" else None,
+        empty_reads=totals["empty_reads"],
     )

@@ -7,9 +7,10 @@ neither buffer nor gather. ``.pimprog`` (`PimProgram.to_json`) is the form that 
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,10 @@ _parse = native.get("pimflow.simulators.parse_trace")
 _write = native.get("pimflow.simulators.write_trace")
 
 _SHOWN_CHARACTERS = 60
+# Of text, read and parsed at once: 4 MiB is some 20 ms of work.
+_BLOCK_BYTES = 1 << 22
+
+Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,32 +48,80 @@ class Trace:
 
     @classmethod
     def read(cls, path_or_bytes: str | os.PathLike | bytes) -> Trace:
-        """Parse a file, or the text itself given as bytes.
+        """Parse a file, or the text itself given as bytes; raises what `blocks` does."""
+        words = [block.copy() for block in blocks(path_or_bytes)]
+        joined = np.concatenate(words) if words else np.empty(0, dtype=np.uint32)
+        return cls(name=trace_name(path_or_bytes), words=joined)
 
-        Raises
-        ------
-        TraceError
-            Unreadable file, or ``file:line: problem: 'text'`` of the first malformed line. Blank and
-            comment lines are malformed, and so is a last line without newline. An empty trace is not.
-        """
-        if isinstance(path_or_bytes, bytes):
-            name, text = "<bytes>", path_or_bytes
-        else:
-            name = os.fspath(path_or_bytes)
-            try:
-                text = Path(name).read_bytes()
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise TraceError(f"{name}: cannot be read: {reason}") from error
-        words = np.empty(text.count(b"\n"), dtype=np.uint32)
-        malformed = _parse(text, words)
-        if malformed:
-            line, _, problem = malformed.partition(":")
-            shown = text.split(b"\n", int(line))[int(line) - 1].decode("utf-8", "replace")
-            if len(shown) > _SHOWN_CHARACTERS:
-                shown = shown[:_SHOWN_CHARACTERS] + "…"
-            raise TraceError(f"{name}:{line}: {problem}: {shown!r}")
-        return cls(name=name, words=words)
+
+def trace_name(path_or_bytes: str | os.PathLike | bytes) -> str:
+    """What messages call a trace."""
+    return "<bytes>" if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
+
+
+def blocks(
+    path_or_bytes: str | os.PathLike | bytes, progress: Progress = lambda _: None
+) -> Iterator[np.ndarray]:
+    """The words of a trace (see `Trace`), in order, some megabytes of text at a time.
+
+    A block is valid until the next one is asked for.
+
+    Parameters
+    ----------
+    progress : callable
+        Told, after each block, which share of the file is done.
+
+    Raises
+    ------
+    TraceError
+        Unreadable file, or ``file:line: problem: 'text'`` of the first malformed line. Blank and
+        comment lines are malformed, and so are CRLF line ends and a last line without newline. An
+        empty trace is not.
+    """
+    name = trace_name(path_or_bytes)
+    try:
+        with io.BytesIO(path_or_bytes) if name == "<bytes>" else open(name, "rb") as file:
+            yield from _parse_blocks(name, file, progress)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{name}: cannot be read: {reason}") from error
+
+
+def _parse_blocks(name: str, file: io.BufferedIOBase, progress: Progress) -> Iterator[np.ndarray]:
+    size_bytes = max(1, file.seek(0, os.SEEK_END)) if file.seekable() else 0
+    if size_bytes:
+        file.seek(0)
+    words = np.empty(0, dtype=np.uint32)
+    line, rest, done_bytes = 1, b"", 0
+    while read := file.read(_BLOCK_BYTES):
+        done_bytes += len(read)
+        end = read.rfind(b"\n") + 1
+        if not end:
+            rest += read
+            if len(rest) >= 2 * _BLOCK_BYTES:
+                _raise_on_malformed(name, line, rest, f"1:a line of more than {_BLOCK_BYTES} bytes")
+            continue
+        text, rest = rest + read[:end], read[end:]
+        lines = text.count(b"\n")
+        if lines > len(words):
+            words = np.empty(lines, dtype=np.uint32)
+        _raise_on_malformed(name, line, text, _parse(text, words))
+        line += lines
+        yield words[:lines]
+        if size_bytes:
+            progress(done_bytes / size_bytes)
+    _raise_on_malformed(name, line, rest, _parse(rest, words))
+
+
+def _raise_on_malformed(name: str, first_line: int, text: bytes, malformed: str) -> None:
+    """`malformed` is what the parser returned for `text`, whose first line is `first_line` of the file."""
+    if not malformed:
+        return
+    index, _, problem = malformed.partition(":")
+    shown = text.split(b"\n", int(index))[int(index) - 1].decode("utf-8", "replace")
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[:_SHOWN_CHARACTERS] + "…"
+    raise TraceError(f"{name}:{first_line + int(index) - 1}: {problem}: {shown!r}")
 
 
 def expand_to_pim(program: PimProgram, channel: int) -> bytes:

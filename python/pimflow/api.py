@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 trace = tracing.trace
+# The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
+CHECKED_COMMANDS = 4_000_000
+
 AnyPlan = Plan | Searched | str | os.PathLike
 
 
@@ -325,6 +328,7 @@ def simulate(
     timing: str = "strict",
     gwrite_hiding: bool = True,
     profiler: PimProfiler | None = None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> TimingResult:
     """Cycles of a ``.pim`` trace or a ``.pimprog`` program.
 
@@ -337,12 +341,15 @@ def simulate(
         Of the engines (`timing.time_program`); of no account where there is a `profiler`.
     profiler : PimProfiler, optional
         What times it instead of the engines.
+    progress : callable
+        Told now and then which share of a trace is done, in [0, 1].
 
     Returns
     -------
     TimingResult
         `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
-        rows that are not open; None under the published timing, which is not legal, and a `profiler`.
+        rows that are not open; None under the published timing, which is not legal, under a `profiler`,
+        and for a program with a channel of more than `CHECKED_COMMANDS` commands.
 
     Raises
     ------
@@ -357,11 +364,12 @@ def simulate(
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
         result = profiler.time_program(program, spec)
+        longest = max(sum(commands.values()) for commands in result.channel_commands)
+        checked = checked and longest <= CHECKED_COMMANDS
         return replace(result, violations=program_violations(program, spec) if checked else None)
     if path.suffix != ".pim":
         raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
-    result = profiler.time_trace(path, spec)
-    return result if checked else replace(result, violations=None)
+    return profiler.time_trace(path, spec, progress)
 
 
 def simulated_energy_pj(

@@ -275,8 +275,17 @@ def _simulate(args: argparse.Namespace) -> None:
     hiding = not args.no_gwrite_hiding
     profiler = _profiler(args, hiding)
     timing = args.timing or "strict"
-    result = api.simulate(args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler)
+    with _bar("simulating", args.quiet) as advance:
+        result = api.simulate(
+            args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
+        )
     energy_pj = api.simulated_energy_pj(args.file, result, args.pim)
+    if result.empty_reads:
+        print(
+            f"pimflow: warning: {result.empty_reads} READRES of an empty latch: no COMP on the buffer since "
+            "its last READRES (a .pim trace has one buffer)",
+            file=sys.stderr,
+        )
     row = {
         "cycles": result.cycles,
         "time_ns": result.time_ns,
@@ -284,8 +293,14 @@ def _simulate(args: argparse.Namespace) -> None:
         "timing": result.timing,
         "pim": result.pim,
         "utilisation": result.utilisation,
+        "row_utilisation": result.row_utilisation,
         "timing_violations": result.violations,
         "energy_pj": energy_pj,
+        "empty_reads": result.empty_reads,
+        "channels": [
+            {"cycles": cycles, "commands": commands}
+            for cycles, commands in zip(result.channel_cycles, result.channel_commands)
+        ],
     }
     if args.json:
         _print_json(row)
@@ -296,7 +311,11 @@ def _simulate(args: argparse.Namespace) -> None:
     total_pj = sum(energy_pj.values())
     parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in energy_pj.items() if pj)
     print(f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}")
-    if result.violations is None:
+    if result.row_utilisation is not None:
+        print(f"{100 * result.row_utilisation:.1f} % of the columns of opened rows used")
+    if result.violations is None and result.timing == "strict":
+        print(f"legality not checked: a channel has more than {api.CHECKED_COMMANDS} commands")
+    elif result.violations is None:
         print("legality not checked: the published timing has no precharge")
     else:
         print(f"{result.violations} timing violations")

@@ -29,35 +29,43 @@ inline int64_t At(const int64_t* affine, const int64_t* counters) {
 }
 
 /*!
- * \brief Call the visitor for every command, in order.
+ * \brief Call the visitor for a node that is no loop.
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
  * Comp(buffer, row, column, count), Readres(buffer, pixel, channel).
  */
 template <typename Visitor>
+void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
+  const int64_t* arg = node + 2;
+  switch (node[0]) {
+    case kGwrite:
+      visit->Gwrite(arg[0], At(arg + 1, counters), arg[1 + kAffineWords],
+                    At(arg + 2 + kAffineWords, counters), arg[2 + 2 * kAffineWords]);
+      break;
+    case kGAct:
+      visit->GAct(arg[0], At(arg + 1, counters));
+      break;
+    case kComp:
+      visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
+                  arg[1 + 2 * kAffineWords]);
+      break;
+    default:
+      visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+  }
+}
+
+/*! \brief Visit every command, in order, loops run. */
+template <typename Visitor>
 void Walk(const int64_t* words, const int64_t* end, int64_t* counters, int depth, Visitor* visit) {
+  if (depth > kMaxDepth) return;  // never encoded; without it GCC warns of a counter too many
   for (const int64_t* node = words; node < end; node += node[1]) {
-    const int64_t* arg = node + 2;
-    switch (node[0]) {
-      case kLoop:
-        for (counters[depth] = 0; counters[depth] < arg[0]; ++counters[depth]) {
-          Walk(arg + 1, node + node[1], counters, depth + 1, visit);
-        }
-        counters[depth] = 0;
-        break;
-      case kGwrite:
-        visit->Gwrite(arg[0], At(arg + 1, counters), arg[1 + kAffineWords],
-                      At(arg + 2 + kAffineWords, counters), arg[2 + 2 * kAffineWords]);
-        break;
-      case kGAct:
-        visit->GAct(arg[0], At(arg + 1, counters));
-        break;
-      case kComp:
-        visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
-                    arg[1 + 2 * kAffineWords]);
-        break;
-      default:
-        visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+    if (node[0] == kLoop) {
+      for (counters[depth] = 0; counters[depth] < node[2]; ++counters[depth]) {
+        Walk(node + 3, node + node[1], counters, depth + 1, visit);
+      }
+      counters[depth] = 0;
+    } else {
+      Visit(node, counters, visit);
     }
   }
 }

@@ -1,6 +1,6 @@
 /*!
- * \brief What the timing engines share: command ids, the tally they return, and the walk over a
- * stream, which is either an encoded program (int64 words, program.h) or a parsed `.pim` trace.
+ * \brief What the timing engines share: command ids, what a run adds up, and the walk over a parsed
+ * `.pim` trace.
  *
  * A word of a parsed trace is `kind << 29 | address`; the address is, from its top bit, bank group
  * [2], bank [2], row [14], column [5], offset [6].
@@ -8,6 +8,7 @@
 #ifndef PIMFLOW_SIMULATORS_TIMING_H_
 #define PIMFLOW_SIMULATORS_TIMING_H_
 
+#include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <cstdint>
@@ -38,21 +39,41 @@ T* Data(const tvm::ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief Outcome of one run, as the int64 words that Python reads. */
-struct Tally {
-  int64_t cycles = 0;
+/*! \brief An error at a command of the stream, as "<index>:<problem>"; Python says where that is. */
+#define PIMFLOW_THROW_AT(index) TVM_FFI_THROW(ValueError) << (index) << ":"
+
+/*! \brief Lets an interrupt through. */
+inline void CheckInterrupt() {
+  if (TVMFFIEnvCheckSignals() != 0) throw tvm::ffi::EnvErrorAlreadySet();
+}
+
+/*! \brief What a stretch of a stream adds up to. */
+struct Totals {
   int64_t commands[kNumCommands] = {};
   int64_t gwrite_bursts = 0;
-  int64_t violations = 0;
-  int64_t first_violation = -1;
+  int64_t streamed = 0;  // commands of the stream, without what the engine adds
 
-  void Store(const tvm::ffi::TensorView& out) const {
-    int64_t* word = Data<int64_t>(out);
-    *word++ = cycles;
-    for (int64_t count : commands) *word++ = count;
-    *word++ = gwrite_bursts;
-    *word++ = violations;
-    *word = first_violation;
+  template <typename Function>
+  static void ForEach(Totals* a, const Totals& b, Function function) {
+    for (int c = 0; c < kNumCommands; ++c) function(&a->commands[c], b.commands[c]);
+    function(&a->gwrite_bursts, b.gwrite_bursts);
+    function(&a->streamed, b.streamed);
+  }
+
+  Totals Since(const Totals& earlier) const {
+    Totals gained = *this;
+    ForEach(&gained, earlier, [](int64_t* a, int64_t b) { *a -= b; });
+    return gained;
+  }
+
+  /*! \brief Add `gained` so many times; false if that is beyond 63 bits. */
+  bool Add(const Totals& gained, int64_t times) {
+    bool fits = true;
+    ForEach(this, gained, [&](int64_t* a, int64_t b) {
+      int64_t product;
+      fits = fits && !__builtin_mul_overflow(b, times, &product) && !__builtin_add_overflow(*a, product, a);
+    });
+    return fits;
   }
 };
 
@@ -85,16 +106,6 @@ void WalkTrace(const uint32_t* word, int64_t size, int64_t gwrite_columns, Visit
     } else {
       visit->GAct(kind - kTraceGAct0, TraceRow(first));
     }
-  }
-}
-
-/*! \brief Visit a stream of either form; uint32 elements make it a trace. */
-template <typename Visitor>
-void WalkStream(const tvm::ffi::TensorView& stream, int64_t gwrite_columns, Visitor* visit) {
-  if (stream.dtype().bits == 32) {
-    WalkTrace(Data<const uint32_t>(stream), stream.numel(), gwrite_columns, visit);
-  } else {
-    Walk(Data<const int64_t>(stream), stream.numel(), visit);
   }
 }
 

@@ -9,8 +9,9 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <algorithm>
+#include <array>
 
-#include "timing.h"
+#include "feed.h"
 
 namespace pimflow {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 constexpr int kForkGangs = 4;
+constexpr int kForkClocks = kForkGangs + 5;
 constexpr int kMaxPendingRefreshes = 32;
 /*! \brief GWRITE to COMP is nRC and this, READRES to GWRITE is the other: literals of the fork. */
 constexpr int64_t kGwriteToCompExtra = 16;
@@ -31,22 +33,26 @@ struct Latencies {
 };
 
 class RamulatorEngine {
+  /*! \brief Every clock but the last issue's, of an engine or a constant one. */
+  template <typename Self>
+  static auto Clocks(Self& self) {
+    return std::array{&self.gwrite_, &self.g_act_[0], &self.g_act_[1], &self.g_act_[2], &self.g_act_[3],
+                      &self.comp_,   &self.readres_,  &self.ref_,      &self.departed_};
+  }
+
  public:
   RamulatorEngine(const Latencies& n, bool gwrite_hiding, int64_t readres_bursts)
       : n_(n), gwrite_gap_(gwrite_hiding ? 1 : kGwriteColumns * n.nCCDS), readres_bursts_(readres_bursts) {}
 
   void Gwrite(int64_t, int64_t, int64_t pixels, int64_t, int64_t columns) {
     const int64_t t = Issue(kGWRITE, gwrite_, 1, 1);
-    tally_.gwrite_bursts += pixels * columns;
+    totals_.gwrite_bursts += pixels * columns;
     gwrite_ = std::max(gwrite_, t + gwrite_gap_);
     for (int64_t& earliest : g_act_) earliest = std::max(earliest, t + gwrite_gap_);
     comp_ = std::max(comp_, t + n_.nRC + kGwriteToCompExtra);
   }
 
   void GAct(int64_t gang, int64_t) {
-    if (gang < 0 || gang >= kForkGangs) {
-      TVM_FFI_THROW(ValueError) << "command " << parsed_ << ": gang " << gang << " of " << kForkGangs;
-    }
     const int64_t t = Issue(kG_ACT, g_act_[gang], 1, 1);
     if (gang + 1 < kForkGangs) g_act_[gang + 1] = std::max(g_act_[gang + 1], t + n_.nFAW);
     comp_ = std::max(comp_, t + n_.nRCDR);
@@ -54,7 +60,6 @@ class RamulatorEngine {
   }
 
   void Comp(int64_t, int64_t, int64_t, int64_t count) {
-    if (count < 1) return;
     const int64_t t = Issue(kCOMP, comp_, count, std::max<int64_t>(1, n_.nCCDS));
     comp_ = std::max(comp_, t + n_.nCCDS);
     readres_ = std::max(readres_, t + 1);
@@ -68,36 +73,60 @@ class RamulatorEngine {
   }
 
   /*! \brief First tick at or after the last issue, past all data, with no refresh pending. */
-  Tally Finish() {
-    if (parsed_ == 0) {
-      tally_.cycles = 1;
-      return tally_;
-    }
-    const int64_t done = std::max({last_, parsed_ + 1, departed_});
+  int64_t Finish() {
+    const int64_t parsed = totals_.streamed;
+    if (parsed == 0) return 1;
+    const int64_t done = std::max({last_, parsed + 1, departed_});
     int64_t t = last_;
     while (t < done || Pending(t) > 0) {
       ++t;
       if (Pending(t) <= 0) {
-        t = std::max(t, std::min(done, (served_ + 1) * n_.nREFI) - 1);
+        t = std::max(t, std::min(done, deadline()) - 1);
         continue;
       }
-      CheckPending(t, parsed_ - 1);
+      CheckPending(t, parsed - 1);
       if (row_open_) {
         Precharge(t);
       } else if (t >= ref_) {
         Refresh(t);
       }
     }
-    tally_.cycles = t;
-    return tally_;
+    return t;
+  }
+
+  int64_t clock() const { return last_; }
+  int64_t deadline() const { return (refreshes() + 1) * n_.nREFI; }
+  int64_t refreshes() const { return totals_.commands[kREF]; }
+  Totals& totals() { return totals_; }
+
+  static constexpr size_t StateWords() { return kForkClocks + 2; }
+
+  /*! \brief See PeriodWalk. */
+  void State(int64_t* words) const {
+    for (const int64_t* clock : Clocks(*this)) *words++ = std::max<int64_t>(0, *clock - last_);
+    *words++ = row_open_;
+    *words++ = after_readres_;
+  }
+
+  /*! \brief The deadline follows from the refreshes counted. */
+  void Restore(const int64_t* words, int64_t clock, int64_t) {
+    for (int64_t* each : Clocks(*this)) *each = clock + *words++;
+    row_open_ = *words++ != 0;
+    after_readres_ = *words != 0;
+    last_ = clock;
+  }
+
+  void Shift(int64_t cycles) {
+    for (int64_t* clock : Clocks(*this)) *clock += cycles;
+    last_ += cycles;
   }
 
  private:
-  int64_t Pending(int64_t t) const { return t / n_.nREFI - served_; }
+  int64_t Pending(int64_t t) const { return t / n_.nREFI - refreshes(); }
 
   void CheckPending(int64_t t, int64_t command) const {
     if (Pending(t) > kMaxPendingRefreshes) {
-      TVM_FFI_THROW(ValueError) << "command " << command << ": more than " << kMaxPendingRefreshes
+      PIMFLOW_THROW_AT(command) << "more than " << kMaxPendingRefreshes
                                 << " refreshes are pending; no READRES lets them through";
     }
   }
@@ -110,19 +139,19 @@ class RamulatorEngine {
     after_readres_ = false;
     t = std::max(t, earliest);
     last_ = t + step * (count - 1);
-    if (Pending(last_) > kMaxPendingRefreshes) {
-      const int64_t overflow = (served_ + kMaxPendingRefreshes + 1) * n_.nREFI;
-      CheckPending(last_, parsed_ + std::max<int64_t>(0, (overflow - t + step - 1) / step));
+    if (last_ >= deadline() && Pending(last_) > kMaxPendingRefreshes) {
+      const int64_t overflow = (refreshes() + kMaxPendingRefreshes + 1) * n_.nREFI;
+      CheckPending(last_, totals_.streamed + std::max<int64_t>(0, (overflow - t + step - 1) / step));
     }
-    parsed_ += count;
-    tally_.commands[command] += count;
+    totals_.streamed += count;
+    totals_.commands[command] += count;
     return last_;
   }
 
   /*! \brief First tick from `t` on with nothing pending. */
   int64_t ServePending(int64_t t) {
     while (Pending(t) > 0) {
-      CheckPending(t, parsed_);
+      CheckPending(t, totals_.streamed);
       if (row_open_) Precharge(t++);
       t = std::max(t, ref_);
       Refresh(t++);
@@ -134,39 +163,37 @@ class RamulatorEngine {
     g_act_[0] = std::max(g_act_[0], t + n_.nRP);
     ref_ = std::max(ref_, t + n_.nRP);
     row_open_ = false;
-    ++tally_.commands[kPRE];
+    ++totals_.commands[kPRE];
   }
 
   void Refresh(int64_t t) {
     g_act_[0] = std::max(g_act_[0], t + n_.nRFC);
     ref_ = std::max(ref_, t + n_.nRFC);
-    ++served_;
-    ++tally_.commands[kREF];
+    ++totals_.commands[kREF];
   }
 
   Latencies n_;
   int64_t gwrite_gap_;
   int64_t readres_bursts_;
-  Tally tally_;
+  Totals totals_;  // REFs among its commands: the refreshes served
   // Clock of the last command of the stream, and earliest clocks of the next ones.
   int64_t last_ = 0;
   int64_t gwrite_ = 0, g_act_[kForkGangs] = {}, comp_ = 0, readres_ = 0, ref_ = 0;
   int64_t departed_ = 0;
-  int64_t parsed_ = 0;
-  int64_t served_ = 0;
   bool row_open_ = false;
   bool after_readres_ = false;
 };
 
 /*!
+ * \brief The engine of one channel; see Feeder.
+ * \param organisation int64: the fields of Organisation, then columns of a trace's GWRITE.
  * \param latencies int64: the fields of Latencies, then GWRITE latency hiding (0 or 1), bursts of a
- * READRES, columns of a GWRITE line.
+ * READRES.
  */
-void TimeRamulator(ffi::TensorView stream, ffi::TensorView latencies, ffi::TensorView tally) {
-  const int64_t* n = Data<const int64_t>(latencies);
-  RamulatorEngine engine({n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]}, n[9] != 0, n[10]);
-  WalkStream(stream, n[11], &engine);
-  engine.Finish().Store(tally);
+ffi::Function TimeRamulator(ffi::TensorView organisation, ffi::TensorView latencies) {
+  const int64_t *o = Data<const int64_t>(organisation), *n = Data<const int64_t>(latencies);
+  const RamulatorEngine engine({n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]}, n[9] != 0, n[10]);
+  return Feeder(engine, {o[0], o[1], o[2], o[3]}, o[4]);
 }
 
 }  // namespace

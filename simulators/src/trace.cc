@@ -52,6 +52,8 @@ const char* ParseLine(std::string_view line, uint32_t* word) {
   if (too_wide) return "address is beyond 29 bits";
   while (i < line.size() && line[i] == ' ') ++i;
   const std::string_view command = line.substr(i);
+  // The fork compares COMP and G_ACT exactly, and finds GWRITE anywhere.
+  const bool crlf = !command.empty() && command.back() == '\r';
   uint32_t kind;
   if (command == "COMP") {
     kind = kTraceComp;
@@ -61,7 +63,7 @@ const char* ParseLine(std::string_view line, uint32_t* word) {
   } else if (command.find("GWRITE") != std::string_view::npos) {
     kind = kTraceGwrite;
   } else {
-    return command.empty() ? "missing command" : "unknown command";
+    return crlf ? "the line ends in CRLF, not LF" : command.empty() ? "missing command" : "unknown command";
   }
   *word = kind << kAddressBits | static_cast<uint32_t>(address);
   return nullptr;

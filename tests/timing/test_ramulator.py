@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fork_model import GWRITE, READRES, fork_cycles
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
 from pimflow.errors import SpecError, TraceError, UnknownNameError
+from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.timing import time_program, time_trace
 from pimflow.simulators.trace import Trace, expand_to_pim
 
@@ -74,14 +78,14 @@ def test_32_refreshes_may_be_pending(newton):
     comps = (62686 - 12) // 2 + 1
     text = b"0x00000000 G_ACT0\n" + b"0x00000000 COMP\n" * comps
     assert time_trace(text, newton, FORK).commands["PRE"] == 1
-    with pytest.raises(TraceError, match=f"command {comps + 1}: more than 32 refreshes are pending"):
+    with pytest.raises(TraceError, match=f"^<bytes>:{comps + 2}: more than 32 refreshes are pending"):
         time_trace(text + b"0x00000000 COMP\n", newton, FORK)
 
 
 def test_command_at_which_refreshes_overflow(newton):
     # The COMP at 62700 is number (62700 - 12)/2 of its run, after the G_ACT.
     text = b"0x00000000 G_ACT0\n" + b"0x00000000 COMP\n" * 40000
-    with pytest.raises(TraceError, match=f"command {1 + (62700 - 12) // 2}: more than 32"):
+    with pytest.raises(TraceError, match=f"^<bytes>:{2 + (62700 - 12) // 2}: more than 32"):
         time_trace(text, newton, FORK)
 
 
@@ -98,3 +102,37 @@ def test_only_the_forks_organisation(newton):
 def test_unknown_timing(newton):
     with pytest.raises(UnknownNameError, match="did you mean strict"):
         time_trace(b"", newton, "strikt")
+
+
+KINDS = (b"GWRITE", b"G_ACT0", b"G_ACT1", b"G_ACT2", b"G_ACT3", b"COMP", b"READRES")
+PATTERNS = st.lists(
+    st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(1, 120)), max_size=9
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PATTERNS, st.sampled_from((1900, 300, 77)), st.booleans())
+def test_any_trace_of_the_grammar(patterns, nREFI, hiding):
+    """READRES anywhere, COMP before any G_ACT, no GWRITE at all, many refresh intervals or no command."""
+    spec = with_timing(PimSpec.load("newton-gddr6"), nREFI=nREFI, nRFC=min(350, nREFI // 2))
+    stream = [kind for pattern, repeats in patterns for kind in pattern * repeats]
+    text = b"".join(b"READRES\n" if k == READRES else b"0x00000000 %s\n" % KINDS[k] for k in stream)
+    cycles = fork_cycles(stream, spec, hiding)
+    if cycles is None:
+        with pytest.raises(TraceError, match="more than 32 refreshes are pending"):
+            time_trace(text, spec, FORK, hiding)
+    else:
+        assert time_trace(text, spec, FORK, hiding).cycles == cycles
+
+
+@pytest.mark.parametrize("line", PRINTED[::6], ids=lambda line: line["trace"])
+def test_oracle_prints_what_the_fork_prints(newton, line):
+    names = {name: kind for kind, name in enumerate(KINDS)}
+    stream = [
+        READRES if row.startswith(b"READRES") else GWRITE if b"GWRITE" in row else names[row.split()[1]]
+        for row in FILES[line["trace"]].splitlines()
+    ][:60_000]
+    if len(stream) == int(line["commands"]):
+        assert fork_cycles(stream, newton) == int(line["cycles"])
+    text = b"".join(row + b"\n" for row in FILES[line["trace"]].splitlines()[: len(stream)])
+    assert time_trace(text, newton, FORK).cycles == fork_cycles(stream, newton)

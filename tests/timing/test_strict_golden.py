@@ -133,7 +133,7 @@ def test_comp_on_a_row_that_is_not_open(newton, stream, command):
 
 @pytest.mark.parametrize("stream", [(write(7),), (act(4),), (read(-1),)])
 def test_operand_that_the_device_lacks(newton, stream):
-    with pytest.raises(TraceError, match=r"channel 0: command 0: (buffer|gang) -?[0-9] of 4"):
+    with pytest.raises(TraceError, match=r"channel 0: command 0: (buffer|gang) -?[0-9] is out of range"):
         time_program(program(stream), newton)
 
 

@@ -24,7 +24,7 @@ GOOD = b"0x00000000 GWRITE_2 \n0x18003800 G_ACT3\n0x000007c0 COMP\nREADRES\n"
         (b"0x00000000 PREA", "unknown command"),
         (b"0x00000000 G_ACT4", "unknown command"),
         (b"0x00000000 COMP ", "unknown command"),
-        (b"0x00000000 COMP\r", "unknown command"),
+        (b"0x00000000 COMP\r", "the line ends in CRLF, not LF"),
         (b"0x00000000 comp", "unknown command"),
         (b"0x00000000 ", "missing command"),
         (b"0x00000000", "missing address or command"),

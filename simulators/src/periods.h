@@ -1,0 +1,213 @@
+/*!
+ * \brief Walk over a program that advances its loops a period at a time, exactly.
+ *
+ * No clock depends on rows, columns or pixels, so every iteration of a loop is the same function of the
+ * engine's state: its clocks less the clock of the last command, those that bind nothing any more at
+ * zero, and its flags (`Engine::State`). What else an iteration depends on is the slack, the time left
+ * until the next refresh falls due. Hence
+ *
+ *  - between two refreshes, a state seen before repeats until the next refresh falls due;
+ *  - state and slack together determine all that follows, refreshes included. Each loop keeps the pairs
+ *    seen at the first iteration boundary after a refresh and what led from one to the next; a pair met
+ *    again, in this run of the loop or in an earlier one, leads to the same.
+ *
+ * An engine offers: clock(), deadline() (of the next refresh), refreshes(), totals(), StateWords(),
+ * State(words), Restore(words, clock, deadline) and Shift(cycles).
+ */
+#ifndef PIMFLOW_SIMULATORS_PERIODS_H_
+#define PIMFLOW_SIMULATORS_PERIODS_H_
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "timing.h"
+
+namespace pimflow {
+
+template <typename Engine>
+class PeriodWalk {
+ public:
+  explicit PeriodWalk(Engine* engine) : engine_(engine), words_(engine->StateWords()), scratch_(words_ + 1) {}
+
+  void Run(const int64_t* words, int64_t size) { Nodes(words, words + size); }
+
+ private:
+  /*! \brief Comparisons with the state at an earlier iteration, between two refreshes. */
+  static constexpr int kTries = 16;
+  /*! \brief Bound on the memory of one loop; beyond it, it begins anew. */
+  static constexpr size_t kMaxRecords = 1 << 14;
+
+  /*! \brief A place in the run of a loop. */
+  struct Mark {
+    int64_t iteration = 0, clock = 0;
+    Totals totals;
+  };
+
+  /*! \brief State and slack at an iteration boundary, and what leads to the next such record. */
+  struct Record {
+    int64_t next = -1;
+    int64_t iterations = 0, cycles = 0;
+    Totals gained;
+    int64_t run = -1;  // of the loop, the last one that came by
+    Mark mark;         // in that run
+  };
+
+  struct Track {
+    std::vector<Record> records;
+    std::vector<int64_t> states;  // of the records, state and slack each
+    std::unordered_map<uint64_t, int64_t> by_hash;
+    int64_t run = 0;
+    int64_t refreshes = -1;  // when the records were looked at last
+    int64_t current = -1;    // the record met last in this run
+    Mark at_current;
+    // An earlier iteration since the last refresh, and its state.
+    Mark anchor;
+    std::vector<int64_t> anchor_state;
+    int64_t reach = 0;
+    int tries = 0;
+  };
+
+  void Nodes(const int64_t* node, const int64_t* end) {
+    constexpr int64_t kNoCounters[kMaxDepth] = {};
+    for (; node < end; node += node[1]) {
+      if (node[0] == kLoop) {
+        Loop(node);
+      } else {
+        Visit(node, kNoCounters, engine_);
+      }
+    }
+  }
+
+  void Loop(const int64_t* node) {
+    const int64_t extent = node[2];
+    Track& track = tracks_[node];
+    ++track.run;
+    track.current = -1;
+    track.tries = 0;
+    for (int64_t i = 0; i < extent;) {
+      if (engine_->refreshes() != track.refreshes) {
+        CheckInterrupt();
+        i = FollowRecords(&track, i, extent);
+        track.refreshes = engine_->refreshes();
+        track.tries = 0;
+        if (i == extent) break;
+      }
+      Nodes(node + 3, node + node[1]);
+      ++i;
+      const bool refreshed = engine_->refreshes() != track.refreshes;
+      if (!refreshed && extent - i > 2 && track.tries < kTries) i = SkipToRefresh(&track, i, extent);
+    }
+  }
+
+  Mark Here(int64_t iteration) const { return {iteration, engine_->clock(), engine_->totals()}; }
+
+  /*! \brief Add so many times what came between `earlier` and `clock`; the clock's advance. */
+  int64_t Repeat(const Mark& earlier, int64_t clock, int64_t times) {
+    const Totals gained = engine_->totals().Since(earlier.totals);
+    int64_t cycles;
+    const bool fits = !__builtin_mul_overflow(clock - earlier.clock, times, &cycles) &&
+                      cycles < (int64_t{1} << 62) - clock;
+    if (!fits || !engine_->totals().Add(gained, times)) {
+      PIMFLOW_THROW_AT(engine_->totals().streamed) << "the loops around it run beyond 2^62 cycles";
+    }
+    return cycles;
+  }
+
+  int64_t SkipToRefresh(Track* track, int64_t i, int64_t extent) {
+    if (track->tries++ == 0) {
+      track->reach = 1;
+    } else {
+      engine_->State(scratch_.data());
+      if (std::equal(track->anchor_state.begin(), track->anchor_state.end(), scratch_.begin())) {
+        track->tries = kTries;
+        const int64_t period = i - track->anchor.iteration;
+        const int64_t cycles = engine_->clock() - track->anchor.clock;
+        int64_t times = (extent - i) / period;
+        // Every clock that a period asks about is at most that of its last command.
+        if (cycles > 0) times = std::min(times, (engine_->deadline() - 1 - engine_->clock()) / cycles);
+        if (times <= 0) return i;
+        engine_->Shift(Repeat(track->anchor, engine_->clock(), times));
+        return i + times * period;
+      }
+      if (i - track->anchor.iteration < track->reach) return i;
+      track->reach *= 2;
+    }
+    track->anchor = Here(i);
+    track->anchor_state.resize(words_);
+    engine_->State(track->anchor_state.data());
+    return i;
+  }
+
+  /*! \brief Go from record to record, from the one of this state on; the iteration reached. */
+  int64_t FollowRecords(Track* track, int64_t i, int64_t extent) {
+    const int64_t found = FindRecord(track);
+    if (track->current >= 0) {
+      Record& last = track->records[track->current];
+      if (last.next < 0) {
+        last.next = found;
+        last.iterations = i - track->at_current.iteration;
+        last.cycles = engine_->clock() - track->at_current.clock;
+        last.gained = engine_->totals().Since(track->at_current.totals);
+      }
+    }
+    int64_t at = found;
+    int64_t clock = engine_->clock();
+    while (at >= 0) {
+      Record& record = track->records[at];
+      if (record.run == track->run) {
+        const int64_t period = i - record.mark.iteration;
+        const int64_t times = (extent - i) / period;
+        clock += Repeat(record.mark, clock, times);
+        i += times * period;
+        ++track->run;  // less than a period is left
+      }
+      record.run = track->run;
+      record.mark = {i, clock, engine_->totals()};
+      if (record.next < 0 || record.iterations > extent - i) break;
+      i += record.iterations;
+      clock += record.cycles;
+      engine_->totals().Add(record.gained, 1);
+      at = record.next;
+    }
+    if (at >= 0) {
+      const int64_t* state = &track->states[at * (words_ + 1)];
+      engine_->Restore(state, clock, clock + state[words_]);
+    }
+    track->current = at;
+    track->at_current = Here(i);
+    return i;
+  }
+
+  /*! \brief The record of the present state and slack, made if it is new; -1 if its hash is taken. */
+  int64_t FindRecord(Track* track) {
+    engine_->State(scratch_.data());
+    scratch_[words_] = engine_->deadline() - engine_->clock();
+    uint64_t hash = 0;
+    for (int64_t word : scratch_) hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u + (hash >> 29);
+    if (track->records.size() >= kMaxRecords) {
+      track->records.clear();
+      track->states.clear();
+      track->by_hash.clear();
+      track->current = -1;
+    }
+    const auto [entry, is_new] = track->by_hash.try_emplace(hash, track->records.size());
+    if (is_new) {
+      track->records.emplace_back();
+      track->states.insert(track->states.end(), scratch_.begin(), scratch_.end());
+      return entry->second;
+    }
+    const int64_t* state = &track->states[entry->second * (words_ + 1)];
+    return std::equal(scratch_.begin(), scratch_.end(), state) ? entry->second : -1;
+  }
+
+  Engine* engine_;
+  size_t words_;
+  std::vector<int64_t> scratch_;
+  std::unordered_map<const int64_t*, Track> tracks_;
+};
+
+}  // namespace pimflow
+
+#endif  // PIMFLOW_SIMULATORS_PERIODS_H_

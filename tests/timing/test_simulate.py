@@ -1,0 +1,167 @@
+"""``pimflow simulate``: what it says about a file, good or bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from timing_programs import act_all, comp, loop, program, read, write
+
+from pimflow import cli
+from pimflow.hardware.pim import PimSpec
+from pimflow.hardware.reader import SPECS
+from pimflow.simulators import trace
+from pimflow.simulators.timing import time_program, time_trace
+from pimflow.simulators.trace import expand_to_pim
+
+BLOCK = (write(), *act_all(), comp(32), read())
+TEXT = expand_to_pim(program(BLOCK), 0)
+
+
+def simulate(capsys, path, *options):
+    code = cli.main(["simulate", str(path), *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TEXT + b"0x00000", ":39: the last line does not end in a newline: '0x00000'"),
+        (TEXT + b"READRES", ":39: the last line does not end in a newline: 'READRES'"),
+        (b"\x7fELF\x00\x01\n" * 9, ":1: missing address or command: "),
+        (TEXT.replace(b"\n", b"\r\n"), ":2: the line ends in CRLF, not LF: "),
+        (TEXT + b"0x00000000 MAC_ABK\n", ":39: unknown command: '0x00000000 MAC_ABK'"),
+        (TEXT + b"0x20000000 COMP\n", ":39: address is beyond 29 bits: '0x20000000 COMP'"),
+        (TEXT + b"\n" + TEXT, ":39: blank line: ''"),
+    ],
+    ids=("truncated", "no newline", "binary", "CRLF", "unknown", "address", "blank"),
+)
+@pytest.mark.parametrize("block_bytes", (1 << 22, 100))
+def test_bad_traces(capsys, tmp_path, monkeypatch, text, says, block_bytes):
+    monkeypatch.setattr(trace, "_BLOCK_BYTES", block_bytes)
+    path = tmp_path / "bad.pim"
+    path.write_bytes(text)
+    code, out, err = simulate(capsys, path)
+    assert (code, out) == (3, "")
+    assert err.startswith(f"pimflow: error: {path}{says}") and err.count("\n") == 1
+
+
+def test_a_line_without_end(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "_BLOCK_BYTES", 1000)
+    path = tmp_path / "bad.pim"
+    path.write_bytes(TEXT + b"\0" * 5000)
+    code, _, err = simulate(capsys, path)
+    assert code == 3 and f"{path}:39: a line of more than 1000 bytes" in err and len(err) < 400
+
+
+def test_what_the_device_lacks_has_a_line(capsys, tmp_path):
+    small = tmp_path / "small.toml"
+    text = (SPECS / "pim/newton-gddr6.toml").read_text(encoding="utf-8")
+    small.write_text(text.replace("value = 16384", "value = 100"), encoding="utf-8")
+    assert PimSpec.load(small).rows_per_bank == 100
+    path = tmp_path / "row.pim"
+    path.write_bytes(TEXT + b"0x%08x COMP\n" % (100 << 11))
+    code, _, err = simulate(capsys, path, "--pim", str(small))
+    assert code == 3 and f"{path}:39: row 100 is out of range: the device has 100" in err
+
+
+def test_an_empty_trace_is_valid(capsys, tmp_path):
+    path = tmp_path / "empty.pim"
+    path.write_bytes(b"")
+    for timing, cycles in (("strict", 0), ("ramulator-pimflow", 1)):
+        code, out, err = simulate(capsys, path, "--timing", timing, "--json")
+        assert (code, err, json.loads(out)["cycles"]) == (0, "", cycles)
+
+
+def test_reads_of_an_empty_latch_are_a_warning(capsys, tmp_path):
+    path = tmp_path / "reads.pim"
+    path.write_bytes(b"READRES\n" + TEXT + b"READRES\nREADRES\n")
+    for timing in ("strict", "ramulator-pimflow"):
+        code, out, err = simulate(capsys, path, "--json", "--timing", timing)
+        assert code == 0 and json.loads(out)["empty_reads"] == 3
+        assert err.startswith("pimflow: warning: 3 READRES of an empty latch") and err.count("\n") == 1
+    path.write_bytes(TEXT)
+    assert simulate(capsys, path)[2] == ""
+
+
+def test_bars_and_quiet(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "_BLOCK_BYTES", len(TEXT))
+    monkeypatch.setattr(cli, "_SILENT_S", 0)
+    path = tmp_path / "long.pim"
+    path.write_bytes(TEXT * 20)
+    code, _, err = simulate(capsys, path)
+    assert code == 0 and "pimflow: simulating, 10 % …\n" in err
+    assert simulate(capsys, path, "--quiet")[2] == ""
+
+
+@pytest.mark.parametrize("timing", ("strict", "ramulator-pimflow"))
+@pytest.mark.parametrize("block_bytes", (17, 101, 5000))
+def test_blocks_change_nothing(monkeypatch, timing, block_bytes):
+    spec, text = PimSpec.load("newton-gddr6"), TEXT * 150
+    whole = time_trace(text, spec, timing)
+    monkeypatch.setattr(trace, "_BLOCK_BYTES", block_bytes)
+    assert time_trace(text, spec, timing) == whole
+    assert (trace.Trace.read(text).words == trace.Trace.read(TEXT).words.tolist() * 150).all()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "_BLOCK_BYTES", 1 << 16)
+    path, spec = tmp_path / "long.pim", PimSpec.load("newton-gddr6")
+    path.write_bytes(TEXT * 10_000)
+    tracemalloc.start()
+    try:
+        time_trace(path, spec)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 5_000_000 and peak_bytes < 1_000_000
+
+
+def test_per_channel_counts_add_up():
+    spec = PimSpec.load("newton-gddr6")
+    result = time_program(program(BLOCK, (), BLOCK * 70), spec)
+    assert [c["COMP"] for c in result.channel_commands] == [32, 0, 32 * 70]
+    assert result.channel_commands[2]["REF"] > 0
+    for name, count in result.commands.items():
+        assert sum(commands[name] for commands in result.channel_commands) == count
+
+
+def test_interrupt(tmp_path):
+    """While it waits for a trace that is still being written."""
+    path = tmp_path / "endless.pim"
+    os.mkfifo(path)
+    command = [sys.executable, "-m", "pimflow.cli", "simulate", str(path)]
+    # The pipe opens once the other side reads.
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, path.open("wb") as pipe:
+        pipe.write(TEXT)
+        pipe.flush()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == "pimflow: interrupted\n"
+
+
+def test_a_program_that_nobody_could_expand(capsys, tmp_path):
+    path = tmp_path / "long.pimprog"
+    path.write_text(program((loop(1 << 20, loop(1 << 20, *BLOCK)),)).to_json(), encoding="utf-8")
+    code, out, err = simulate(capsys, path, "--json")
+    assert (code, err) == (0, "")
+    row = json.loads(out)
+    assert row["commands"]["COMP"] == 32 << 40 and row["timing_violations"] is None
+    assert row["channels"] == [{"cycles": row["cycles"], "commands": row["commands"]}]
+    assert "legality not checked: a channel has more than" in simulate(capsys, path)[1]
+
+
+@pytest.mark.parametrize("keep", (0.0, 0.3, 0.99))
+def test_truncated_and_binary_programs(capsys, tmp_path, keep):
+    path = tmp_path / "cut.pimprog"
+    text = program(BLOCK).to_json()
+    path.write_text(text[: int(keep * len(text))], encoding="utf-8")
+    code, out, err = simulate(capsys, path)
+    assert (code, out) == (3, "") and f"{path}:" in err and err.count("\n") == 1
+    path.write_bytes(b"\xff\xfe\x00" * 100)
+    code, _, err = simulate(capsys, path)
+    assert code == 3 and "not a text file" in err
