@@ -8,7 +8,7 @@ import numpy as np
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.schedule import Tiling, tiles_of_channel
+from pimflow.pim_backend.schedule import Schedule, Tiling, tiles_of_channel
 
 BAND = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
@@ -17,9 +17,9 @@ NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float3
 def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> MemoryImage:
     """The bank contents that `program` runs on.
 
-    Row ``(tile - first tile of the channel) * chunks + chunk`` of bank ``b`` holds elements
-    ``[chunk*columns, (chunk+1)*columns)`` (in columns) of filter ``16*tile + b``, once for every slot
-    of a buffer; what is left of a row, and the filters beyond the last, are zero.
+    Place ``tile*chunks + chunk`` of bank ``b`` holds elements ``[chunk*columns, (chunk+1)*columns)`` (in
+    columns) of filter ``outputs*tile + b``, once for every slot of a buffer; a row is as many places as
+    buffers fit into it. What is left of a place, and the filters beyond the last, are zero.
 
     Parameters
     ----------
@@ -36,29 +36,28 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
     """
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
-    tiling = Tiling.of(program.geometry, pim, program.dtype)
-    lanes = np.zeros(
-        (tiling.tiles * tiling.chunks, pim.elements_per_row(program.dtype), program.banks),
-        NUMPY_DTYPE[program.dtype],
-    )
+    tiling = Tiling.of(program.geometry, pim, program.dtype, Schedule.parse(program.schedule).gangs)
+    pages = len(tiling.rows(range(tiling.tiles)))
+    lanes = np.zeros((pages, pim.elements_per_row(program.dtype), program.banks), NUMPY_DTYPE[program.dtype])
     _fill(lanes, weights, tiling)
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)
     for channel in range(len(program.channels)):
-        tiles = tiles_of_channel(program, tiling, channel)
-        held = np.arange(tiles.start * tiling.chunks, tiles.stop * tiling.chunks, dtype=np.int32)
+        held = tiling.rows(tiles_of_channel(program, tiling, channel))
         table[channel, : len(held)] = held
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
 
 
 def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
-    """Write ``weights[oc, K]`` into ``lanes[row, element, bank]``: banks side by side, as they are read.
+    """Write ``weights[oc, K]`` into ``lanes[page, element, bank]``: banks side by side, as they are read.
 
     Bands of a few elements of all filters stay in the cache between being rounded and being dealt out.
     """
-    (oc, reduction), banks = weights.shape, lanes.shape[-1]
-    width = tiling.columns * tiling.elements_per_column
-    rows = lanes[:, : tiling.slots * width].reshape(tiling.tiles, tiling.chunks, tiling.slots, width, banks)
+    oc, reduction = weights.shape
+    banks, width = tiling.outputs, tiling.columns * tiling.elements_per_column
+    places = lanes.reshape(len(lanes) * tiling.chunks_per_row, -1, lanes.shape[-1])
+    places = places[: tiling.tiles * tiling.chunks, : tiling.slots * width]
+    rows = places.reshape(tiling.tiles, tiling.chunks, tiling.slots, width, lanes.shape[-1])
     whole, rest = divmod(oc, banks)
     for chunk in range(tiling.chunks):
         for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
@@ -66,6 +65,6 @@ def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
             band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
             to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
             tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)
-            to[:whole] = tiles.swapaxes(0, 1)[:, None]
+            to[:whole, ..., :banks] = tiles.swapaxes(0, 1)[:, None]
             if rest:
                 to[whole, ..., :rest] = band[:, whole * banks :]

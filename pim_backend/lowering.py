@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.schedule import (
+    Block,
     Schedule,
     Tiling,
     blocks_of_units,
@@ -15,6 +19,7 @@ from pimflow.pim_backend.schedule import (
     touched_tiles,
     units_of_channels,
 )
+from pimflow.pim_backend.visits import Nest, Visit
 
 
 def lower(
@@ -49,16 +54,18 @@ def lower(
     """
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
-    tiling = Tiling.of(geometry, pim, dtype)
     if schedule not in schedules(geometry, pim, dtype):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
+    tiling = Tiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
     runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
     streams, rows = [], 0
     for begin, stop in runs:
-        stream = _Stream(pim, tiling, schedule, pixel_begin, row_begin)
-        streams.append(stream.nodes(begin, stop, end - pixel_begin))
-        rows = max(rows, stream.rows)
+        blocks = blocks_of_units(begin, stop, end - pixel_begin, tiling.tiles, schedule)
+        held = tiling.rows(touched_tiles(blocks))
+        stream = _Stream(pim, tiling, schedule, pixel_begin, row_begin - held.start)
+        streams.append(tuple(stream.nodes(blocks)))
+        rows = max(rows, len(held))
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -71,6 +78,8 @@ def lower(
         columns_per_row=pim.columns_per_row,
         elements_per_column=pim.elements_per_column(dtype),
         buffers=pim.global_buffers,
+        buffer_columns=pim.buffer_columns,
+        result_lanes=pim.result_lanes,
         readres_bursts=pim.readres_bursts(dtype),
         row_begin=row_begin,
         rows=rows,
@@ -80,168 +89,187 @@ def lower(
 
 
 class _Stream:
-    """Command stream of one channel.
+    """Command stream of one channel."""
 
-    Affines carry one coefficient per enclosing loop, outermost first; `coefficients` arguments below
-    are therefore also the number of loops around.
-    """
-
-    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule, pixel_begin: int, row_begin: int):
+    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule, pixel_begin: int, first_row: int):
         self.pim, self.t, self.schedule = pim, tiling, schedule
-        self.pixel_begin, self.row_begin = pixel_begin, row_begin
-        self.slots = 1 if schedule.single else tiling.slots
-        self.rows = self.first_tile = 0
+        self.pixel_begin, self.first_row = pixel_begin, first_row
+        self.gangs = schedule.gangs or pim.gangs
+        # Columns computed while the bus turns from reading to writing.
+        self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
 
-    def nodes(self, begin: int, stop: int, pixels: int) -> tuple[Node, ...]:
-        blocks = blocks_of_units(begin, stop, pixels, self.t.tiles, self.schedule)
-        tiles = touched_tiles(blocks)
-        self.first_tile, self.rows = tiles.start, len(tiles) * self.t.chunks
-        emit = {"input": self._input, "weight": self._weight, "output": self._output}[
-            self.schedule.stationary
+    def nodes(self, blocks: list[Block]) -> list[Node]:
+        """Commands of all units of `blocks`, one after the other."""
+        nests = [
+            Nest(self.schedule, self.t, self.pixel_begin + pixels.start, len(pixels), tiles)
+            for pixels, tiles in blocks
         ]
-        return tuple(node for block in blocks for node in emit(*block))
+        nodes = []
+        for before, nest, after in zip([None, *nests[:-1]], nests, [*nests[1:], None]):
+            edge = {-1: before[len(before) - 1] if before else None, len(nest): after[0] if after else None}
 
-    def _row(self, tile: int, chunk: int, *coefficients: int) -> Affine:
-        local = (tile - self.first_tile) * self.t.chunks + chunk
-        return Affine(self.row_begin + local, coefficients)
+            def emit(index: int, nest: Nest = nest, edge: dict[int, Visit | None] = edge) -> Iterator[Node]:
+                around = (edge[i] if i in edge else nest[i] for i in (index - 1, index, index + 1))
+                return self.visit(*around)
 
-    def _channel(self, tile: int, *coefficients: int) -> Affine:
-        return Affine(tile * self.pim.banks, tuple(c * self.pim.banks for c in coefficients))
-
-    def _open(self, row: Affine) -> list[Node]:
-        return [GAct(gang=gang, row=row) for gang in range(self.pim.gangs)]
-
-    def _fill(self, pixels: int, first: int, coefficients: tuple[int, ...], buffers: list[int]) -> list[Node]:
-        """Write `pixels` pixels from `first` on into `buffers`, as many as a buffer has slots each."""
-        return [
-            Gwrite(
-                buffer=buffer,
-                pixel=Affine(self.pixel_begin + first + index * self.slots, coefficients),
-                pixels=min(self.slots, pixels - index * self.slots),
-                k=Affine(0),
-                columns=self.t.columns,
-            )
-            for index, buffer in enumerate(buffers)
-            if pixels > index * self.slots
-        ]
-
-    def _drain(
-        self,
-        pixels: int,
-        first: int,
-        coefficients: tuple[int, ...],
-        buffers: list[int],
-        row: Affine,
-        channel: Affine,
-    ) -> list[Node]:
-        """COMPs and READRES of all that `_fill` wrote."""
-        columns, zeros = self.t.columns, (0,) * len(coefficients)
-
-        def pair(index: int, buffer: int) -> tuple[Comp, Readres]:
-            pixel = Affine(self.pixel_begin + first + index * self.slots, (*coefficients, 1))
-            column = Affine(0, (*zeros, columns))
-            comp = Comp(buffer=buffer, row=row, column=column, count=columns)
-            return comp, Readres(buffer=buffer, pixel=pixel, channel=channel)
-
-        used = [(i, b) for i, b in enumerate(buffers) if pixels > i * self.slots]
-        pairs = [pair(index, buffer) for index, buffer in used]
-        if self.slots == 1:
-            # All products first: a READRES waits for the bus, and would hold up the next buffer's.
-            comps, reads = zip(*pairs)
-            return [Loop(extent=1, body=(*comps, *reads))]
-        return [
-            Loop(extent=min(self.slots, pixels - index * self.slots), body=both)
-            for (index, _), both in zip(used, pairs)
-        ]
-
-    def _input(self, pixels: range, tiles: range) -> list[Node]:
-        buffers = list(range(self.schedule.buffers))
-        block = self.slots * len(buffers)
-        row, channel = self._row(tiles.start, 0, 0, 1), self._channel(tiles.start, 0, 1)
-
-        def blocks(extent: int, first: int, count: int) -> Loop:
-            fills = self._fill(count, first, (block,), buffers)
-            drains = self._drain(count, first, (block, 0), buffers, row, channel)
-            over_tiles = Loop(extent=len(tiles), body=(*self._open(row), *drains))
-            return Loop(extent=extent, body=(*fills, over_tiles))
-
-        whole, rest = divmod(len(pixels), block)
-        nodes: list[Node] = []
-        if whole:
-            nodes.append(blocks(whole, pixels.start, block))
-        if rest:
-            nodes.append(blocks(1, pixels.start + whole * block, rest))
+            nodes += nest.rolled(emit)
         return nodes
 
-    def _weight(self, pixels: range, tiles: range) -> list[Node]:
-        count = self.schedule.buffers
-        half = max(1, count // 2)
-        sides = [list(range(half)), list(range(half, 2 * half)) if count > 1 else [0]]
-        block = half * self.slots
-        row, channel = self._row(tiles.start, 0, 1), self._channel(tiles.start, 1)
-        firsts = range(pixels.start, pixels.stop, block)
+    def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
+        """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
 
-        def fill(index: int, step: tuple[int, ...] = ()) -> list[Node]:
-            first = firsts[index]
-            return self._fill(min(block, pixels.stop - first), first, (0, *step), sides[index % 2])
-
-        def drain(index: int, step: tuple[int, ...] = ()) -> list[Node]:
-            first = firsts[index]
-            size = min(block, pixels.stop - first)
-            return self._drain(size, first, (0, *step), sides[index % 2], row, channel)
-
-        # Blocks alternate between the halves: each step fills the other half, then computes.
-        body = self._open(row)
-        looped = max(0, len(pixels) // block - 1) // 2 * 2
-        if count > 1:
-            body += fill(0)
-        if looped:
-            step = (2 * block,)
-            if count > 1:
-                steps = fill(1, step) + drain(0, step) + fill(2, step) + drain(1, step)
+        A buffer is written for the next visit as soon as its last product is formed, so that the bus
+        works while the other buffers compute; the last buffer waits for the READRESs in between, and
+        comes into the next visit. What the bus does is woven into the first products.
+        """
+        row, column = self._place(visit)
+        late = self._late(before, visit)
+        bus: list[Node] = list(self._reads(before))
+        if before is None or self._place(before)[0] != row:
+            opens = [GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs)]
+            if late:
+                yield from self._opened(opens, late, visit)
+            elif visit.written_after(before):
+                yield from opens
             else:
-                steps = fill(0, step) + drain(0, step) + fill(1, step) + drain(1, step)
-            body.append(Loop(extent=looped // 2, body=tuple(steps)))
-        for index in range(looped, len(firsts)):
-            ahead = index + 1 if count > 1 else index
-            body += (fill(ahead) if ahead < len(firsts) else []) + drain(index)
-        return [Loop(extent=len(tiles), body=tuple(body))]
+                yield opens[0]
+                yield from bus
+                yield from opens[1:]
+                bus = []
+        bus += [self._write(visit, b) for b in late]
+        bus += [self._write(after, b) for b in self._early(visit, after)]
+        yield from self._products(visit, after, row, column, bus)
+        if after is None:
+            yield from self._reads(visit)
 
-    def _output(self, pixels: range, tiles: range) -> list[Node]:
-        chunks, columns, buffers = self.t.chunks, self.t.columns, self.schedule.buffers
-        elements = columns * self.t.elements_per_column
+    def _opened(self, opens: list[GAct], late: list[int], visit: Visit) -> Iterator[Node]:
+        """A row opened while the bus writes `late` buffers, as many as it can meanwhile."""
+        n = self.pim.timing
+        gap = max(n.get("nFAW", 1), n.get("nRRD", 1))
+        clock, free = n.get("nRP", 1), 0
+        for command in (*opens, None):
+            end = clock if command else clock - gap + n.get("nRCDR", 1)
+            while late and free <= end:
+                write = self._take(late, visit, 1)[0]
+                free += write.bursts * n.get("nBL", 1)
+                yield write
+            if command:
+                yield command
+                clock += gap
 
-        def over_tiles(first: int, count: int, tile: int, extent: int, refill: bool) -> Loop:
-            """`count` pixels, one a buffer; loops around: pixel blocks, tiles, chunks."""
+    def _early(self, visit: Visit, after: Visit | None) -> list[int]:
+        """Buffers without a part in this visit that can be written while it reads no results."""
+        if after is None or any(held and held[1] > 1 for held in visit.contents):
+            return []
+        idle = [b for b in after.written_after(visit) if b not in visit.active]
+        if not idle:
+            return []
+        pixels = after.contents[idle[0]][1]
+        return idle[: max(1, len(visit.active) // pixels)]
 
-            def comp(buffer: int, row: Affine) -> Comp:
-                return Comp(buffer=buffer, row=row, column=Affine(0), count=columns)
+    def _products(
+        self, visit: Visit, after: Visit | None, row: int, column: int, bus: list[Node]
+    ) -> Iterator[Node]:
+        """COMPs of a visit with READRESs between slots; `bus` is still to be done."""
+        counts = {b: visit.contents[b][1] for b in visit.active}
+        writes = after.written_after(visit) if after else []
+        slot = 0
+        while slot < max(counts.values()):
+            active = [b for b, count in counts.items() if count > slot]
+            ending = [b for b in active if counts[b] == slot + 1 and b in writes]
+            run = min(counts[b] for b in active) - 1 - slot
+            if slot and run > 0:
+                yield Loop(extent=run, body=tuple(self._turn(visit, active, slot, row, column)))
+                slot += run
+                continue
+            if slot and ending:
+                bus = [self._read(visit, b, slot - 1) for b in active]
+            for b in active:
+                if slot and not ending:
+                    yield self._read(visit, b, slot - 1)
+                yield from self._flushed(visit, b, bus)
+                yield from self._woven(self._comp(visit, b, slot, row, column), bus)
+                if b in ending and (b != visit.active[-1] or not visit.complete):
+                    yield from bus
+                    bus = [self._write(after, b)]
+            slot += 1
+            yield from bus
+            bus = []
 
-            row, last = self._row(tile, 0, 0, chunks, 1), self._row(tile, chunks - 1, 0, chunks)
-            inner, finish = self._open(row), self._open(last)
-            for b in range(count):
-                inner += [comp(b, row), fill(b, first, Affine(elements, (0, 0, elements)))]
-                pixel = Affine(self.pixel_begin + first + b, (buffers,))
-                finish += [comp(b, last), Readres(buffer=b, pixel=pixel, channel=self._channel(tile, 0, 1))]
-                if refill:
-                    finish.append(fill(b, first, Affine(0)))
-            return Loop(extent=extent, body=(Loop(extent=chunks - 1, body=tuple(inner)), *finish))
+    def _flushed(self, visit: Visit, buffer: int, bus: list[Node]) -> Iterator[Node]:
+        """What the bus must do before `buffer` can compute, and the GWRITE that then follows at once."""
+        needed = [node.buffer == buffer and self._belongs(node, visit, buffer) for node in bus]
+        count = len(needed) - needed[::-1].index(True) if any(needed) else 0
+        if count and isinstance(bus[count - 1], Gwrite):
+            count += 1
+        yield from bus[:count]
+        del bus[:count]
 
-        def fill(buffer: int, first: int, k: Affine) -> Gwrite:
-            pixel = Affine(self.pixel_begin + first + buffer, (buffers,))
-            return Gwrite(buffer=buffer, pixel=pixel, pixels=1, k=k, columns=columns)
+    def _belongs(self, node: Node, visit: Visit, buffer: int) -> bool:
+        return isinstance(node, Readres) or node == self._write(visit, buffer)
 
-        def blocks(extent: int, first: int, count: int) -> Loop:
-            body: list[Node] = [fill(b, first, Affine(0)) for b in range(count)]
-            if len(tiles) > 1:
-                body.append(over_tiles(first, count, tiles.start, len(tiles) - 1, refill=True))
-            body.append(over_tiles(first, count, tiles.stop - 1, 1, refill=False))
-            return Loop(extent=extent, body=tuple(body))
+    def _woven(self, comp: Comp, bus: list[Node]) -> Iterator[Node]:
+        """A run of COMPs with commands for the bus in between, as soon as it is free for each."""
+        done, last = 0, None
+        while bus:
+            step = 1
+            if isinstance(bus[0], Gwrite) and last is not None:
+                step = last.bursts if isinstance(last, Gwrite) else self.turn_columns
+            if done + step > comp.count:
+                break
+            yield self._part(comp, done, step)
+            last = bus.pop(0)
+            yield last
+            done += step
+        if done < comp.count:
+            yield self._part(comp, done, comp.count - done)
 
-        whole, rest = divmod(len(pixels), buffers)
-        nodes: list[Node] = []
-        if whole:
-            nodes.append(blocks(whole, pixels.start, buffers))
-        if rest:
-            nodes.append(blocks(1, pixels.start + whole * buffers, rest))
-        return nodes
+    @staticmethod
+    def _part(comp: Comp, begin: int, count: int) -> Comp:
+        column = Affine(comp.column.base + begin, comp.column.coefficients)
+        return replace(comp, column=column, count=count)
+
+    def _place(self, visit: Visit) -> tuple[int, int]:
+        """Row and first column of the weights of `visit`."""
+        row, position = self.t.place(visit.tile, visit.chunk)
+        return self.first_row + row, position * self.pim.buffer_columns
+
+    def _late(self, before: Visit | None, visit: Visit) -> list[int]:
+        """Buffers of `visit` that the visit before left unwritten."""
+        writes = visit.written_after(before)
+        if before is None:
+            return writes
+        if not before.complete:
+            return [b for b in writes if b not in before.active and b not in self._early(before, visit)]
+        early = self._early(before, visit)
+        return [b for b in writes if b not in before.active[:-1] and b not in early]
+
+    def _take(self, late: list[int], visit: Visit, count: int) -> list[Node]:
+        taken, late[:] = late[:count], late[count:]
+        return [self._write(visit, b) for b in taken]
+
+    def _write(self, visit: Visit, buffer: int) -> Gwrite:
+        first, pixels = visit.contents[buffer]
+        k = Affine(visit.chunk * self.t.columns * self.t.elements_per_column)
+        return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.t.columns)
+
+    def _comp(self, visit: Visit, buffer: int, slot: int, row: int, column: int, *step: int) -> Comp:
+        columns = self.t.columns
+        first = Affine(column + slot * columns, tuple(s * columns for s in step))
+        return Comp(buffer=buffer, row=Affine(row), column=first, count=columns)
+
+    def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
+        pixel = Affine(visit.contents[buffer][0] + slot, step)
+        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.t.outputs))
+
+    def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
+        """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
+        for b in buffers:
+            yield self._read(visit, b, slot - 1, 1)
+            yield self._comp(visit, b, slot, row, column, 1)
+
+    def _reads(self, visit: Visit | None) -> Iterator[Node]:
+        """READRESs of what a visit leaves in its latches: the last slot of each buffer."""
+        if visit is not None and visit.complete:
+            for b in visit.active:
+                yield self._read(visit, b, visit.contents[b][1] - 1)

@@ -1,22 +1,23 @@
 """How a convolution in matrix-vector form is cut up, dealt to channels, and ordered.
 
-The matrix is the filters ``[oc, K]``, the vector the im2col window of an output pixel. A *tile* is 16
-output channels (one a bank) times one row of reduction; the reduction of a tile is cut into *chunks*
-of at most a row. A *unit* of work is one tile of output channels for one pixel, all its chunks.
-Units are dealt to the channels in contiguous runs whose lengths differ by at most one.
+The matrix is the filters ``[oc, K]``, the vector the im2col window of an output pixel. A *tile* is the
+output channels of one G_ACT round (16, one a bank) times one row of reduction; the reduction of a tile
+is cut into *chunks* of at most a row and at most a buffer. A *unit* of work is one tile of output
+channels for one pixel, all its chunks. Units are dealt to the channels in contiguous runs whose lengths
+differ by at most one.
 
-Three loop orders, named by what stays in place:
+A *visit* is one open row with the pixels that the buffers hold. Three orders of visits, named by what
+stays in place:
 
 ``input``
-    Fill the buffers with pixels, then run rows over them. Units are dealt pixel by pixel, within one
-    group of tiles after the other: fewer, larger groups write a pixel into fewer channels, more and
-    smaller ones open a row for more pixels.
+    Fill the buffers with pixels, then run rows over them, there and back. Units are dealt pixel by
+    pixel, within one group of tiles after the other: fewer, larger groups write a pixel into fewer
+    channels, more and smaller ones open a row for more pixels.
 ``weight``
-    Open a row, then stream pixels past it, filling one half of the buffers while the other computes.
-    Units are dealt tile by tile.
+    Open a row, then stream pixels past it. Units are dealt tile by tile.
 ``output``
-    Accumulate the chunks of a pixel in its latch, and read it once. Units are dealt tile by tile. The
-    only order for reductions longer than a row.
+    Accumulate the chunks of a pixel in its latch, there and back over the rows, and read it once.
+    Units are dealt tile by tile. The only order for reductions of several chunks.
 """
 
 from __future__ import annotations
@@ -43,35 +44,54 @@ class Schedule:
         One of `STATIONARY`.
     buffers : int
         Global buffers that it uses.
+    pixels : int
+        Pixels that a GWRITE puts side by side into one buffer. Fewer than fit leave the bus to
+        READRES sooner, more open a row for more pixels.
     tile_groups : int
         For ``input``, into how many groups the tiles are dealt.
-    single : bool
-        For ``weight``, one pixel a buffer where more would fit: short GWRITEs leave the bus to the
-        READRESs of the other half sooner.
+    staggered : bool
+        For ``input``, whether each buffer changes its pixels at another tile: rows are visited round
+        and round, and every GWRITE has a change of rows to hide behind.
+    gangs : int
+        Gangs over which the output channels of a tile lie; 0 for all. Smaller tiles occupy more
+        channels, and waste the rows of the other gangs.
     """
 
     stationary: str
     buffers: int
+    pixels: int = 1
     tile_groups: int = 1
-    single: bool = False
+    staggered: bool = False
+    gangs: int = 0
 
     def __str__(self) -> str:
-        groups = f", {self.tile_groups} tile groups" if self.tile_groups > 1 else ""
-        single = ", one pixel each" if self.single else ""
-        return f"{self.stationary}-stationary, {self.buffers} buffer{'s'[: self.buffers > 1]}{single}{groups}"
+        def plural(count: int, noun: str) -> str:
+            return f"{count} {noun}{'s'[: count > 1]}"
+
+        pixels = f" of {plural(self.pixels, 'pixel')}" if self.stationary != "output" else ""
+        groups = f", {plural(self.tile_groups, 'tile group')}" if self.tile_groups > 1 else ""
+        gangs = f", {plural(self.gangs, 'gang')} a tile" if self.gangs else ""
+        staggered = " staggered" if self.staggered else ""
+        buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
+        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{gangs}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of ``str``; raises `ValueError` if `text` is none."""
-        pattern = r"(\w+)-stationary, (\d+) buffers?(, one pixel each)?(?:, (\d+) tile groups)?"
+        pattern = (
+            r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
+            r"(?:, (\d+) tile groups?)?(?:, (\d+) gangs? a tile)?"
+        )
         match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
             raise ValueError(f"{text!r} is no schedule")
         return cls(
             stationary=match[1],
             buffers=int(match[2]),
-            tile_groups=int(match[4] or 1),
-            single=match[3] is not None,
+            staggered=match[3] is not None,
+            pixels=int(match[4] or 1),
+            tile_groups=int(match[5] or 1),
+            gangs=int(match[6] or 0),
         )
 
 
@@ -82,46 +102,73 @@ class Tiling:
     Attributes
     ----------
     chunks, columns : int
-        Rows that a tile's reduction takes, and columns of each (the same for all).
+        Parts of a tile's reduction that fit a buffer, and columns of each (the same for all).
+    chunks_per_row : int
+        Such parts that one row holds.
     slots : int
         Pixels whose vectors lie side by side in one buffer, each over a copy of the weights.
+    outputs : int
+        Output channels of a tile.
     tiles : int
         Tiles of output channels.
     """
 
     chunks: int
     columns: int
+    chunks_per_row: int
     elements_per_column: int
     slots: int
+    outputs: int
     tiles: int
 
     @classmethod
-    def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str) -> Tiling:
+    def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> Tiling:
         columns = -(-geometry.reduction // pim.elements_per_column(dtype))
-        chunks = -(-columns // pim.columns_per_row)
+        chunks = -(-columns // pim.buffer_columns)
         columns = -(-columns // chunks)
+        outputs = (gangs or pim.gangs) * pim.banks_per_gang
         return cls(
             chunks=chunks,
             columns=columns,
+            chunks_per_row=pim.columns_per_row // pim.buffer_columns,
             elements_per_column=pim.elements_per_column(dtype),
-            slots=pim.columns_per_row // columns if chunks == 1 else 1,
-            tiles=-(-geometry.oc // pim.banks),
+            slots=pim.buffer_columns // columns if chunks == 1 else 1,
+            outputs=outputs,
+            tiles=-(-geometry.oc // outputs),
         )
 
+    def rows(self, tiles: range) -> range:
+        """Rows that hold `tiles`, counted from the first of tile 0."""
+        if not tiles:
+            return range(0)
+        begin, end = tiles.start * self.chunks, tiles.stop * self.chunks
+        return range(begin // self.chunks_per_row, -(-end // self.chunks_per_row))
 
-def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[Schedule]:
+    def place(self, tile: int, chunk: int) -> tuple[int, int]:
+        """Row, counted from the first of tile 0, and first buffer-sized part of it, of a chunk."""
+        return divmod(tile * self.chunks + chunk, self.chunks_per_row)
+
+
+def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = "pimflow") -> list[Schedule]:
     """Every loop order that computes `geometry` on `pim`, worth trying or not."""
     tiling = Tiling.of(geometry, pim, dtype)
-    counts = sorted({1, max(1, pim.global_buffers // 2), pim.global_buffers})
+    counts = sorted({1, pim.global_buffers})
     if tiling.chunks > 1:
         return [Schedule(stationary="output", buffers=count) for count in counts]
     groups = [g for g in TILE_GROUPS if g <= tiling.tiles]
+    slots = [1 << power for power in range(tiling.slots.bit_length() - 1)] + [tiling.slots]
     return [
-        *(Schedule(stationary="input", buffers=count, tile_groups=g) for count in counts for g in groups),
         *(
-            Schedule(stationary="weight", buffers=count, single=single)
+            Schedule(stationary="input", buffers=count, pixels=pixels, tile_groups=g, staggered=staggered)
             for count in counts
-            for single in ((False, True) if tiling.slots > 1 else (False,))
+            for pixels in slots
+            for g in groups
+            for staggered in ((False, True) if count > 1 and 1 < tiling.tiles // g <= 64 else (False,))
+        ),
+        *(
+            Schedule(stationary="weight", buffers=count, pixels=pixels)
+            for count in counts
+            for pixels in slots
         ),
     ]
 

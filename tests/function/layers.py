@@ -19,7 +19,8 @@ from pimflow.pim_backend.schedule import Schedule, Tiling, schedules
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()
 # A column of 12 elements and 8 banks: an adder tree with odd levels, on no fast path of the executor.
-UNEVEN = replace(NEWTON, gangs=2, column_bytes=24, columns_per_row=20)
+UNEVEN = replace(NEWTON, gangs=2, column_bytes=24, columns_per_row=20, buffer_columns=20)
+SHORT = replace(NEWTON, buffer_columns=8)  # several buffers make a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,13 @@ class Layer:
     @property
     def lanes(self) -> int:
         return self.pim.column_bytes // {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}[self.dtype]
+
+    @property
+    def chunk_columns(self) -> int:
+        """Columns of the parts into which the reduction is cut; 0 if it is in one part."""
+        columns = -(-self.reduction // self.lanes)
+        chunks = -(-columns // self.pim.buffer_columns)
+        return -(-columns // chunks) if chunks > 1 else 0
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -120,7 +128,8 @@ def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
         ),
         dtype=draw(st.sampled_from(("fp16", "fp16", "fp16", "fp32", "bf16", "int8"))),
         pim=replace(
-            draw(st.sampled_from((NEWTON, NEWTON, NEWTON, UNEVEN))), global_buffers=draw(st.integers(1, 4))
+            draw(st.sampled_from((NEWTON, NEWTON, NEWTON, UNEVEN, SHORT))),
+            global_buffers=draw(st.integers(1, 4)),
         ),
         channels=draw(st.integers(1, most_channels)),
         row_begin=draw(st.sampled_from((0, 0, 1, 777))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -83,12 +84,15 @@ def bound(result: np.ndarray, magnitude: np.ndarray, reduction: int, dtype: str)
     return error + half_ulp
 
 
-def in_hardware_order(x: np.ndarray, w: np.ndarray, window: Window, dtype: str, lanes: int) -> np.ndarray:
+def in_hardware_order(
+    x: np.ndarray, w: np.ndarray, window: Window, dtype: str, lanes: int, back: int = 0
+) -> np.ndarray:
     """The convolution in fp32 as the device sums it: bit for bit; in int32 for int8.
 
     The im2col vector, in (kh, kw, c) order, is cut into columns of `lanes` elements. A column's products
     go through an adder tree over the pairs (2i, 2i+1), an odd last one passed on; the columns' sums are
-    accumulated one after the other, from zero.
+    accumulated one after the other, from zero. With `back`, rows of so many columns are taken from the
+    last to the first.
 
     Returns
     -------
@@ -100,7 +104,9 @@ def in_hardware_order(x: np.ndarray, w: np.ndarray, window: Window, dtype: str, 
         vectors = _columns(vectors.reshape(-1, vectors.shape[-1]), lanes)
         filters = _columns(stored(w, dtype).reshape(len(w), -1).astype(word), lanes)
         latch = np.zeros((vectors.shape[0], len(w)), word)
-        for column in range(vectors.shape[1]):
+        order = range(vectors.shape[1])
+        rows = [order[begin : begin + back] for begin in order[::back]][::-1] if back else [order]
+        for column in itertools.chain(*rows):
             tree = vectors[:, None, column] * filters[None, :, column]
             while tree.shape[-1] > 1:
                 paired = tree.shape[-1] // 2 * 2

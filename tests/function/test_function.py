@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, UNEVEN, Layer, flat, in_small_buffers, layers
 from reference import STORAGE, Window, bound, convolve, in_hardware_order
@@ -58,13 +58,22 @@ def test_computes_the_convolution(layer):
         assert (abs(result - exact) <= limit).all(), str(schedule)
 
 
+def in_hardware_orders(layer: Layer, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    """What the device may say: which way it goes over several rows is the schedule's choice, sum by sum."""
+    return [
+        in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes, back)[layer.pixels]
+        for back in {0, layer.chunk_columns}
+    ]
+
+
 @settings(max_examples=100)
 @given(layers())
 def test_sums_in_the_order_of_the_adder_tree(layer):
     x, w = layer.operands()
-    expected = in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
+    ways = in_hardware_orders(layer, x, w)
     for schedule in layer.schedules:
-        assert (bits(run(layer, schedule, x, w)) == bits(expected)).all(), str(schedule)
+        result = bits(run(layer, schedule, x, w))
+        assert np.logical_or.reduce([result == bits(way) for way in ways]).all(), str(schedule)
 
 
 @pytest.mark.parametrize("pim", [NEWTON, UNEVEN], ids=["newton", "uneven"])
@@ -166,6 +175,7 @@ def test_parts_are_the_whole(layer, data):
     begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
     cut = data.draw(st.integers(begin, end))
     schedule = data.draw(st.sampled_from(layer.schedules))
+    assume(not layer.chunk_columns)  # else the parts may go over the rows the other way
     parts = [
         run(replace(layer, pixel_begin=low, pixel_end=high), schedule, x, w)
         for low, high in ((begin, cut), (cut, end))
@@ -201,12 +211,15 @@ def test_special_values(layer, dtype, seed, kinds):
     for operand in (x, w):
         some = rng.random(operand.shape) < rng.choice((0.002, 0.05, 0.9))
         operand[some] = rng.choice(chosen, some.sum())
-    expected = in_hardware_order(x, w, layer.window, dtype, layer.lanes)
+    ways = in_hardware_orders(layer, x, w)
     for schedule in layer.schedules[::2]:
         result = run(layer, schedule, x, w)
-        np.testing.assert_array_equal(result, expected)
-        number = ~np.isnan(expected)
-        assert (np.signbit(result) == np.signbit(expected))[number].all(), "zeros have a sign, too"
+        # Zeros have a sign, too.
+        same = [
+            np.isnan(way) & np.isnan(result) | (way == result) & (np.signbit(way) == np.signbit(result))
+            for way in ways
+        ]
+        assert np.logical_or.reduce(same).all(), str(schedule)
 
 
 def test_every_half_and_every_tie_is_rounded_like_numpy():

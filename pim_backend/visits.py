@@ -1,0 +1,143 @@
+"""The order in which a channel opens rows, and what the buffers hold meanwhile.
+
+A `Visit` is one open row. The nests below say which visits a block of work makes, one after the other,
+and how they repeat; `lowering` turns visits into commands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pimflow.core.commands import Node
+from pimflow.pim_backend.rolling import roll
+from pimflow.pim_backend.schedule import Schedule, Tiling
+
+
+@dataclass(frozen=True)
+class Visit:
+    """An open row and what the buffers hold meanwhile.
+
+    Attributes
+    ----------
+    tile, chunk : int
+        Whose weights the row holds.
+    contents : tuple of (first, pixels) or None
+        The pixels in each buffer; None for a buffer that has no part.
+    complete : bool
+        Whether the results are read afterwards.
+    """
+
+    tile: int
+    chunk: int
+    contents: tuple[tuple[int, int] | None, ...]
+    complete: bool
+
+    @property
+    def active(self) -> list[int]:
+        """Buffers that take part."""
+        return [buffer for buffer, held in enumerate(self.contents) if held]
+
+    def written_after(self, before: Visit | None) -> list[int]:
+        """Buffers whose contents differ from those of the visit before."""
+        if before is None:
+            return self.active
+        moved = self.chunk != before.chunk
+        return [b for b in self.active if moved or self.contents[b] != before.contents[b]]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The visits of a block of pixels and tiles.
+
+    Attributes
+    ----------
+    first, pixels : int
+        The pixels, cut into groups that fill the buffers, as even as can be.
+    tiles : range
+        Tiles that all of them meet.
+    """
+
+    schedule: Schedule
+    tiling: Tiling
+    first: int
+    pixels: int
+    tiles: range
+
+    @property
+    def groups(self) -> int:
+        return -(-self.pixels // (self.schedule.buffers * self.schedule.pixels))
+
+    @property
+    def per_buffer(self) -> int:
+        """Pixels that a buffer holds, but for the last."""
+        return -(-self.pixels // (self.groups * self.schedule.buffers))
+
+    def held(self, group: int, buffer: int) -> tuple[int, int] | None:
+        """First pixel and pixels of a buffer in a group."""
+        begin = (group * self.schedule.buffers + buffer) * self.per_buffer
+        count = min(self.per_buffer, self.pixels - begin)
+        return (self.first + begin, count) if 0 <= group < self.groups and count > 0 else None
+
+    @property
+    def starts(self) -> list[int]:
+        """Visits after which each buffer is filled for the first time."""
+        buffers = self.schedule.buffers
+        return [b * len(self.tiles) // buffers if self.schedule.staggered else 0 for b in range(buffers)]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Extents of the nest, outermost first: tiles or 1, groups of pixels, visits of a group."""
+        if self.schedule.stationary == "input":
+            return 1, self.groups, len(self.tiles)
+        return len(self.tiles), self.groups, self.tiling.chunks
+
+    def __len__(self) -> int:
+        outer, groups, inner = self.shape
+        filled = (b for b in range(self.schedule.buffers) if self.held(groups - 1, b))
+        short = (b for b in range(self.schedule.buffers) if self.held(groups - 2, b))
+        last = max(self.starts[b] for b in filled)
+        if self.schedule.staggered:
+            last = max([last, *(self.starts[b] - inner for b in short)])
+        return outer * groups * inner + last
+
+    def __getitem__(self, index: int) -> Visit:
+        _, groups, inner = self.shape
+        rest, step = divmod(index, inner)
+        turn, group = divmod(rest, groups)
+        complete = self.tiling.chunks == 1 or step == inner - 1
+        if self.schedule.staggered:
+            contents = tuple(self.held((index - start) // inner, b) for b, start in enumerate(self.starts))
+        else:  # each level goes back the way it came, and so begins with what is there
+            if rest % 2:
+                step = inner - 1 - step
+            if turn % 2:
+                group = groups - 1 - group
+            contents = tuple(self.held(group, b) for b in range(self.schedule.buffers))
+        tile, chunk = (step, 0) if self.schedule.stationary == "input" else (turn, step)
+        return Visit(self.tiles.start + tile, chunk, contents, complete)
+
+    def rolled(self, emit: Callable[[int], Iterable[Node]]) -> list[Node]:
+        """Commands of all visits, `emit` giving those of one: loops where they repeat."""
+        outer, groups, inner = self.shape
+        period = self.tiling.chunks_per_row
+
+        def sweep(number: int) -> list[Node]:
+            nodes, bounds = [], [*self.starts, inner]
+            for begin, end in itertools.pairwise(bounds):
+                base = number * inner + begin
+                nodes += roll(lambda step, base=base: emit(base + step), min(end - begin, len(self) - base))
+            return nodes
+
+        if self.schedule.staggered:
+            return roll(sweep, -(-len(self) // inner), tail=3)
+
+        def over_groups(turn: int) -> list[Node]:
+            def over_visits(group: int) -> list[Node]:
+                base = (turn * groups + group) * inner
+                return roll(lambda step: emit(base + step), inner, period=period)
+
+            return roll(over_visits, groups, head=2, tail=2, period=2 if inner > 1 else 1)
+
+        return roll(over_groups, outer, period=2 * period)

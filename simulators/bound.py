@@ -1,0 +1,182 @@
+"""How fast a layer could run on DRAM-PIM at best: a lower bound that shares no code with the lowering.
+
+The mapping space: a unit is one tile of output channels (the banks of some gangs) for one output pixel;
+its reduction lies in chunks, each in one row. A GWRITE puts the chunk of up to `w` pixels into one
+buffer, where it meets `u` tiles before it is overwritten; a COMP needs its row open in every gang of the
+tile and its vector in a buffer; the products of a unit add up in the latch of that buffer, which is read
+once. The order of all that, and which units a channel does, is free. Timing is ``strict``;
+docs/devices.md derives the terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware import PimSpec
+
+_FOUR_ACTIVATIONS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A lower bound on the cycles of the channel that has most to do.
+
+    Attributes
+    ----------
+    cycles : int
+    comp_cycles : int
+        COMP slots.
+    activation_cycles : int
+        Changes of rows, during which no COMP can issue.
+    bus_cycles : int
+        The bus: GWRITE and READRES bursts, turnarounds, and COMPs that wait for a latch to be read.
+    refreshes : int
+        Refreshes that fall due meanwhile.
+    gangs, tiles, tiles_per_write, pixels_per_write : int
+        The mapping that attains it: gangs a tile, tiles of the channel, `u` and `w`.
+    """
+
+    cycles: int
+    comp_cycles: int
+    activation_cycles: int
+    bus_cycles: int
+    refreshes: int
+    gangs: int
+    tiles: int
+    tiles_per_write: int
+    pixels_per_write: int
+
+
+def lower_bound(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
+) -> Bound:
+    """No program of the mapping space computes `geometry` on `channels` channels in fewer cycles.
+
+    Parameters
+    ----------
+    geometry : ConvGeometry
+        Ungrouped convolution or FC.
+    pixels : int, optional
+        Output pixels to compute; all by default.
+    """
+    pixels = geometry.pixels if pixels is None else pixels
+    best = None
+    for gangs in range(1, pim.gangs + 1):
+        if pim.gangs % gangs == 0:
+            channel = _Channel(geometry, pim, dtype, gangs)
+            units = -(-pixels * channel.tiles // channels)
+            for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
+                best = channel.improve(best, units, tiles)
+    return best
+
+
+class _Channel:
+    """What one channel cannot do faster, with tiles over `gangs` gangs."""
+
+    def __init__(self, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int):
+        n = pim.timing
+        columns = -(-geometry.reduction // pim.elements_per_column(dtype))
+        self.chunks = -(-columns // pim.buffer_columns)
+        self.columns = -(-columns // self.chunks)
+        self.slots = pim.buffer_columns // self.columns if self.chunks == 1 else 1
+        self.per_row = pim.columns_per_row // pim.buffer_columns
+        self.buffers, self.gangs = pim.global_buffers, gangs
+        self.tiles = -(-geometry.oc // (gangs * pim.banks_per_gang))
+        self.comp = self.columns * n["nCCDS"]
+        self.write, self.result = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
+        self.nCCDS, self.nREFI = n["nCCDS"], n["nREFI"]
+        self.turn = max(0, n["nTURN"] - n["nBL"])
+        window = max(1, _FOUR_ACTIVATIONS // pim.banks_per_gang)
+        self.opening = max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
+        self.switch = n["nRTP"] + n["nRP"] + self.opening - n["nCCDS"]
+        self.refresh = n["nRFC"] + gangs - 1
+        self.nBL, self.nRFC = n["nBL"], n["nRFC"]
+        self.tail = n["nTREE"] + n["nCL"] + self.result
+
+    def improve(self, best: Bound | None, units: int, tiles: int) -> Bound:
+        """The least of `best` and the bounds of all mappings of `units` units of `tiles` tiles."""
+        for together in range(1, tiles + 1) if self.chunks == 1 else (1,):
+            for slots in range(1, self.slots + 1):
+                bound = self._bound(units, tiles, together, slots)
+                if best is None or bound.cycles < best.cycles:
+                    best = bound
+        return best
+
+    def _bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+        comp = units * self.chunks * self.comp
+        visits = self._visits(units, tiles, together, slots)
+        moving = self._moving(units, tiles, together, slots)
+        first = 1 + max(self.write, self.opening)
+        # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
+        stalled = (
+            self.switch + self.refresh - self.buffers * (slots * self.write + self.result) - 2 * self.turn
+        )
+        stalled = max(0, stalled, self.nRFC - slots * self.write + self.nBL)
+        cycles, refreshes = 0, -1
+        while refreshes < (due := max(0, cycles - self.tail) // self.nREFI):
+            refreshes = due
+            # What a refresh closes is opened again: one change of rows, a planned one at best.
+            activation = max(visits - 1, refreshes) * self.switch
+            computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
+            cycles = max(computing, 1 + moving + refreshes * stalled + self.tail - self.result)
+        return Bound(
+            cycles=cycles,
+            comp_cycles=comp,
+            activation_cycles=activation,
+            bus_cycles=moving,
+            refreshes=refreshes,
+            gangs=self.gangs,
+            tiles=tiles,
+            tiles_per_write=together,
+            pixels_per_write=slots,
+        )
+
+    def _writes(self, units: int, tiles: int, together: int) -> int:
+        """Vectors written at least: each meets `together` rows, and the next unit may start with the last."""
+        if self.chunks == 1:
+            return -(-units // tiles) * -(-tiles // together)
+        return units * self.chunks - (units if tiles > 1 else 0)
+
+    def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
+        """Rows opened at least.
+
+        In a visit, a row meets what the buffers hold at its begin and what is written meanwhile.
+        """
+        rows = -(-tiles * self.chunks // self.per_row)
+        if self.chunks > 1:
+            own = -(-self.chunks // self.per_row)
+            return max(rows, -(-units // self.buffers) * (own - 1) + 1)
+        again = units - self._writes(units, tiles, together)
+        return max(rows, -(-again // (self.buffers * slots * self.per_row)))
+
+    def _moving(self, units: int, tiles: int, together: int, slots: int) -> int:
+        """Cycles of the bus, which alternates between runs of GWRITEs and of READRESs.
+
+        With one chunk, each latch takes the products of one unit between two reads: so much of a run
+        of GWRITEs COMPs can use, and no more.
+        """
+        vectors = self._writes(units, tiles, together)
+        written, read = vectors * self.write, units * self.result
+        if self.chunks > 1:  # a latch needs a write between two reads
+            return written + read + (2 * -(-units // self.buffers) - 1) * self.turn
+        writes = -(-vectors // slots)
+        products = units * self.comp
+
+        def cycles(runs: int) -> int:
+            single = max(0, 2 * runs - writes)  # runs of one GWRITE, whose buffer computes nothing
+            meanwhile = (runs * self.buffers - single) * self.comp
+            waiting = written + runs * self.turn + products - meanwhile
+            return max(written + read + (2 * runs - 1) * self.turn, waiting)
+
+        # Between two reads of a latch, its buffer is written at most twice.
+        fewest = -(-writes // (2 * self.buffers))
+        # One term rises with the runs, the other falls: the least is where they meet.
+        low, high = fewest, writes
+        while low < high:
+            runs = (low + high) // 2
+            if cycles(runs + 1) < cycles(runs):
+                low = runs + 1
+            else:
+                high = runs
+        return cycles(low)
