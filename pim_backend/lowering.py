@@ -10,8 +10,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
+from pimflow.pim_backend.rolling import shifted
 from pimflow.pim_backend.schedule import (
-    Block,
     Schedule,
     Tiling,
     blocks_of_units,
@@ -33,6 +33,7 @@ def lower(
     pixel_begin: int = 0,
     pixel_end: int | None = None,
     row_begin: int = 0,
+    only_busiest: bool = False,
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
 
@@ -46,6 +47,8 @@ def lower(
         PIM channels to spread over.
     row_begin : int
         First row of every bank that the region may use.
+    only_busiest : bool
+        Lower one channel, of those with most to do: enough to compare loop orders by their time.
 
     Raises
     ------
@@ -59,12 +62,20 @@ def lower(
     tiling = Tiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
     runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
+    dealt = [blocks_of_units(*run, end - pixel_begin, tiling.tiles, schedule) for run in runs]
+    if only_busiest:
+        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t in blocks), len(blocks)))]
+    stream = _Stream(pim, tiling, schedule)
     streams, rows = [], 0
-    for begin, stop in runs:
-        blocks = blocks_of_units(begin, stop, end - pixel_begin, tiling.tiles, schedule)
+    for blocks in dealt:
         held = tiling.rows(touched_tiles(blocks))
-        stream = _Stream(pim, tiling, schedule, pixel_begin, row_begin - held.start)
-        streams.append(tuple(stream.nodes(blocks)))
+        streams.append(
+            tuple(
+                node
+                for pixels, tiles in blocks
+                for node in stream.block(pixels, tiles, pixel_begin, row_begin - held.start)
+            )
+        )
         rows = max(rows, len(held))
     return PimProgram(
         region=region,
@@ -80,6 +91,7 @@ def lower(
         buffers=pim.global_buffers,
         buffer_columns=pim.buffer_columns,
         result_lanes=pim.result_lanes,
+        tile_gangs=schedule.gangs or pim.gangs,
         readres_bursts=pim.readres_bursts(dtype),
         row_begin=row_begin,
         rows=rows,
@@ -89,31 +101,26 @@ def lower(
 
 
 class _Stream:
-    """Command stream of one channel."""
+    """Command streams, of whatever channel: pixels, rows and output channels count from a block's first."""
 
-    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule, pixel_begin: int, first_row: int):
+    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule):
         self.pim, self.t, self.schedule = pim, tiling, schedule
-        self.pixel_begin, self.first_row = pixel_begin, first_row
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
+        self.made: dict[tuple[int, int, int], list[Node]] = {}
 
-    def nodes(self, blocks: list[Block]) -> list[Node]:
-        """Commands of all units of `blocks`, one after the other."""
-        nests = [
-            Nest(self.schedule, self.t, self.pixel_begin + pixels.start, len(pixels), tiles)
-            for pixels, tiles in blocks
-        ]
-        nodes = []
-        for before, nest, after in zip([None, *nests[:-1]], nests, [*nests[1:], None]):
-            edge = {-1: before[len(before) - 1] if before else None, len(nest): after[0] if after else None}
-
-            def emit(index: int, nest: Nest = nest, edge: dict[int, Visit | None] = edge) -> Iterator[Node]:
-                around = (edge[i] if i in edge else nest[i] for i in (index - 1, index, index + 1))
-                return self.visit(*around)
-
-            nodes += nest.rolled(emit)
-        return nodes
+    def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
+        """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
+        # A place within a row is the same for the same remainder.
+        first = tiles.start % self.t.chunks_per_row
+        key = (len(pixels), len(tiles), first)
+        if key not in self.made:
+            nest = Nest(self.schedule, self.t, len(pixels), range(first, first + len(tiles)))
+            self.made[key] = nest.rolled(self.visit)
+        rows = self.t.place(tiles.start - first, 0)[0] + first_row
+        channels = (tiles.start - first) * self.t.outputs
+        return (shifted(node, pixels.start + pixel_begin, rows, channels) for node in self.made[key])
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
@@ -125,6 +132,10 @@ class _Stream:
         row, column = self._place(visit)
         late = self._late(before, visit)
         bus: list[Node] = list(self._reads(before))
+        if not self.schedule.overlap:
+            yield from bus
+            yield from (self._write(visit, b) for b in late)
+            bus, late = [], []
         if before is None or self._place(before)[0] != row:
             opens = [GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs)]
             if late:
@@ -159,7 +170,7 @@ class _Stream:
 
     def _early(self, visit: Visit, after: Visit | None) -> list[int]:
         """Buffers without a part in this visit that can be written while it reads no results."""
-        if after is None or any(held and held[1] > 1 for held in visit.contents):
+        if after is None or not self.schedule.overlap or any(held and held[1] > 1 for held in visit.contents):
             return []
         idle = [b for b in after.written_after(visit) if b not in visit.active]
         if not idle:
@@ -172,7 +183,7 @@ class _Stream:
     ) -> Iterator[Node]:
         """COMPs of a visit with READRESs between slots; `bus` is still to be done."""
         counts = {b: visit.contents[b][1] for b in visit.active}
-        writes = after.written_after(visit) if after else []
+        writes = after.written_after(visit) if after and self.schedule.overlap else []
         slot = 0
         while slot < max(counts.values()):
             active = [b for b, count in counts.items() if count > slot]
@@ -232,12 +243,12 @@ class _Stream:
     def _place(self, visit: Visit) -> tuple[int, int]:
         """Row and first column of the weights of `visit`."""
         row, position = self.t.place(visit.tile, visit.chunk)
-        return self.first_row + row, position * self.pim.buffer_columns
+        return row, position * self.pim.buffer_columns
 
     def _late(self, before: Visit | None, visit: Visit) -> list[int]:
         """Buffers of `visit` that the visit before left unwritten."""
         writes = visit.written_after(before)
-        if before is None:
+        if before is None or not self.schedule.overlap:
             return writes
         if not before.complete:
             return [b for b in writes if b not in before.active and b not in self._early(before, visit)]

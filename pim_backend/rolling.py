@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from pimflow.core.commands import Affine, Loop, Node
+from pimflow.core.commands import Affine, Comp, GAct, Loop, Node, Readres
 
 Emit = Callable[[int], Iterable[Node]]
 
@@ -54,3 +54,23 @@ def _weave_node(a: Node, b: Node) -> Node:
         else:
             assert value == other, "steps that are to repeat differ"
     return dataclasses.replace(a, **moved)
+
+
+def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
+    """The same commands for later pixels, rows and output channels."""
+    if isinstance(node, Loop):
+        return Loop(
+            extent=node.extent, body=tuple(shifted(child, pixels, rows, channels) for child in node.body)
+        )
+    if isinstance(node, Comp):
+        return Comp(buffer=node.buffer, row=_moved(node.row, rows), column=node.column, count=node.count)
+    if isinstance(node, Readres):
+        pixel, channel = _moved(node.pixel, pixels), _moved(node.channel, channels)
+        return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
+    if isinstance(node, GAct):
+        return GAct(gang=node.gang, row=_moved(node.row, rows))
+    return dataclasses.replace(node, pixel=_moved(node.pixel, pixels))
+
+
+def _moved(affine: Affine, by: int) -> Affine:
+    return Affine(affine.base + by, affine.coefficients) if by else affine

@@ -24,14 +24,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
 
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
+# What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
+# filled before it is used; all buffers, written while others compute, and tiles split where channels
+# would be idle; and every loop order here.
+LEVELS = ("newton+", "newton++", "pimflow")
+# Output pixels of a layer below which channels may be short of tiles.
+FEW_PIXELS = 4
+# Tiles between two GWRITEs of one buffer: beyond, staggering saves next to nothing.
+MOST_STAGGERED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,9 @@ class Schedule:
     staggered : bool
         For ``input``, whether each buffer changes its pixels at another tile: rows are visited round
         and round, and every GWRITE has a change of rows to hide behind.
+    overlap : bool
+        Whether buffers are written while others compute. Without, all are filled first: the published
+        timing lets no COMP follow a GWRITE soon, whatever its buffer.
     gangs : int
         Gangs over which the output channels of a tile lie; 0 for all. Smaller tiles occupy more
         channels, and waste the rows of the other gangs.
@@ -62,6 +74,7 @@ class Schedule:
     pixels: int = 1
     tile_groups: int = 1
     staggered: bool = False
+    overlap: bool = True
     gangs: int = 0
 
     def __str__(self) -> str:
@@ -73,14 +86,15 @@ class Schedule:
         gangs = f", {plural(self.gangs, 'gang')} a tile" if self.gangs else ""
         staggered = " staggered" if self.staggered else ""
         buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
-        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{gangs}"
+        first = "" if self.overlap else ", filled first"
+        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of ``str``; raises `ValueError` if `text` is none."""
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
-            r"(?:, (\d+) tile groups?)?(?:, (\d+) gangs? a tile)?"
+            r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
         )
         match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
@@ -91,7 +105,8 @@ class Schedule:
             staggered=match[3] is not None,
             pixels=int(match[4] or 1),
             tile_groups=int(match[5] or 1),
-            gangs=int(match[6] or 0),
+            overlap=match[6] is None,
+            gangs=int(match[7] or 0),
         )
 
 
@@ -149,28 +164,39 @@ class Tiling:
         return divmod(tile * self.chunks + chunk, self.chunks_per_row)
 
 
-def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = "pimflow") -> list[Schedule]:
-    """Every loop order that computes `geometry` on `pim`, worth trying or not."""
+def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = LEVELS[-1]) -> list[Schedule]:
+    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `LEVELS`."""
+    if level not in LEVELS:
+        raise UnknownNameError("scheduling level", level, LEVELS)
     tiling = Tiling.of(geometry, pim, dtype)
-    counts = sorted({1, pim.global_buffers})
+    buffers = 1 if level == "newton+" else pim.global_buffers
+    ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
+    gangs = [0]
+    if level != "newton+" and geometry.pixels < FEW_PIXELS:
+        gangs += [g for g in range(1, pim.gangs) if pim.gangs % g == 0]
     if tiling.chunks > 1:
-        return [Schedule(stationary="output", buffers=count) for count in counts]
-    groups = [g for g in TILE_GROUPS if g <= tiling.tiles]
-    slots = [1 << power for power in range(tiling.slots.bit_length() - 1)] + [tiling.slots]
-    return [
-        *(
-            Schedule(stationary="input", buffers=count, pixels=pixels, tile_groups=g, staggered=staggered)
-            for count in counts
-            for pixels in slots
-            for g in groups
-            for staggered in ((False, True) if count > 1 and 1 < tiling.tiles // g <= 64 else (False,))
-        ),
-        *(
-            Schedule(stationary="weight", buffers=count, pixels=pixels)
-            for count in counts
-            for pixels in slots
-        ),
+        return [
+            Schedule(stationary="output", buffers=buffers, gangs=g, overlap=overlap)
+            for overlap in ways
+            for g in gangs
+        ]
+    slots = tiling.slots
+    streamed = sorted({1, 2, 8, slots} & set(range(slots + 1))) if level == "pimflow" else [slots]
+    orders = [
+        Schedule(stationary="weight", buffers=buffers, pixels=pixels, gangs=g, overlap=overlap)
+        for overlap in ways
+        for pixels in (streamed if overlap else [slots])
+        for g in gangs
     ]
+    for groups in itertools.takewhile(lambda groups: groups <= tiling.tiles, TILE_GROUPS):
+        order = Schedule(stationary="input", buffers=buffers, pixels=slots, tile_groups=groups)
+        orders += [replace(order, overlap=overlap) for overlap in ways]
+        if level == "pimflow":
+            fewer = replace(order, pixels=-(-slots // 2))
+            staggers = 1 < tiling.tiles // groups <= MOST_STAGGERED and buffers > 1
+            orders += [fewer] * (slots > 1)
+            orders += [replace(o, staggered=True) for o in dict.fromkeys((order, fewer)) if staggers]
+    return orders
 
 
 def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ and how they repeat; `lowering` turns visits into commands.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,46 +48,50 @@ class Visit:
         return [b for b in self.active if moved or self.contents[b] != before.contents[b]]
 
 
+Visited = Callable[[Visit | None, Visit, Visit | None], Iterable[Node]]
+
+
 @dataclass(frozen=True)
 class Nest:
     """The visits of a block of pixels and tiles.
 
     Attributes
     ----------
-    first, pixels : int
-        The pixels, cut into groups that fill the buffers, as even as can be.
+    pixels : int
+        How many, cut into groups that fill the buffers, as even as can be.
     tiles : range
         Tiles that all of them meet.
     """
 
     schedule: Schedule
     tiling: Tiling
-    first: int
     pixels: int
     tiles: range
 
-    @property
+    @functools.cached_property
     def groups(self) -> int:
         return -(-self.pixels // (self.schedule.buffers * self.schedule.pixels))
 
-    @property
+    @functools.cached_property
     def per_buffer(self) -> int:
         """Pixels that a buffer holds, but for the last."""
         return -(-self.pixels // (self.groups * self.schedule.buffers))
 
     def held(self, group: int, buffer: int) -> tuple[int, int] | None:
         """First pixel and pixels of a buffer in a group."""
+        if not 0 <= group < self.groups:
+            return None
         begin = (group * self.schedule.buffers + buffer) * self.per_buffer
         count = min(self.per_buffer, self.pixels - begin)
-        return (self.first + begin, count) if 0 <= group < self.groups and count > 0 else None
+        return (begin, count) if count > 0 else None
 
-    @property
+    @functools.cached_property
     def starts(self) -> list[int]:
         """Visits after which each buffer is filled for the first time."""
         buffers = self.schedule.buffers
         return [b * len(self.tiles) // buffers if self.schedule.staggered else 0 for b in range(buffers)]
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, int, int]:
         """Extents of the nest, outermost first: tiles or 1, groups of pixels, visits of a group."""
         if self.schedule.stationary == "input":
@@ -94,6 +99,10 @@ class Nest:
         return len(self.tiles), self.groups, self.tiling.chunks
 
     def __len__(self) -> int:
+        return self._length
+
+    @functools.cached_property
+    def _length(self) -> int:
         outer, groups, inner = self.shape
         filled = (b for b in range(self.schedule.buffers) if self.held(groups - 1, b))
         short = (b for b in range(self.schedule.buffers) if self.held(groups - 2, b))
@@ -109,17 +118,29 @@ class Nest:
         complete = self.tiling.chunks == 1 or step == inner - 1
         if self.schedule.staggered:
             contents = tuple(self.held((index - start) // inner, b) for b, start in enumerate(self.starts))
-        else:  # each level goes back the way it came, and so begins with what is there
+        else:
+            # Each level goes back the way it came, and so begins with what is there; but a short group
+            # leaves buffers idle, which are better written for a full one.
             if rest % 2:
                 step = inner - 1 - step
-            if turn % 2:
+            if turn % 2 and self.pixels % (self.schedule.buffers * self.per_buffer) == 0:
                 group = groups - 1 - group
             contents = tuple(self.held(group, b) for b in range(self.schedule.buffers))
         tile, chunk = (step, 0) if self.schedule.stationary == "input" else (turn, step)
         return Visit(self.tiles.start + tile, chunk, contents, complete)
 
-    def rolled(self, emit: Callable[[int], Iterable[Node]]) -> list[Node]:
-        """Commands of all visits, `emit` giving those of one: loops where they repeat."""
+    def rolled(self, visited: Visited) -> list[Node]:
+        """Commands of all visits, with loops; `visited` gives those of one between two others."""
+        known: dict[int, Visit | None] = {-1: None, len(self): None}
+
+        def at(index: int) -> Visit | None:
+            if index not in known:
+                known[index] = self[index]
+            return known[index]
+
+        def emit(index: int) -> Iterable[Node]:
+            return visited(at(index - 1), at(index), at(index + 1))
+
         outer, groups, inner = self.shape
         period = self.tiling.chunks_per_row
 

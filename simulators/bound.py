@@ -108,6 +108,12 @@ class _Channel:
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
         first = 1 + max(self.write, self.opening)
+        # One after the other on the latch that has most to do: its buffer is written, then computes.
+        units_of_latch = -(-units // self.buffers)
+        vectors = -(-units_of_latch // together)
+        if self.chunks > 1:
+            vectors = units_of_latch * self.chunks - (units_of_latch - 1 if tiles > 1 else 0)
+        chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
         # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
         stalled = (
             self.switch + self.refresh - self.buffers * (slots * self.write + self.result) - 2 * self.turn
@@ -119,7 +125,8 @@ class _Channel:
             # What a refresh closes is opened again: one change of rows, a planned one at best.
             activation = max(visits - 1, refreshes) * self.switch
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
-            cycles = max(computing, 1 + moving + refreshes * stalled + self.tail - self.result)
+            moved = 1 + moving + refreshes * stalled + self.tail - self.result
+            cycles = max(computing, moved, chain + refreshes * self.nRFC)
         return Bound(
             cycles=cycles,
             comp_cycles=comp,

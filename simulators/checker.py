@@ -74,7 +74,7 @@ def _findings(
     backwards = np.flatnonzero(np.diff(clock, prepend=0) < 1)
     yield backwards, lambda i: "not after the previous command"
     yield from _gaps(issued, spec)
-    yield from _rows(issued, spec)
+    yield from _rows(issued, spec, program.tile_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
     if program is not None:
         index, problem = _first_deviation(issued, program, channel)
@@ -146,8 +146,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
 
 
-def _rows(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
-    """COMP on open rows, G_ACT on closed gangs, REF on a closed channel."""
+def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
+    """COMP on rows open in the first `computing` gangs, G_ACT on closed gangs, REF on a closed channel."""
     command, gang, row = issued["command"], issued["gang"], issued["row"]
     wrong_row = np.zeros(len(issued), dtype=bool)
     not_closed = np.zeros(len(issued), dtype=bool)
@@ -156,7 +156,7 @@ def _rows(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         last_change = np.maximum.accumulate(np.where(changes, np.arange(1, len(issued) + 1), 0))
         state = np.concatenate(([-1], np.where(command == _G_ACT, row, -1)))
         before = state[np.concatenate(([0], last_change))[: len(issued)]]
-        wrong_row |= (command == _COMP) & (before != row)
+        wrong_row |= (command == _COMP) & (before != (row if g < computing else -1))
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
     yield np.flatnonzero(wrong_row), lambda i: f"row {row[i]} is not open in every bank"
     yield np.flatnonzero(not_closed), lambda i: "a row is still open in those banks"

@@ -37,6 +37,7 @@ def pim_energy_pj(
     pim: PimSpec,
     dtype: str,
     mode: str = "full",
+    banks: int | None = None,
 ) -> dict[str, float]:
     """Dynamic energy of issued commands, by what it goes into.
 
@@ -49,6 +50,8 @@ def pim_energy_pj(
     mode : str
         One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
         where a PRE closes all banks of a channel.
+    banks : int, optional
+        Banks that compute in a COMP; all by default.
 
     Raises
     ------
@@ -61,7 +64,7 @@ def pim_energy_pj(
         return _fork_energy_pj(commands)
     e = pim.energy
     elements = pim.elements_per_column(dtype)
-    comp = pim.banks * (
+    comp = (banks or pim.banks) * (
         elements * (e["multiply_pj"] + e["add_pj"]) + e["buffer_read_pj"] + e["column_read_pj"]
     )
     io_bytes = (gwrite_bursts + commands["READRES"] * readres_bursts) * pim.column_bytes
@@ -106,6 +109,7 @@ def channel_energies_pj(
     *,
     time_ns: float = 0.0,
     mode: str = "full",
+    banks: int | None = None,
 ) -> tuple[dict[str, float], ...]:
     """Energy of each channel by what it goes into, with its ``background`` over `time_ns`.
 
@@ -121,7 +125,7 @@ def channel_energies_pj(
     """
     background = {"background": background_pj(pim, 1, time_ns)} if mode == "full" else {}
     return tuple(
-        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode) | background
+        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode, banks) | background
         for commands, bursts in zip(channels, gwrite_bursts, strict=True)
     )
 

@@ -106,13 +106,13 @@ class Ramulator:
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time every channel; those with the same text run once."""
         _check_device(pim)
-        found = []
+        found, bursts = [], []
         for channel in range(len(program.channels)):
             with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
                 path, digest = _write(program, channel, Path(folder))
                 sent = command_counts(_only(program, channel))
                 found.append(self._time(path, digest, sent))
-        bursts = command_counts(program)["gwrite_bursts"]
+                bursts.append(sent["gwrite_bursts"])
         return self._result(found, pim, bursts)
 
     def time_trace(
@@ -124,7 +124,7 @@ class Ramulator:
             pass
         sent = _count_lines(path)
         found = self._time(Path(path).resolve(), None, sent)
-        return self._result([found], pim, sent["GWRITE"] * pim.buffer_columns)
+        return self._result([found], pim, [sent["GWRITE"] * pim.buffer_columns])
 
     def _time(self, trace: Path, digest: bytes | None, sent: Counter[str]) -> Counter[str]:
         if digest in self._known:
@@ -173,7 +173,7 @@ class Ramulator:
     def _who(self) -> str:
         return f"ramulator '{self.executable}'"
 
-    def _result(self, found: list[Counter[str]], pim: PimSpec, gwrite_bursts: int) -> TimingResult:
+    def _result(self, found: list[Counter[str]], pim: PimSpec, gwrite_bursts: list[int]) -> TimingResult:
         total = sum(found, Counter())
         channel_cycles = tuple(printed["Cycle"] for printed in found)
         cycles = max(channel_cycles)
@@ -186,7 +186,8 @@ class Ramulator:
             timing=self.name,
             pim=pim.name,
             utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(found)),
-            gwrite_bursts=gwrite_bursts,
+            gwrite_bursts=sum(gwrite_bursts),
+            channel_gwrite_bursts=tuple(gwrite_bursts),
             channel_cycles=channel_cycles,
             violations=None,
         )

@@ -84,6 +84,8 @@ class TimingResult:
         Cycles of each channel.
     channel_commands : tuple of dict of str to int
         `commands` of each channel.
+    channel_gwrite_bursts : tuple of int
+        `gwrite_bursts` of each channel.
     violations : int or None
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
@@ -101,6 +103,7 @@ class TimingResult:
     gwrite_bursts: int
     channel_cycles: tuple[int, ...]
     channel_commands: tuple[dict[str, int], ...]
+    channel_gwrite_bursts: tuple[int, ...]
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
@@ -137,7 +140,9 @@ def time_program(
         key = words.tobytes()
         if key not in tallies:
             place = _place_in(program, channel)
-            engine = _engine(spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND)
+            engine = _engine(
+                spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND, program.tile_gangs
+            )
             tallies[key] = _feed(engine, words, place)
             if timing == "strict":
                 _raise_on_closed_row(tallies[key], place)
@@ -171,7 +176,7 @@ def time_trace(
     """
     parsed = isinstance(trace, Trace)
     name = trace.name if parsed else trace_name(trace)
-    engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank)
+    engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank, spec.gangs)
     tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
     for words in [trace.words] if parsed else blocks(trace, progress):
         tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
@@ -205,7 +210,8 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    tally = _feed(_engine(spec, "strict", True, program.readres_bursts, _NO_BOUND), words, place)
+    engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.tile_gangs)
+    tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
@@ -213,16 +219,16 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
 
 
 def _engine(
-    spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int
+    spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int, gangs: int
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """What takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
-    `rows` bounds the rows that the stream may name.
+    `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
     """
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
     gwrite_columns = spec.buffer_columns
-    bounds = (spec.gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
+    bounds = (gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
         return _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
@@ -338,6 +344,7 @@ def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResul
         gwrite_bursts=totals["gwrite_bursts"],
         channel_cycles=tuple(tally["cycles"] for tally in per_channel),
         channel_commands=tuple({name: tally[name] for name in COMMANDS} for tally in per_channel),
+        channel_gwrite_bursts=tuple(tally["gwrite_bursts"] for tally in per_channel),
         violations=totals["violations"] if timing == "strict" else None,
         empty_reads=totals["empty_reads"],
     )

@@ -26,7 +26,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x32304d4950ull;  // "PIM02"
+constexpr uint64_t kMagic = 0x33304d4950ull;  // "PIM03"
 
 struct Allocator {
   void AllocData(DLTensor* tensor) {

@@ -25,7 +25,7 @@ from pimflow.placement import Candidates, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.energy import background_pj, pim_energy_pj
+from pimflow.simulators.energy import channel_energies_pj
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 from pimflow.simulators.timing import TimingResult, timings
 from pimflow.verify import Verification, program_violations, verify
@@ -374,22 +374,28 @@ def simulate(
 
 def simulated_energy_pj(
     path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec = "newton-gddr6"
-) -> dict[str, float]:
-    """Energy of what `simulate` timed, by what it goes into.
+) -> tuple[dict[str, float], ...]:
+    """Energy of what `simulate` timed, for each channel by what it goes into.
 
     Under the published timing it is what the authors' fork prints; otherwise everything that the device's
     file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
     storage type: the first of the device is taken.
     """
     spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
-    dtype, bursts = spec.dtypes[0], 1
+    dtype, bursts, banks = spec.dtypes[0], 1, None
     if Path(path).suffix == ".pimprog":
         program = PimProgram.load(path)
-        dtype, bursts = program.dtype, program.readres_bursts
-    if result.timing == "ramulator-pimflow":
-        return pim_energy_pj(result.commands, result.gwrite_bursts, bursts, spec, dtype, result.timing)
-    energy = pim_energy_pj(result.commands, result.gwrite_bursts, bursts, spec, dtype)
-    return energy | {"background": background_pj(spec, len(result.channel_cycles), result.time_ns)}
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
+    return channel_energies_pj(
+        result.channel_commands,
+        result.channel_gwrite_bursts,
+        bursts,
+        spec,
+        dtype,
+        time_ns=result.time_ns,
+        mode="full" if result.timing == "strict" else "ramulator-pimflow",
+        banks=banks,
+    )
 
 
 def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:

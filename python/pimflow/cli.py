@@ -271,6 +271,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import api
+    from pimflow.simulators.energy import total_energy_pj
 
     hiding = not args.no_gwrite_hiding
     profiler = _profiler(args, hiding)
@@ -279,7 +280,8 @@ def _simulate(args: argparse.Namespace) -> None:
         result = api.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )
-    energy_pj = api.simulated_energy_pj(args.file, result, args.pim)
+    channels_pj = api.simulated_energy_pj(args.file, result, args.pim)
+    energy_pj = total_energy_pj(channels_pj)
     if result.empty_reads:
         print(
             f"pimflow: warning: {result.empty_reads} READRES of an empty latch: no COMP on the buffer since "
@@ -298,8 +300,8 @@ def _simulate(args: argparse.Namespace) -> None:
         "energy_pj": energy_pj,
         "empty_reads": result.empty_reads,
         "channels": [
-            {"cycles": cycles, "commands": commands}
-            for cycles, commands in zip(result.channel_cycles, result.channel_commands)
+            {"cycles": cycles, "commands": commands, "energy_pj": pj}
+            for cycles, commands, pj in zip(result.channel_cycles, result.channel_commands, channels_pj)
         ],
     }
     if args.json:

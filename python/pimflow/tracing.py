@@ -158,14 +158,15 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
         dtype=system.dtype,
         profiler=BuiltIn(system.timing),
     )
-    runs = list(side.runs(geometry, text).values())
+    schedules = side.ranked(geometry, text)
     if format == "aim":
-        problems = [aim_isr.refusal(run.program) for run in runs]
-        runs = [run for run, problem in zip(runs, problems) if not problem]
-        if not runs:
-            raise UsageError(f"layer '{text}' has no AiM form: {problems[0]}")
-    check_rows(f"weights of layer '{text}'", runs[0].program.rows, system.pim)
-    return runs[0]
+        problems = {s: aim_isr.refusal(side.program(geometry, s, text)) for s in schedules}
+        schedules = [s for s, problem in problems.items() if not problem]
+        if not schedules:
+            raise UsageError(f"layer '{text}' has no AiM form: {next(iter(problems.values()))}")
+    run = min((side.run(geometry, s, text) for s in schedules[:2]), key=lambda run: run.timing.time_ns)
+    check_rows(f"weights of layer '{text}'", run.program.rows, system.pim)
+    return run
 
 
 def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]:

@@ -36,6 +36,7 @@ struct Header {
   int64_t banks, gangs, columns, elements_per_column, buffers, row_begin, rows;
   int64_t storage;  // a Storage
   int64_t buffer_columns;
+  int64_t tile_banks;  // banks that compute: the others' results are nobody's
 
   int64_t row_elements() const { return columns * elements_per_column; }
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
@@ -251,7 +252,7 @@ class Channel {
   void Readres(int64_t buffer, int64_t pixel, int64_t channel) {
     char* latch = latches_.at(buffer * lanes_);
     char* out = output_ + ((pixel - h_.pixel_begin) * h_.oc + channel) * 4;
-    const int64_t valid = std::min(h_.banks, h_.oc - channel);
+    const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     if (valid == lanes_) {
       kernels_.narrow(storage_, latch, lanes_, out);
     } else {

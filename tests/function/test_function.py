@@ -255,14 +255,14 @@ def test_products_are_rounded_once(seed):
 @settings(max_examples=60)
 @given(layers())
 def test_work_is_balanced(layer):
-    row_columns = layer.pim.columns_per_row
     columns = math.ceil(layer.reduction / layer.lanes)
-    chunks = math.ceil(columns / row_columns)
+    chunks = math.ceil(columns / layer.pim.buffer_columns)
     unit = math.ceil(columns / chunks) * chunks
     begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
-    units = (end - begin) * math.ceil(layer.oc / layer.pim.banks)
     for schedule in layer.schedules:
         program = layer.lowered(schedule)
+        banks = (schedule.gangs or layer.pim.gangs) * layer.pim.banks_per_gang
+        units = (end - begin) * math.ceil(layer.oc / banks)
         comps = [
             Counter(c.name for c in program.commands(channel))["COMP"] for channel in range(layer.channels)
         ]
@@ -318,10 +318,12 @@ def test_programs_do_not_grow_with_the_map():
     """Loops, not lists: a hundred times the pixels take no more nodes, but for the first and last rounds."""
     for layer in (POINTWISE, LONG):
         _, height, width, c = layer.x_shape
-        large = replace(layer, x_shape=(1, 10 * height, 10 * width, c))
-        for schedule in layer.schedules:
-            words, of_large = (len(one.lowered(schedule).packed()[0]) for one in (layer, large))
-            assert of_large < 3 * words, str(schedule)
+        large, huge = (
+            replace(layer, x_shape=(1, factor * height, factor * width, c)) for factor in (10, 100)
+        )
+        for schedule in large.schedules:
+            words, of_huge = (len(one.lowered(schedule).packed()[0]) for one in (large, huge))
+            assert of_huge < 1.5 * words, str(schedule)
 
 
 # ---- legality and sanity of what is handed over ----
@@ -360,5 +362,5 @@ def test_wrong_shapes_are_refused():
         execute(program, replace(image, pages=image.pages[:, :, :-16]), x)
     with pytest.raises(UsageError, match="memory image"):
         execute(replace(program, dtype="bf16"), image, x)
-    with pytest.raises(TraceError, match=r"row 0\.\.2 of GAct is not in"):
+    with pytest.raises(TraceError, match=r"row 0\.\.\d of GAct is not in"):
         execute(replace(program, row_begin=1), image, x)

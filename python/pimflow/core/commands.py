@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_DEPTH = 4
 _SIZE_LIMIT = 1 << 31
 
 
-@dataclass(frozen=True)
-class Affine:
+class Affine(NamedTuple):
     """``base + sum(coefficient[d] * i[d])`` over the enclosing loops' counters, outermost first."""
 
     base: int
@@ -144,6 +144,7 @@ def check_size(name: str, value: object, least: int) -> None:
 
 _OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
 _NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
+_ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _TEXT = {cls: name for name, cls in _NAMES.items()}
 
 
@@ -156,11 +157,11 @@ def encode(node: Node, words: list[int]) -> None:
         for child in node.body:
             encode(child, words)
     else:
-        for name in node.__dataclass_fields__:
-            value = getattr(node, name)
-            if isinstance(value, Affine):
+        for value in node.__dict__.values():
+            if type(value) is Affine:
                 words.append(value.base)
-                words += [*value.coefficients, *[0] * (MAX_DEPTH - len(value.coefficients))]
+                words += value.coefficients
+                words += _ZEROS[len(value.coefficients)]
             else:
                 words.append(value)
     words[start + 1] = len(words) - start

@@ -75,6 +75,8 @@ class PimProgram:
         Command stream of each PIM channel.
     schedule : str
         The loop order that was chosen, for people.
+    tile_gangs : int, optional
+        The first so many gangs hold weights, compute, and deliver results; all by default.
     """
 
     region: str
@@ -95,10 +97,18 @@ class PimProgram:
     schedule: str = ""
     buffer_columns: int | None = None
     result_lanes: int = 1
+    tile_gangs: int | None = None
 
     def __post_init__(self) -> None:
+        if self.tile_gangs is None:
+            object.__setattr__(self, "tile_gangs", self.gangs)
         if self.buffer_columns is None:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
+
+    @property
+    def tile_banks(self) -> int:
+        """Banks that compute, and hold a result of each READRES."""
+        return self.banks // self.gangs * self.tile_gangs
 
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
@@ -129,7 +139,7 @@ class PimProgram:
                 *(g.n, g.h, g.w, g.c, g.oc, g.kh, g.kw, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
                 *(g.oh, g.ow, self.pixel_begin, self.pixel_end, self.banks, self.gangs, self.columns_per_row),
                 *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
-                *(_STORAGE[self.dtype], self.buffer_columns),
+                *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks),
             ],
             dtype=np.int64,
         )
@@ -221,7 +231,7 @@ class PimProgram:
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
-        for name in (*positive, "readres_bursts", "result_lanes"):
+        for name in (*positive, "readres_bursts", "result_lanes", "tile_gangs"):
             check_size(name, getattr(self, name), 1)
         per_buffer = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
@@ -229,6 +239,8 @@ class PimProgram:
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
+        if self.tile_gangs > self.gangs:
+            raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
         for name, value in self.geometry.__dict__.items():
             least = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
@@ -261,7 +273,7 @@ class PimProgram:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
         if isinstance(node, GAct):
-            within("gang", Affine(node.gang), 0, self.gangs)
+            within("gang", Affine(node.gang), 0, self.tile_gangs)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
         within("buffer", Affine(node.buffer), 0, self.buffers)

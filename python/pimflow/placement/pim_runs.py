@@ -47,9 +47,18 @@ class PimSide:
         return schedules(geometry, self.pim, self.dtype)
 
     def program(
-        self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0, row_begin: int = 0
+        self,
+        geometry: ConvGeometry,
+        schedule: Schedule,
+        name: str,
+        pixel_begin: int = 0,
+        row_begin: int = 0,
+        only_busiest: bool = False,
     ) -> PimProgram:
-        """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`."""
+        """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
+
+        `only_busiest` leaves one channel, of those with most to do.
+        """
         return lower(
             geometry,
             self.pim,
@@ -59,6 +68,7 @@ class PimSide:
             schedule=schedule,
             pixel_begin=pixel_begin,
             row_begin=self.pim.row_base + row_begin,
+            only_busiest=only_busiest,
         )
 
     def run(self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0) -> PimRun:
@@ -66,10 +76,14 @@ class PimSide:
         program = self.program(geometry, schedule, name, pixel_begin)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
-    def runs(self, geometry: ConvGeometry, name: str) -> dict[Schedule, PimRun]:
-        """Every loop order for the whole layer, the fastest first."""
-        found = {schedule: self.run(geometry, schedule, name) for schedule in self.schedules(geometry)}
-        return dict(sorted(found.items(), key=lambda item: item[1].timing.time_ns))
+    def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
+        """Every loop order for the whole layer, the fastest first, judged by one of its busiest channels."""
+
+        def time_ns(schedule: Schedule) -> float:
+            program = self.program(geometry, schedule, name, only_busiest=True)
+            return self.profiler.time_program(program, self.pim).time_ns
+
+        return sorted(self.schedules(geometry), key=time_ns)
 
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:
