@@ -91,7 +91,7 @@ def lower(
         buffers=pim.global_buffers,
         buffer_columns=pim.buffer_columns,
         result_lanes=pim.result_lanes,
-        tile_gangs=schedule.gangs or pim.gangs,
+        tile_gangs=schedule.gangs,
         readres_bursts=pim.readres_bursts(dtype),
         row_begin=row_begin,
         rows=rows,

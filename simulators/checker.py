@@ -74,7 +74,7 @@ def _findings(
     backwards = np.flatnonzero(np.diff(clock, prepend=0) < 1)
     yield backwards, lambda i: "not after the previous command"
     yield from _gaps(issued, spec)
-    yield from _rows(issued, spec, program.tile_gangs if program else spec.gangs)
+    yield from _rows(issued, spec, program.computing_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
     if program is not None:
         index, problem = _first_deviation(issued, program, channel)

@@ -141,7 +141,7 @@ def time_program(
         if key not in tallies:
             place = _place_in(program, channel)
             engine = _engine(
-                spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND, program.tile_gangs
+                spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND, program.computing_gangs
             )
             tallies[key] = _feed(engine, words, place)
             if timing == "strict":
@@ -210,7 +210,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.tile_gangs)
+    engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)

@@ -56,7 +56,7 @@ def test_results_are_rounded_to_half_like_numpy():
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x32304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x33304D4950, 1, 5), b"layer"]
     for array in (program.header(), words, offsets, image.lanes, np.ascontiguousarray(image.table, np.int32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))

@@ -75,8 +75,8 @@ class PimProgram:
         Command stream of each PIM channel.
     schedule : str
         The loop order that was chosen, for people.
-    tile_gangs : int, optional
-        The first so many gangs hold weights, compute, and deliver results; all by default.
+    tile_gangs : int
+        The first so many gangs hold weights, compute, and deliver results; 0 for all.
     """
 
     region: str
@@ -97,18 +97,21 @@ class PimProgram:
     schedule: str = ""
     buffer_columns: int | None = None
     result_lanes: int = 1
-    tile_gangs: int | None = None
+    tile_gangs: int = 0
 
     def __post_init__(self) -> None:
-        if self.tile_gangs is None:
-            object.__setattr__(self, "tile_gangs", self.gangs)
         if self.buffer_columns is None:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
 
     @property
+    def computing_gangs(self) -> int:
+        """Gangs whose rows must be open for a COMP."""
+        return self.tile_gangs or self.gangs
+
+    @property
     def tile_banks(self) -> int:
         """Banks that compute, and hold a result of each READRES."""
-        return self.banks // self.gangs * self.tile_gangs
+        return self.banks // self.gangs * self.computing_gangs
 
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
@@ -231,11 +234,11 @@ class PimProgram:
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
-        for name in (*positive, "readres_bursts", "result_lanes", "tile_gangs"):
+        for name in (*positive, "readres_bursts", "result_lanes"):
             check_size(name, getattr(self, name), 1)
         per_buffer = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
-        for name in ("pixel_begin", "pixel_end", "row_begin", "rows"):
+        for name in ("pixel_begin", "pixel_end", "row_begin", "rows", "tile_gangs"):
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
@@ -273,7 +276,7 @@ class PimProgram:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
         if isinstance(node, GAct):
-            within("gang", Affine(node.gang), 0, self.tile_gangs)
+            within("gang", Affine(node.gang), 0, self.computing_gangs)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
         within("buffer", Affine(node.buffer), 0, self.buffers)
