@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,10 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
     geometry = parse_layer(text)
     if not system.pim_channels:
         raise UsageError("a trace needs PIM channels; --pim-channels is 0")
+    # AiM's instructions know one global buffer.
+    pim = replace(system.pim, global_buffers=1) if format == "aim" else system.pim
     side = PimSide(
-        pim=system.pim,
+        pim=pim,
         channels=system.pim_channels,
         dtype=system.dtype,
         profiler=BuiltIn(system.timing),

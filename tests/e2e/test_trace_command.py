@@ -55,7 +55,8 @@ def ramulator(tmp_path):
 
 def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
-    runs = {str(s): r.timing.cycles for s, r in SIDE.runs(parse_layer(text), "x").items()}
+    geometry = parse_layer(text)
+    runs = {str(s): SIDE.run(geometry, s, "x").timing.cycles for s in SIDE.ranked(geometry, "x")}
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)
     (layer,) = json.loads(out)["layers"]
@@ -101,7 +102,7 @@ def test_gpu_rows_are_those_that_pim_leaves():
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--format", "aim"], 2, "'first' (input-stationary, 4 buffers) has no AiM form"),
+        (["--format", "aim"], 2, "'first' (weight-stationary, 4 buffers of 1 pixel) has no AiM form"),
         (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype and channels"),
         (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype and channels"),
         (["--format", "perfetto", "--timing", "ramulator-pimflow"], 2, "shows the clocks of timing 'strict'"),
