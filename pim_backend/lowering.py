@@ -198,7 +198,7 @@ class _Stream:
             for b in active:
                 if slot and not ending:
                     yield self._read(visit, b, slot - 1)
-                yield from self._flushed(visit, b, bus)
+                yield from self._flushed(b, bus)
                 yield from self._woven(self._comp(visit, b, slot, row, column), bus)
                 if b in ending and (b != visit.active[-1] or not visit.complete):
                     yield from bus
@@ -207,17 +207,14 @@ class _Stream:
             yield from bus
             bus = []
 
-    def _flushed(self, visit: Visit, buffer: int, bus: list[Node]) -> Iterator[Node]:
+    @staticmethod
+    def _flushed(buffer: int, bus: list[Node]) -> Iterator[Node]:
         """What the bus must do before `buffer` can compute, and the GWRITE that then follows at once."""
-        needed = [node.buffer == buffer and self._belongs(node, visit, buffer) for node in bus]
-        count = len(needed) - needed[::-1].index(True) if any(needed) else 0
+        count = 1 + max((index for index, node in enumerate(bus) if node.buffer == buffer), default=-1)
         if count and isinstance(bus[count - 1], Gwrite):
             count += 1
         yield from bus[:count]
         del bus[:count]
-
-    def _belongs(self, node: Node, visit: Visit, buffer: int) -> bool:
-        return isinstance(node, Readres) or node == self._write(visit, buffer)
 
     def _woven(self, comp: Comp, bus: list[Node]) -> Iterator[Node]:
         """A run of COMPs with commands for the bus in between, as soon as it is free for each."""
@@ -250,10 +247,8 @@ class _Stream:
         writes = visit.written_after(before)
         if before is None or not self.schedule.overlap:
             return writes
-        if not before.complete:
-            return [b for b in writes if b not in before.active and b not in self._early(before, visit)]
-        early = self._early(before, visit)
-        return [b for b in writes if b not in before.active[:-1] and b not in early]
+        written = before.active[:-1] if before.complete else before.active
+        return [b for b in writes if b not in written and b not in self._early(before, visit)]
 
     def _take(self, late: list[int], visit: Visit, count: int) -> list[Node]:
         taken, late[:] = late[:count], late[count:]

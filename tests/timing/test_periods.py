@@ -1,6 +1,5 @@
 """Loops advanced a period at a time take what their commands take one after the other."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
