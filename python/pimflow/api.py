@@ -196,7 +196,9 @@ def compile(
     plan = _plan(plan)
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
-    targets.named_target(target)  # refused before the work, not after it
+    # Refused before the work, not after it.
+    targets.named_target(target)
+    target_system.require_network_dtype()
     progress("loading")
     network = frontend.load(model, shapes)
     interface = artifact.Interface(inputs=network.inputs)

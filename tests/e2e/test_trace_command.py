@@ -55,7 +55,8 @@ def ramulator(tmp_path):
 
 def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
-    runs = {str(s): r.timing.cycles for s, r in SIDE.runs(parse_layer(text), "x").items()}
+    geometry = parse_layer(text)
+    runs = {str(s): SIDE.run(geometry, s, "x").timing.cycles for s in SIDE.schedules(geometry)}
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)
     (layer,) = json.loads(out)["layers"]
@@ -91,6 +92,15 @@ def test_a_directory_is_traced_program_by_program(capsys, tmp_path, directory):
         assert "second" in out
 
 
+@pytest.mark.parametrize("layer", ["fc:600,48", "fc:3000,32", "conv:1x8x6x6,20,3x3,p1"])
+def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
+    """Even where the fastest loop order computes in some of the gangs, which .pim cannot say."""
+    assert run(capsys, "trace", layer, "--format", "pim", "-o", tmp_path / "out")[0] == 0
+    for path in (tmp_path / "out").glob("*/*.pim"):
+        code, out, _ = run(capsys, "simulate", path, "--json")
+        assert (code, json.loads(out)["timing_violations"]) == (0, 0)
+
+
 def test_gpu_rows_are_those_that_pim_leaves():
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     program = SIDE.program(geometry, SIDE.schedules(geometry)[0], "x", 2 * geometry.ow)
@@ -101,7 +111,7 @@ def test_gpu_rows_are_those_that_pim_leaves():
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--format", "aim"], 2, "'first' (input-stationary, 4 buffers) has no AiM form"),
+        (["--format", "aim"], 2, "'first' (weight-stationary, 4 buffers of 1 pixel) has no AiM form"),
         (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype and channels"),
         (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype and channels"),
         (["--format", "perfetto", "--timing", "ramulator-pimflow"], 2, "shows the clocks of timing 'strict'"),
@@ -140,8 +150,8 @@ def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):
         (["fc:12,12", "--format", "pim", "--pim-channels", "0"], 2, "--pim-channels is 0"),
         (["fc:12,12", "--format", "pim", "--pim-channels", "99"], 2, "0..31"),
         (["fc:12,12", "--format", "pim", "--pim", "newton"], 2, "newton-gddr6"),
-        (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "fp16"),
-        (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 fp16 elements"),
+        (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "none of fp16, fp32 of newton-gddr6"),
+        (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 elements of fp16 or bf16"),
         (["fc:1280,100000000", "--format", "pim"], 4, "rows a bank"),
     ],
 )

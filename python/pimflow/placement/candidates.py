@@ -34,6 +34,11 @@ class Candidates:
         Of the same network, on a system that differs in launch times only: what it knows is shared.
     profiler : PimProfiler, optional
         What times PIM programs; the engines, with the system's timing, by default.
+
+    Raises
+    ------
+    UsageError
+        If no network is compiled in the system's storage type.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Candidates:
         simulated: Candidates | None = None,
         profiler: PimProfiler | None = None,
     ):
+        system.require_network_dtype()
         self.graph, self.system = graph, system
         self.profiler = profiler or (simulated.profiler if simulated else BuiltIn(system.timing))
         self._side = PimSide(
