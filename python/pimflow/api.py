@@ -27,7 +27,7 @@ from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.energy import channel_energies_pj
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
-from pimflow.simulators.timing import TimingResult, timings
+from pimflow.simulators.timing import TimingResult, check_device, timings
 from pimflow.verify import Verification, program_violations, verify
 
 if TYPE_CHECKING:
@@ -365,6 +365,7 @@ def simulate(
     profiler = profiler or BuiltIn(timing, gwrite_hiding)
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
+        check_device(program, spec)
         result = profiler.time_program(program, spec)
         longest = max(sum(commands.values()) for commands in result.channel_commands)
         checked = checked and longest <= CHECKED_COMMANDS

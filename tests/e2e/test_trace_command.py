@@ -101,6 +101,30 @@ def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
         assert (code, json.loads(out)["timing_violations"]) == (0, 0)
 
 
+@pytest.mark.parametrize("name", hardware.spec_names("pim"))
+def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
+    """In each of its storage types; on any other device the program is refused, but for a file of its own."""
+    text = (Path(hardware.__file__).parent / f"specs/pim/{name}.toml").read_text()
+    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same.write_text(re.sub(r"nRAS = .*", "nRAS = 60", text))
+    other.write_text(re.sub(r"(?m)^banks_per_gang = .*", "banks_per_gang = 2", text))
+    out_path = tmp_path / "out"
+    for dtype in PimSpec.load(name).dtypes:
+        options = ["--pim", name, "--dtype", dtype, "-o", out_path, "--json"]
+        for format in ("perfetto", "pim", "pimprog"):
+            code, out, err = run(capsys, "trace", "conv:1x8x6x6,20,3x3,p1", "--format", format, *options)
+            assert (code, err) == (0, "")
+            assert json.loads(out)["layers"][0]["dtype"] == dtype
+        (path,) = out_path.glob("*.pimprog")
+        for pim in (name, same):
+            code, out, _ = run(capsys, "simulate", path, "--pim", pim, "--json")
+            assert (code, json.loads(out)["timing_violations"]) == (0, 0)
+        for pim in (*hardware.spec_names("pim"), other):
+            if pim != name and not (dtype == "fp16" and {pim, name} == {"newton-hbm2", "newton-gddr6"}):
+                code, out, err = run(capsys, "simulate", path, "--pim", pim)
+                assert (code, out, err.count("\n")) == (3, "", 1) and "pim '" in err
+
+
 def test_gpu_rows_are_those_that_pim_leaves():
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     program = SIDE.program(geometry, SIDE.schedules(geometry)[0], "x", 2 * geometry.ow)
