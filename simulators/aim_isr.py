@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, leaves
+from pimflow.core.commands import Comp, GAct, Gwrite, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.expansion import length, walk
@@ -27,6 +27,7 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
+DTYPES = ("fp16", "bf16")  # an instruction does not say which
 
 # Operands by opcode, in order; "field" to its first and last value in RANGES.
 OPERANDS = {
@@ -86,8 +87,10 @@ def refusal(program: PimProgram) -> str:
 
     AiM has one global buffer and one accumulator a bank, and every instruction starts at column 0.
     """
-    if program.dtype != "fp16" or program.elements_per_column != COLUMN_ELEMENTS:
-        return f"AiM multiplies {COLUMN_ELEMENTS} fp16 elements a column"
+    if program.dtype not in DTYPES or program.elements_per_column != COLUMN_ELEMENTS:
+        return f"AiM multiplies {COLUMN_ELEMENTS} elements of {' or '.join(DTYPES)} a column"
+    if program.tile_gangs != program.gangs:
+        return "AiM multiplies in all banks, and this loop order in some"
     if program.banks != BANKS or len(program.channels) > CHANNELS:
         return f"AiM has {BANKS} banks a channel and {CHANNELS} channels"
     if program.columns_per_row > COLUMNS or program.row_begin + program.rows > ROWS:
@@ -96,15 +99,9 @@ def refusal(program: PimProgram) -> str:
     comps = [(node, extents) for node, extents in leaf_nodes if isinstance(node, Comp)]
     if len({node.buffer for node, _ in comps}) > 1:
         return "AiM has one global buffer"
-    if any(_last(node.column, extents) for node, extents in comps):
+    if any(node.column.last(extents) for node, extents in comps):
         return "AiM starts every product at column 0, and this loop order shares a row between pixels"
     return ""
-
-
-def _last(affine: Affine, extents: tuple[int, ...]) -> int:
-    """The largest value of an affine that is never negative."""
-    reach = (c * (extent - 1) for c, extent in zip(affine.coefficients, extents))
-    return affine.base + sum(max(0, r) for r in reach)
 
 
 def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:

@@ -12,6 +12,8 @@ from pimflow.simulators.trace import expand_to_pim
 
 NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
 PIECE_COMMANDS = 1 << 16
+# Places in a .pim address.
+PIM_GANGS, PIM_COLUMNS = 4, 32
 
 
 def command_counts(program: PimProgram) -> Counter[str]:
@@ -47,6 +49,19 @@ def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Ite
     """One channel as programs of one channel each, of at most `most` commands or a single run of COMPs."""
     for nodes in _pieces(program.channels[channel], most):
         yield dataclasses.replace(program, channels=(nodes,))
+
+
+def pim_refusal(program: PimProgram) -> str:
+    """Why a ``.pim`` trace cannot say `program`; empty if it can. Rows are checked when it is written."""
+    if program.gangs > PIM_GANGS:
+        return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
+    if program.computing_gangs != program.gangs:
+        return "a COMP is in all banks, and this loop order computes in some"
+    for nodes in program.channels:
+        for node, extents in leaves(nodes, ()):
+            if isinstance(node, Comp) and node.column.last(extents) + node.count > PIM_COLUMNS:
+                return f"an address has {PIM_COLUMNS} columns a row, the device {program.columns_per_row}"
+    return ""
 
 
 def pim_text(program: PimProgram, channel: int) -> Iterator[bytes]:

@@ -29,6 +29,7 @@ __all__ = [
     "time_program",
     "time_trace",
     "timings",
+    "check_device",
     "distinct_channels",
     "issued",
     "expand_to_pim",
@@ -186,6 +187,36 @@ def time_trace(
 def timings(spec: PimSpec) -> tuple[str, ...]:
     """Those of `TIMINGS` that know the organisation of `spec`."""
     return TIMINGS if spec.gangs == _FORK_GANGS else ("strict",)
+
+
+def check_device(program: PimProgram, spec: PimSpec) -> None:
+    """Raise `SpecError` unless `spec` has the parts of the device that `program` was lowered for.
+
+    The engines ask for less: they time a program on devices that differ in what no clock depends on.
+    """
+    if program.dtype not in spec.dtypes:
+        takes = ", ".join(spec.dtypes)
+        raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
+    for what, wanted, has, fits in (
+        ("gangs", program.gangs, spec.gangs, int.__eq__),
+        ("banks", program.banks, spec.banks, int.__eq__),
+        ("columns a row", program.columns_per_row, spec.columns_per_row, int.__eq__),
+        (
+            "elements a column",
+            program.elements_per_column,
+            spec.elements_per_column(program.dtype),
+            int.__eq__,
+        ),
+        ("columns a buffer", program.buffer_columns, spec.buffer_columns, int.__eq__),
+        ("bursts a READRES", program.readres_bursts, spec.readres_bursts(program.dtype), int.__eq__),
+        ("buffers", program.buffers, spec.global_buffers, int.__le__),
+        ("rows a bank", program.row_begin + program.rows, spec.rows_per_bank, int.__le__),
+    ):
+        if not fits(wanted, has):
+            raise SpecError(
+                f"region '{program.region}' was lowered for pim '{program.pim}' and {wanted} {what}; "
+                f"pim '{spec.name}' has {has}; name the device, or its file, as --pim"
+            )
 
 
 def distinct_channels(program: PimProgram) -> dict[int, int]:

@@ -26,8 +26,9 @@ from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.energy import channel_energies_pj
+from pimflow.simulators.expansion import pim_refusal
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
-from pimflow.simulators.timing import TimingResult, timings
+from pimflow.simulators.timing import TimingResult, check_device, timings
 from pimflow.verify import Verification, program_violations, verify
 
 if TYPE_CHECKING:
@@ -196,7 +197,9 @@ def compile(
     plan = _plan(plan)
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
-    targets.named_target(target)  # refused before the work, not after it
+    # Refused before the work, not after it.
+    targets.named_target(target)
+    target_system.require_network_dtype()
     progress("loading")
     network = frontend.load(model, shapes)
     interface = artifact.Interface(inputs=network.inputs)
@@ -233,6 +236,7 @@ def compile(
     programs = searched.programs()
     del network  # its weights are in the builds: linking them needs the memory
     if out is not None:
+        traced = _traced(programs, progress) if emit_traces else ()
         progress("writing")
         artifact.write(
             out,
@@ -241,11 +245,19 @@ def compile(
             plan=searched.plan,
             report=summary,
             programs=programs,
-            traces=emit_traces,
+            traced=traced,
         )
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary
     )
+
+
+def _traced(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
+    """Regions that a ``.pim`` trace can say; `progress` is told of the others."""
+    refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
+    for region, problem in refused.items():
+        progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")
+    return [region for region in programs if region not in refused]
 
 
 def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -363,6 +375,7 @@ def simulate(
     profiler = profiler or BuiltIn(timing, gwrite_hiding)
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
+        check_device(program, spec)
         result = profiler.time_program(program, spec)
         longest = max(sum(commands.values()) for commands in result.channel_commands)
         checked = checked and longest <= CHECKED_COMMANDS

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -177,7 +177,7 @@ def write(
     plan: Plan,
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
-    traces: bool,
+    traced: Collection[str],
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -187,8 +187,8 @@ def write(
         What was asked for first.
     programs : mapping of str to PimProgram
         By region.
-    traces : bool
-        Whether to add a ``.pim`` file for every region and channel.
+    traced : collection of str
+        Regions to add a ``.pim`` file for, one a channel.
     """
     with new_directory(target) as directory:
         for build in builds:
@@ -201,7 +201,7 @@ def write(
         for region, program in programs.items():
             stem = file_stem(region)
             (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
-            if traces:
+            if region in traced:
                 (directory / "traces" / stem).mkdir(parents=True)
                 for channel in range(len(program.channels)):
                     with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:

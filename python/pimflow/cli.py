@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
     sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
     sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
-    sub.add_argument("--dtype", help="storage type: fp16, fp32")
+    sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
     command("models", _models, "list the networks of the zoo")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators import aim_isr, perfetto, ramulator2
-from pimflow.simulators.expansion import command_counts, pim_text
+from pimflow.simulators.expansion import command_counts, pim_refusal, pim_text
 from pimflow.simulators.profiler import BuiltIn
 
 SUMMARY = "trace.json"
@@ -79,6 +80,8 @@ def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
 
 
 FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
+# Names for people, and why a program has no such form; the other formats can say every program.
+REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
 
 
 def trace(
@@ -152,20 +155,17 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
     geometry = parse_layer(text)
     if not system.pim_channels:
         raise UsageError("a trace needs PIM channels; --pim-channels is 0")
-    # AiM's instructions know one global buffer.
-    pim = replace(system.pim, global_buffers=1) if format == "aim" else system.pim
-    side = PimSide(
-        pim=pim,
-        channels=system.pim_channels,
-        dtype=system.dtype,
-        profiler=BuiltIn(system.timing),
-    )
+    pim = system.pim
+    if format == "aim":  # AiM has one global buffer
+        pim = dataclasses.replace(pim, global_buffers=1)
+    side = PimSide(pim=pim, channels=system.pim_channels, dtype=system.dtype, profiler=BuiltIn(system.timing))
     schedules = side.ranked(geometry, text)
-    if format == "aim":
-        problems = {s: aim_isr.refusal(side.program(geometry, s, text)) for s in schedules}
+    if format in REFUSALS:
+        form, refusal = REFUSALS[format]
+        problems = {s: refusal(side.program(geometry, s, text)) for s in schedules}
         schedules = [s for s, problem in problems.items() if not problem]
         if not schedules:
-            raise UsageError(f"layer '{text}' has no AiM form: {next(iter(problems.values()))}")
+            raise UsageError(f"layer '{text}' has no {form} form: {next(iter(problems.values()))}")
     run = min((side.run(geometry, s, text) for s in schedules[:2]), key=lambda run: run.timing.time_ns)
     check_rows(f"weights of layer '{text}'", run.program.rows, system.pim)
     return run
@@ -194,10 +194,11 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
             raise UsageError(
                 f"{directory} was compiled for pim '{program.pim}'; name that, or its file, as --pim"
             )
-        problem = aim_isr.refusal(program) if format == "aim" else ""
+        form, refusal = REFUSALS.get(format, ("", lambda _: ""))
+        problem = refusal(program)
         if problem:
             raise UsageError(
-                f"{directory}: '{program.region}' ({program.schedule}) has no AiM form: {problem}; "
+                f"{directory}: '{program.region}' ({program.schedule}) has no {form} form: {problem}; "
                 "trace the layer by its shape, which takes a loop order that has one"
             )
     timer = BuiltIn(system.timing)

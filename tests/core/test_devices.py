@@ -135,8 +135,6 @@ def test_a_stream_is_legal(name):
     assert (commands["command"] == COMMANDS.index("REF")).sum() >= 2
 
 
-# The lowering fills whole rows of columns side by side in a buffer; shorter buffers are another matter.
-LOWERED = [name for name in NAMES if DEVICES[name].buffer_columns == DEVICES[name].columns_per_row]
 CONVOLUTIONS = [
     ConvGeometry(n=1, h=6, w=5, c=24, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1)),
     ConvGeometry(n=1, h=4, w=4, c=40, oc=33),
@@ -144,7 +142,7 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=["3x3", "pointwise", "long"])
 def test_what_is_lowered_is_legal(name, geometry):
     pim = DEVICES[name]
@@ -176,7 +174,7 @@ def test_a_row_switch_takes_what_is_derived(pim):
     """The formula against the engine, COMP to COMP."""
     comps = [Comp(buffer=0, row=Affine(row), column=Affine(0), count=100) for row in (0, 1)]
     nodes = (*opened(pim, Affine(0)), comps[0], *opened(pim, Affine(1)), comps[1])
-    wide = replace(pim, columns_per_row=100)
+    wide = replace(pim, columns_per_row=100, buffer_columns=100)
     commands = issued(program(wide, nodes), wide, 0)
     clocks = commands["clock"][commands["command"] == COMMANDS.index("COMP")]
     assert clocks[100] - clocks[99] == pim.row_switch_cycles
@@ -255,6 +253,13 @@ BROKEN = [
     ("column_bytes", "column_bytes = 30", "field 'column_bytes': 30 holds no whole number of fp32"),
     ("result_lanes", "result_lanes = 3", "field 'result_lanes': 3 does not divide the 16 fp16 of a column"),
     ("buffer_columns", "buffer_columns = 0", "field 'buffer_columns': 0 is not"),
+    ("buffer_columns", "buffer_columns = 64", "field 'buffer_columns': 64 is more than the 32 columns"),
+    ("buffer_columns", "buffer_columns = 12", "field 'buffer_columns': 12 does not divide the 32 columns"),
+    (
+        "columns_per_row",
+        "columns_per_row = 10000\nrow_base = 0",
+        "field 'buffer_columns': 32 does not divide the 10000 columns",
+    ),
     ("buffer_columns", "buffer_column = 8", "unknown field 'buffer_column'; did you mean buffer_columns"),
     ("buffer_columns", "", "missing field buffer_columns"),
     ("gangs", "gangs = 257", "field 'gangs': 257 is more than 256"),
@@ -271,6 +276,14 @@ BROKEN = [
 @pytest.mark.parametrize(("field", "line", "message"), BROKEN)
 def test_a_broken_file_says_what_is_wrong(tmp_path, field, line, message):
     assert message in refusal(tmp_path, with_line(field, line))
+
+
+def test_short_buffers_are_bounded():
+    """By what a program takes; as long as a row they may be longer."""
+    newton = DEVICES["newton-gddr6"]
+    assert replace(newton, columns_per_row=8192, buffer_columns=8192).elements_per_row("fp16") == 2**17
+    with pytest.raises(ValueError, match=r"buffer_columns': 5000; .* at most 4096 columns"):
+        replace(newton, columns_per_row=10000, buffer_columns=5000)
 
 
 def test_a_repeated_constraint(tmp_path):

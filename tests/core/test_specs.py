@@ -182,14 +182,18 @@ def test_a_change_that_makes_no_sense_is_a_usage_error(change, message):
     assert caught.value.exit_code == 2
 
 
-def test_networks_are_compiled_in_what_pim_and_network_both_take():
-    """Devices may take bf16 and int8; networks do not."""
+def test_networks_are_compiled_in_some_of_what_devices_take():
+    """A device may take bf16 and int8; networks do not."""
     assert system(pim="aim-gddr6").dtype == "fp16"
-    with pytest.raises(UsageError, match="dtype 'bf16' is none of fp16 of aim-gddr6"):
-        system(pim="aim-gddr6", dtype="bf16")
+    system(dtype="fp32").require_network_dtype()
+    bf16 = system(pim="aim-gddr6", dtype="bf16")
+    with pytest.raises(UsageError, match="networks are compiled in fp16 or fp32, not bf16; use fp16"):
+        bf16.require_network_dtype()
     only = dataclasses.replace(PimSpec.load("aim-gddr6"), dtypes=("bf16", "int8"))
-    with pytest.raises(UsageError, match="aim-gddr6 takes bf16, int8; networks are compiled in fp16 or fp32"):
+    with pytest.raises(UsageError, match="dtype 'fp16' is none of bf16, int8 of aim-gddr6"):
         system(pim=only)
+    with pytest.raises(UsageError, match="not int8; aim-gddr6 takes neither"):
+        system(pim=only, dtype="int8").require_network_dtype()
 
 
 def test_changes_reach_the_system():

@@ -56,7 +56,7 @@ def ramulator(tmp_path):
 def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
     geometry = parse_layer(text)
-    runs = {str(s): SIDE.run(geometry, s, "x").timing.cycles for s in SIDE.ranked(geometry, "x")}
+    runs = {str(s): SIDE.run(geometry, s, "x").timing.cycles for s in SIDE.schedules(geometry)}
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)
     (layer,) = json.loads(out)["layers"]
@@ -90,6 +90,39 @@ def test_a_directory_is_traced_program_by_program(capsys, tmp_path, directory):
         there = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
         assert code == 0 and there == names | {"trace.json"}
         assert "second" in out
+
+
+@pytest.mark.parametrize("layer", ["fc:600,48", "fc:3000,32", "conv:1x8x6x6,20,3x3,p1"])
+def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
+    """Even where the fastest loop order computes in some of the gangs, which .pim cannot say."""
+    assert run(capsys, "trace", layer, "--format", "pim", "-o", tmp_path / "out")[0] == 0
+    for path in (tmp_path / "out").glob("*/*.pim"):
+        code, out, _ = run(capsys, "simulate", path, "--json")
+        assert (code, json.loads(out)["timing_violations"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", hardware.spec_names("pim"))
+def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
+    """In each of its storage types; on any other device the program is refused, but for a file of its own."""
+    text = (Path(hardware.__file__).parent / f"specs/pim/{name}.toml").read_text()
+    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same.write_text(re.sub(r"nRAS = .*", "nRAS = 60", text))
+    other.write_text(re.sub(r"(?m)^banks_per_gang = .*", "banks_per_gang = 2", text))
+    out_path = tmp_path / "out"
+    for dtype in PimSpec.load(name).dtypes:
+        options = ["--pim", name, "--dtype", dtype, "-o", out_path, "--json"]
+        for format in ("perfetto", "pim", "pimprog"):
+            code, out, err = run(capsys, "trace", "conv:1x8x6x6,20,3x3,p1", "--format", format, *options)
+            assert (code, err) == (0, "")
+            assert json.loads(out)["layers"][0]["dtype"] == dtype
+        (path,) = out_path.glob("*.pimprog")
+        for pim in (name, same):
+            code, out, _ = run(capsys, "simulate", path, "--pim", pim, "--json")
+            assert (code, json.loads(out)["timing_violations"]) == (0, 0)
+        for pim in (*hardware.spec_names("pim"), other):
+            if pim != name and not (dtype == "fp16" and {pim, name} == {"newton-hbm2", "newton-gddr6"}):
+                code, out, err = run(capsys, "simulate", path, "--pim", pim)
+                assert (code, out, err.count("\n")) == (3, "", 1) and "pim '" in err
 
 
 def test_gpu_rows_are_those_that_pim_leaves():
@@ -141,8 +174,8 @@ def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):
         (["fc:12,12", "--format", "pim", "--pim-channels", "0"], 2, "--pim-channels is 0"),
         (["fc:12,12", "--format", "pim", "--pim-channels", "99"], 2, "0..31"),
         (["fc:12,12", "--format", "pim", "--pim", "newton"], 2, "newton-gddr6"),
-        (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "fp16"),
-        (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 fp16 elements"),
+        (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "none of fp16, fp32 of newton-gddr6"),
+        (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 elements of fp16 or bf16"),
         (["fc:1280,100000000", "--format", "pim"], 4, "rows a bank"),
     ],
 )

@@ -72,7 +72,7 @@ def test_examples_are_what_is_written(tmp_path, capsys):
     arguments = ["--pim-channels", "1", "-o", str(tmp_path / "out")]
     for format, name, first in (
         ("pimprog", "fc_32_16.pimprog", " ["),
-        ("pim", "fc_32_16/channel0.pim", "0x00000000 G_ACT0"),
+        ("pim", "fc_32_16/channel0.pim", "0x00000000 GWRITE"),
         ("aim", "fc_32_16.aim", "W CFR 0 1"),
         ("ramulator2", "fc_32_16.ldst", "LD 0x0"),
     ):

@@ -20,6 +20,7 @@ SYSTEMS = {
     "dear launches": system(pim_launch_ns=5000.0),
     "paper": system(accounting="paper", timing="ramulator-pimflow"),
     "few channels": system(pim_channels=2),
+    "lanes": system(pim="hbm-pim"),
 }
 
 

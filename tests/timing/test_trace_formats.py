@@ -153,8 +153,9 @@ def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"dtype": "fp32"}, "16 fp16 elements"),
-        ({"elements_per_column": 8}, "16 fp16 elements"),
+        ({"dtype": "fp32"}, "16 elements of fp16 or bf16"),
+        ({"elements_per_column": 8}, "16 elements of fp16 or bf16"),
+        ({"tile_gangs": 1}, "in all banks"),
         ({"banks": 8}, "16 banks"),
         ({"channels": ((read(),),) * 33}, "32 channels"),
         ({"columns_per_row": 65}, "64 columns"),

@@ -20,6 +20,10 @@ class Affine(NamedTuple):
     def at(self, counters: tuple[int, ...]) -> int:
         return self.base + sum(c * i for c, i in zip(self.coefficients, counters))
 
+    def last(self, extents: tuple[int, ...]) -> int:
+        """Its largest value in loops of these extents."""
+        return self.base + sum(max(0, c * (extent - 1)) for c, extent in zip(self.coefficients, extents))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gwrite:

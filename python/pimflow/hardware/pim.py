@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pimflow.core.program import MAX_BUFFER_COLUMNS
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, not_negative, positive, read_toml, sourced
@@ -115,8 +116,8 @@ class PimSpec:
         Column accesses per row of one bank and bytes of each: the multipliers consume one column a
         COMP.
     buffer_columns : int
-        Columns that one global buffer holds: a COMP at column ``c`` of a row takes column
-        ``c % buffer_columns`` of its buffer.
+        Columns that one global buffer holds, a divisor of `columns_per_row`: a COMP at column ``c`` of a
+        row takes column ``c % buffer_columns`` of its buffer.
     rows_per_bank, row_base : int
         Rows of a bank, and the first one that weights may use.
     global_buffers : int
@@ -182,6 +183,7 @@ class PimSpec:
         )
         if self.row_base >= self.rows_per_bank:
             raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
+        self._check_buffers()
         self._check_dtypes()
         for number, rule in enumerate(self.constraints, 1):
             for name in filter(None, (rule.latency, rule.per_burst)):
@@ -190,6 +192,19 @@ class PimSpec:
                         f"constraint {number} names latency '{name}', which [timing] lacks; "
                         f"{hint(name, self.timing)}"
                     )
+
+    def _check_buffers(self) -> None:
+        """Programs cut a row into buffers; `PimProgram` bounds those that are shorter than a row."""
+        columns, row = self.buffer_columns, self.columns_per_row
+        if columns > row:
+            raise ValueError(f"field 'buffer_columns': {columns} is more than the {row} columns of a row")
+        if row % columns:
+            raise ValueError(f"field 'buffer_columns': {columns} does not divide the {row} columns of a row")
+        if MAX_BUFFER_COLUMNS < columns < row:
+            raise ValueError(
+                f"field 'buffer_columns': {columns}; buffers shorter than a row hold at most "
+                f"{MAX_BUFFER_COLUMNS} columns"
+            )
 
     def _check_dtypes(self) -> None:
         if not self.dtypes:

@@ -27,7 +27,8 @@ class System:
         Memory channels of the GPU that carry PIM units; the rest serve the GPU in a mixed plan. A
         plan wholly on the GPU uses all of them.
     dtype : str
-        Storage type of activations and weights: one of `NETWORK_DTYPES` that the device takes.
+        Storage type of activations and weights: one of the device's. Networks are compiled in those of
+        `NETWORK_DTYPES`.
     pim_launch_ns : float
         Time of one PIM submission.
     crossbar_bytes_per_ns : float
@@ -59,20 +60,25 @@ class System:
                 f"pim_channels {self.pim_channels} leaves the GPU no channel of its "
                 f"{self.gpu.memory_channels}; use 0..{self.gpu.memory_channels - 1}"
             )
-        offered = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
-        if not offered:
+        if self.dtype not in self.pim.dtypes:
             raise ValueError(
-                f"{self.pim.name} takes {', '.join(self.pim.dtypes)}; networks are compiled in "
-                f"{' or '.join(NETWORK_DTYPES)}"
+                f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
             )
-        if self.dtype not in offered:
-            raise ValueError(f"dtype '{self.dtype}' is none of {', '.join(offered)} of {self.pim.name}")
         for what, value, known in (
             ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
+
+    def require_network_dtype(self) -> None:
+        """Raise `UsageError` if no network is compiled in the storage type."""
+        if self.dtype not in NETWORK_DTYPES:
+            both = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
+            use = f"use {' or '.join(both)}" if both else f"{self.pim.name} takes neither"
+            raise UsageError(
+                f"networks are compiled in {' or '.join(NETWORK_DTYPES)}, not {self.dtype}; {use}"
+            )
 
     @property
     def gpu_channels(self) -> int:

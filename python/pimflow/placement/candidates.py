@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph, convolution_kernel
+from pimflow.core.region import (
+    ELEMENT_BYTES,
+    RESULT_BYTES,
+    ConvGeometry,
+    Kernel,
+    Region,
+    RegionGraph,
+    convolution_kernel,
+)
 from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.pim_backend.capability import refusal
@@ -20,7 +28,7 @@ from pimflow.simulators.gpu_model import KernelCost, kernel_cost, kernel_energy_
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "1"
+COST_MODEL = "2"
 
 
 class Candidates:
@@ -34,6 +42,11 @@ class Candidates:
         Of the same network, on a system that differs in launch times only: what it knows is shared.
     profiler : PimProfiler, optional
         What times PIM programs; the engines, with the system's timing, by default.
+
+    Raises
+    ------
+    UsageError
+        If no network is compiled in the system's storage type.
     """
 
     def __init__(
@@ -43,6 +56,7 @@ class Candidates:
         simulated: Candidates | None = None,
         profiler: PimProfiler | None = None,
     ):
+        system.require_network_dtype()
         self.graph, self.system = graph, system
         self.profiler = profiler or (simulated.profiler if simulated else BuiltIn(system.timing))
         self._side = PimSide(
@@ -139,7 +153,10 @@ class Candidates:
         tasks = [self._prologue_task(region, channels)] if region.prologue and full else []
         first = tuple(range(len(tasks)))
         tasks += [replace(task, after=first) for task in parallel]
-        pending = (("concat",) if gpu_rows else ()) + region.epilogue
+        if full and self.system.pim.result_lanes > 1:
+            after = tuple(range(len(tasks)))
+            tasks.append(replace(self._lanes_task(region, run.program, channels), after=after))
+        pending = self._undone(gpu_rows) + region.epilogue
         defers = pending and self.defers(region)
         if pending and not defers:
             settle = self.settle(region).task
@@ -158,6 +175,20 @@ class Candidates:
             placed_rows=image_rows,
             placed_bytes=image_rows * row_bytes(self.system) * self.system.pim_channels,
         )
+
+    def _undone(self, gpu_rows: int) -> tuple[str, ...]:
+        """What a PIM region leaves to others whatever it computes."""
+        lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
+        return lanes + (("concat",) if gpu_rows else ())
+
+    def _lanes_task(self, region: Region, program: PimProgram, channels: int) -> Task:
+        """What it adds to a kernel that each result is a sum of several, which the device left apart."""
+        results = (program.pixel_end - program.pixel_begin) * program.geometry.oc
+        more = (program.result_lanes - 1) * results
+        more_bytes = more * RESULT_BYTES[program.dtype]
+        kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
+        task = self._gpu_task(f"{region.name} (lanes)", kernel, channels)
+        return replace(task, launch_ns=0.0, launched=False)
 
     def defers(self, region: Region) -> bool:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.

@@ -1,0 +1,65 @@
+"""Is it charged that the host adds the lanes of a device without an adder tree?"""
+
+from dataclasses import replace
+
+import pytest
+
+from pimflow import frontend
+from pimflow.hardware import PimSpec, system
+from pimflow.pim_backend.schedule import schedules
+from pimflow.placement import Candidates
+from pimflow.relay_passes.extract_regions import extract_regions
+
+HBM = PimSpec.load("hbm-pim")
+SUMMED = replace(HBM, result_lanes=1)  # with an adder tree, all else alike
+REGION = "widen.conv"
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return extract_regions(frontend.load("toy").module, "toy")
+
+
+def tasks(toy, pim, mode="PIM", gpu_rows=0, accounting="full"):
+    """Tasks of a candidate by what is in brackets behind the region's name."""
+    region = toy.region(REGION)
+    order = str(schedules(region.geometry, pim, "fp16")[0])
+    maker = Candidates(toy, system(pim=pim, accounting=accounting))
+    made = maker.make(region, mode, gpu_rows, order)
+    return made, {task.label.partition("(")[2]: task for task in made.tasks}
+
+
+@pytest.mark.parametrize(("mode", "gpu_rows"), [("PIM", 0), ("SPLIT", 3)])
+def test_the_lanes_are_moved_and_read(toy, mode, gpu_rows):
+    """Fifteen partial sums more a result: over the crossbar, and by the kernel that reads it."""
+    found, with_lanes = tasks(toy, HBM, mode, gpu_rows)
+    plain, without = tasks(toy, SUMMED, mode, gpu_rows)
+    assert found.rewrite == plain.rewrite
+    g = toy.region(REGION).geometry
+    results = (g.oh - gpu_rows) * g.ow * g.oc
+    more_bytes = 15 * results * 2
+    lanes = with_lanes.pop("lanes)")
+    assert with_lanes.keys() == without.keys()
+    assert lanes.moved_bytes == more_bytes and not lanes.launched and lanes.launch_ns == 0
+    assert lanes.execution_ns > 0 and lanes.energy_pj > 0
+    # A READRES returns the results of 8 banks: 16 bytes in a burst of 32, or 256 bytes in 8 bursts.
+    reads = (g.oh - gpu_rows) * g.ow * -(-g.oc // 8)
+    moved = [each["to and from PIM)"].moved_bytes for each in (with_lanes, without)]
+    assert moved[0] - moved[1] == reads * (8 - 1) * 32
+    assert with_lanes["PIM)"].execution_ns > without["PIM)"].execution_ns
+
+
+def test_no_lanes_go_from_pim_to_pim(toy):
+    """A kernel adds them in between, even after a layer that leaves nothing else undone."""
+    region = replace(toy.region(REGION), epilogue=())
+    plain = replace(toy, regions=tuple(region if r.name == REGION else r for r in toy.regions))
+    for pim, pending in ((HBM, ("lanes",)), (SUMMED, ())):
+        maker = Candidates(plain, system(pim=pim))
+        found = maker.make(region, "PIM")
+        assert (found.output.pending, found.stays_on_pim) == (pending, not pending)
+        assert maker.settle(region).task.launched
+
+
+def test_the_paper_charges_nothing_beside_the_commands(toy):
+    _, found = tasks(toy, HBM, accounting="paper")
+    assert list(found) == ["PIM)"]
