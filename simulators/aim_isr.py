@@ -89,7 +89,7 @@ def refusal(program: PimProgram) -> str:
     """
     if program.dtype not in DTYPES or program.elements_per_column != COLUMN_ELEMENTS:
         return f"AiM multiplies {COLUMN_ELEMENTS} elements of {' or '.join(DTYPES)} a column"
-    if program.tile_gangs != program.gangs:
+    if program.computing_gangs != program.gangs:
         return "AiM multiplies in all banks, and this loop order in some"
     if program.banks != BANKS or len(program.channels) > CHANNELS:
         return f"AiM has {BANKS} banks a channel and {CHANNELS} channels"
