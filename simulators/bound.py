@@ -10,6 +10,8 @@ docs/devices.md derives the terms.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pimflow.core.region import ConvGeometry
@@ -60,15 +62,41 @@ def lower_bound(
     pixels : int, optional
         Output pixels to compute; all by default.
     """
-    pixels = geometry.pixels if pixels is None else pixels
     best = None
-    for gangs in range(1, pim.gangs + 1):
-        if pim.gangs % gangs == 0:
-            channel = _Channel(geometry, pim, dtype, gangs)
-            units = -(-pixels * channel.tiles // channels)
-            for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
-                best = channel.improve(best, units, tiles)
+    for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels):
+        bound = channel.bound(*mapping)
+        if best is None or bound.cycles < best.cycles:
+            best = bound
     return best
+
+
+def plain_bound(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
+) -> int:
+    """The usual estimate in cycles: the larger of COMP slots with changes of rows, and bus slots.
+
+    It knows no turnarounds, latches or latencies, and counts refreshes as the share of time that they
+    take, which a short layer may escape: no bound for those. Parameters as of `lower_bound`.
+    """
+    mappings = _mappings(geometry, pim, dtype, channels, pixels)
+    slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
+    return math.ceil(slots / (1 - pim.refresh_share))
+
+
+def _mappings(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None
+) -> Iterator[tuple[_Channel, int, int, int, int]]:
+    """Channel, units, tiles, `u` and `w` of every mapping."""
+    pixels = geometry.pixels if pixels is None else pixels
+    for gangs in range(1, pim.gangs + 1):
+        if pim.gangs % gangs:
+            continue
+        channel = _Channel(geometry, pim, dtype, gangs)
+        units = -(-pixels * channel.tiles // channels)
+        for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
+            for together in range(1, tiles + 1) if channel.chunks == 1 else (1,):
+                for slots in range(1, channel.slots + 1):
+                    yield channel, units, tiles, together, slots
 
 
 class _Channel:
@@ -94,16 +122,14 @@ class _Channel:
         self.nBL, self.nRFC = n["nBL"], n["nRFC"]
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
-    def improve(self, best: Bound | None, units: int, tiles: int) -> Bound:
-        """The least of `best` and the bounds of all mappings of `units` units of `tiles` tiles."""
-        for together in range(1, tiles + 1) if self.chunks == 1 else (1,):
-            for slots in range(1, self.slots + 1):
-                bound = self._bound(units, tiles, together, slots)
-                if best is None or bound.cycles < best.cycles:
-                    best = bound
-        return best
+    def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
+        """COMP slots with changes of rows, or bus slots, of a mapping."""
+        changes = self._visits(units, tiles, together, slots) - 1
+        written = self._writes(units, tiles, together) * self.write
+        return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
 
-    def _bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+    def bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+        """What a mapping cannot do faster."""
         comp = units * self.chunks * self.comp
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
