@@ -119,7 +119,9 @@ class _Channel:
         self.opening = max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
         self.switch = n["nRTP"] + n["nRP"] + self.opening - n["nCCDS"]
         self.refresh = n["nRFC"] + gangs - 1
-        self.nBL, self.nRFC = n["nBL"], n["nRFC"]
+        self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
+        # A turnaround shorter than a burst lets the next transfer start within it.
+        self.early = max(0, n["nBL"] - n["nTURN"])
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
     def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
@@ -151,7 +153,7 @@ class _Channel:
             # What a refresh closes is opened again: one change of rows, a planned one at best.
             activation = max(visits - 1, refreshes) * self.switch
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
-            moved = 1 + moving + refreshes * stalled + self.tail - self.result
+            moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
         return Bound(
             cycles=cycles,
@@ -190,17 +192,21 @@ class _Channel:
         of GWRITEs COMPs can use, and no more.
         """
         vectors = self._writes(units, tiles, together)
-        written, read = vectors * self.write, units * self.result
+        written, read = vectors * (self.write - self.early), units * (self.result - self.early)
         if self.chunks > 1:  # a latch needs a write between two reads
             return written + read + (2 * -(-units // self.buffers) - 1) * self.turn
         writes = -(-vectors // slots)
         products = units * self.comp
 
         def cycles(runs: int) -> int:
-            single = max(0, 2 * runs - writes)  # runs of one GWRITE, whose buffer computes nothing
-            meanwhile = (runs * self.buffers - single) * self.comp
-            waiting = written + runs * self.turn + products - meanwhile
-            return max(written + read + (2 * runs - 1) * self.turn, waiting)
+            # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
+            single = max(0, 2 * runs - writes)
+            hidden = min(self.comp, self.turn + self.nCCDS - 1)
+            meanwhile = (runs * self.buffers - single) * self.comp + single * hidden
+            turns = (2 * runs - 1) * self.turn
+            # The last COMP of a run of READRESs may end after it.
+            waiting = written + turns + products - meanwhile - runs * (self.nCCDS - 1)
+            return max(written + read + turns, waiting)
 
         # Between two reads of a latch, its buffer is written at most twice.
         fewest = -(-writes // (2 * self.buffers))
