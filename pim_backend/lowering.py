@@ -10,6 +10,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
+from pimflow.hardware.system import SCHEDULINGS
 from pimflow.pim_backend.rolling import shifted
 from pimflow.pim_backend.schedule import (
     Schedule,
@@ -57,7 +58,7 @@ def lower(
     """
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
-    if schedule not in schedules(geometry, pim, dtype):
+    if not any(schedule in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     tiling = Tiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end

@@ -30,13 +30,10 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
+from pimflow.hardware.system import SCHEDULINGS
 
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
-# What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
-# filled before it is used; all buffers, written while others compute, and tiles split where channels
-# would be idle; and every loop order here.
-LEVELS = ("newton+", "newton++", "pimflow")
 # Output pixels of a layer below which channels may be short of tiles.
 FEW_PIXELS = 4
 # Tiles between two GWRITEs of one buffer: beyond, staggering saves next to nothing.
@@ -164,10 +161,12 @@ class Tiling:
         return divmod(tile * self.chunks + chunk, self.chunks_per_row)
 
 
-def schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = LEVELS[-1]) -> list[Schedule]:
-    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `LEVELS`."""
-    if level not in LEVELS:
-        raise UnknownNameError("scheduling level", level, LEVELS)
+def schedules(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = SCHEDULINGS[-1]
+) -> list[Schedule]:
+    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `SCHEDULINGS`."""
+    if level not in SCHEDULINGS:
+        raise UnknownNameError("scheduling level", level, SCHEDULINGS)
     tiling = Tiling.of(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
     ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]

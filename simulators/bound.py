@@ -10,6 +10,8 @@ docs/devices.md derives the terms.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pimflow.core.region import ConvGeometry
@@ -60,15 +62,41 @@ def lower_bound(
     pixels : int, optional
         Output pixels to compute; all by default.
     """
-    pixels = geometry.pixels if pixels is None else pixels
     best = None
-    for gangs in range(1, pim.gangs + 1):
-        if pim.gangs % gangs == 0:
-            channel = _Channel(geometry, pim, dtype, gangs)
-            units = -(-pixels * channel.tiles // channels)
-            for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
-                best = channel.improve(best, units, tiles)
+    for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels):
+        bound = channel.bound(*mapping)
+        if best is None or bound.cycles < best.cycles:
+            best = bound
     return best
+
+
+def plain_bound(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
+) -> int:
+    """The usual estimate in cycles: the larger of COMP slots with changes of rows, and bus slots.
+
+    It knows no turnarounds, latches or latencies, and counts refreshes as the share of time that they
+    take, which a short layer may escape: no bound for those. Parameters as of `lower_bound`.
+    """
+    mappings = _mappings(geometry, pim, dtype, channels, pixels)
+    slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
+    return math.ceil(slots / (1 - pim.refresh_share))
+
+
+def _mappings(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None
+) -> Iterator[tuple[_Channel, int, int, int, int]]:
+    """Channel, units, tiles, `u` and `w` of every mapping."""
+    pixels = geometry.pixels if pixels is None else pixels
+    for gangs in range(1, pim.gangs + 1):
+        if pim.gangs % gangs:
+            continue
+        channel = _Channel(geometry, pim, dtype, gangs)
+        units = -(-pixels * channel.tiles // channels)
+        for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
+            for together in range(1, tiles + 1) if channel.chunks == 1 else (1,):
+                for slots in range(1, channel.slots + 1):
+                    yield channel, units, tiles, together, slots
 
 
 class _Channel:
@@ -91,19 +119,19 @@ class _Channel:
         self.opening = max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
         self.switch = n["nRTP"] + n["nRP"] + self.opening - n["nCCDS"]
         self.refresh = n["nRFC"] + gangs - 1
-        self.nBL, self.nRFC = n["nBL"], n["nRFC"]
+        self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
+        # A turnaround shorter than a burst lets the next transfer start within it.
+        self.early = max(0, n["nBL"] - n["nTURN"])
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
-    def improve(self, best: Bound | None, units: int, tiles: int) -> Bound:
-        """The least of `best` and the bounds of all mappings of `units` units of `tiles` tiles."""
-        for together in range(1, tiles + 1) if self.chunks == 1 else (1,):
-            for slots in range(1, self.slots + 1):
-                bound = self._bound(units, tiles, together, slots)
-                if best is None or bound.cycles < best.cycles:
-                    best = bound
-        return best
+    def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
+        """COMP slots with changes of rows, or bus slots, of a mapping."""
+        changes = self._visits(units, tiles, together, slots) - 1
+        written = self._writes(units, tiles, together) * self.write
+        return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
 
-    def _bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+    def bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+        """What a mapping cannot do faster."""
         comp = units * self.chunks * self.comp
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
@@ -125,7 +153,7 @@ class _Channel:
             # What a refresh closes is opened again: one change of rows, a planned one at best.
             activation = max(visits - 1, refreshes) * self.switch
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
-            moved = 1 + moving + refreshes * stalled + self.tail - self.result
+            moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
         return Bound(
             cycles=cycles,
@@ -164,17 +192,21 @@ class _Channel:
         of GWRITEs COMPs can use, and no more.
         """
         vectors = self._writes(units, tiles, together)
-        written, read = vectors * self.write, units * self.result
+        written, read = vectors * (self.write - self.early), units * (self.result - self.early)
         if self.chunks > 1:  # a latch needs a write between two reads
             return written + read + (2 * -(-units // self.buffers) - 1) * self.turn
         writes = -(-vectors // slots)
         products = units * self.comp
 
         def cycles(runs: int) -> int:
-            single = max(0, 2 * runs - writes)  # runs of one GWRITE, whose buffer computes nothing
-            meanwhile = (runs * self.buffers - single) * self.comp
-            waiting = written + runs * self.turn + products - meanwhile
-            return max(written + read + (2 * runs - 1) * self.turn, waiting)
+            # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
+            single = max(0, 2 * runs - writes)
+            hidden = min(self.comp, self.turn + self.nCCDS - 1)
+            meanwhile = (runs * self.buffers - single) * self.comp + single * hidden
+            turns = (2 * runs - 1) * self.turn
+            # The last COMP of a run of READRESs may end after it.
+            waiting = written + turns + products - meanwhile - runs * (self.nCCDS - 1)
+            return max(written + read + turns, waiting)
 
         # Between two reads of a latch, its buffer is written at most twice.
         fewest = -(-writes // (2 * self.buffers))

@@ -23,7 +23,7 @@ import numpy as np
 from pimflow import devices, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
-from pimflow.hardware.system import ACCOUNTINGS, TIMINGS
+from pimflow.hardware.system import ACCOUNTINGS, SCHEDULINGS, TIMINGS
 
 if TYPE_CHECKING:
     from pimflow.simulators.profiler import PimProfiler
@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
     )
     sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
+    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(
@@ -128,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
     sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
     sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
+    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
     command("models", _models, "list the networks of the zoo")
@@ -145,6 +147,7 @@ def _system(args: argparse.Namespace) -> System:
         pim=args.pim,
         pim_channels=args.pim_channels,
         timing=timing,
+        scheduling=args.scheduling,
         accounting=args.accounting,
         dtype=args.dtype,
     )
@@ -326,9 +329,11 @@ def _simulate(args: argparse.Namespace) -> None:
 def _trace(args: argparse.Namespace) -> None:
     from pimflow import api
 
-    if Path(args.layer).is_dir() and (args.dtype or args.pim_channels is not None):
-        raise UsageError(f"{args.layer} has its own dtype and channels; leave out --dtype and --pim-channels")
-    target_system = system(pim=args.pim, pim_channels=args.pim_channels, timing=args.timing, dtype=args.dtype)
+    if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
+        options = "--dtype, --pim-channels and --scheduling"
+        raise UsageError(f"{args.layer} has its own dtype, channels and loop orders; leave out {options}")
+    changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
+    target_system = system(pim=args.pim, pim_channels=args.pim_channels, **changes)
     with _bar("writing", args.quiet) as advance:
         summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:

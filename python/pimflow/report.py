@@ -61,6 +61,7 @@ def build(
         "dtype": system.dtype,
         "accounting": system.accounting,
         "timing": searched.maker.profiler.name,
+        "scheduling": system.scheduling,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
         "speedup": gpu_only.latency_ns / evaluation.latency_ns,

@@ -98,7 +98,7 @@ def trace(
     ----------
     layer : str or path
         ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory.
-        A layer becomes the program of the fastest loop order.
+        A layer becomes the program of the fastest loop order of the system's scheduling level.
     out : path
         Directory to write.
     format : str
@@ -158,7 +158,13 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
     pim = system.pim
     if format == "aim":  # AiM has one global buffer
         pim = dataclasses.replace(pim, global_buffers=1)
-    side = PimSide(pim=pim, channels=system.pim_channels, dtype=system.dtype, profiler=BuiltIn(system.timing))
+    side = PimSide(
+        pim=pim,
+        channels=system.pim_channels,
+        dtype=system.dtype,
+        profiler=BuiltIn(system.timing, system.gwrite_hiding),
+        level=system.scheduling,
+    )
     schedules = side.ranked(geometry, text)
     if format in REFUSALS:
         form, refusal = REFUSALS[format]
@@ -201,7 +207,7 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
                 f"{directory}: '{program.region}' ({program.schedule}) has no {form} form: {problem}; "
                 "trace the layer by its shape, which takes a loop order that has one"
             )
-    timer = BuiltIn(system.timing)
+    timer = BuiltIn(system.timing, system.gwrite_hiding)
     return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
 
 

@@ -172,6 +172,7 @@ def test_pim_channels_out_of_range(channels):
         ({"pim_launch_ns": -1}, "field 'pim_launch_ns'"),
         ({"crossbar_bytes_per_ns": 0}, "field 'crossbar_bytes_per_ns'"),
         ({"timing": "lax"}, "timing 'lax' is none of"),
+        ({"scheduling": "newton"}, r"scheduling 'newton' is none of newton\+, newton\+\+, pimflow"),
         ({"pim_chanels": 4}, "unknown system field 'pim_chanels'; did you mean pim_channels"),
         ({"gpu": "rtx"}, "unknown gpu 'rtx'"),
     ],

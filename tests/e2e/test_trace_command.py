@@ -9,9 +9,12 @@ import pytest
 from pimflow import cli, hardware, tracing
 from pimflow.artifact import Interface
 from pimflow.core.layer_text import parse_layer
+from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec
+from pimflow.hardware.system import SCHEDULINGS
 from pimflow.placement.pim_runs import PimSide
 from pimflow.simulators.profiler import BuiltIn
+from pimflow.simulators.timing import time_program
 
 NEWTON = PimSpec.load("newton-gddr6")
 SIDE = PimSide(pim=NEWTON, channels=4, dtype="fp16", profiler=BuiltIn())
@@ -136,8 +139,9 @@ def test_gpu_rows_are_those_that_pim_leaves():
     ("options", "code", "says"),
     [
         (["--format", "aim"], 2, "'first' (weight-stationary, 4 buffers of 1 pixel) has no AiM form"),
-        (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype and channels"),
-        (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype and channels"),
+        (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype, channels and loop orders"),
+        (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype, channels and loop orders"),
+        (["--format", "pim", "--scheduling", "newton+"], 2, "leave out --dtype, --pim-channels and --sch"),
         (["--format", "perfetto", "--timing", "ramulator-pimflow"], 2, "shows the clocks of timing 'strict'"),
     ],
 )
@@ -145,6 +149,23 @@ def test_what_a_directory_cannot_be(capsys, tmp_path, directory, options, code, 
     got, out, err = run(capsys, "trace", directory, "-o", tmp_path / "out", *options)
     assert (got, out, err.count("\n")) == (code, "", 1) and says in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_level_of_scheduling(capsys, tmp_path):
+    """The level restricts the loop orders, and without all of them GWRITEs are hidden by nothing."""
+    cycles = {}
+    for level in SCHEDULINGS:
+        options = ["--format", "pimprog", "-o", tmp_path / level, "--timing", "ramulator-pimflow", "--json"]
+        code, out, _ = run(capsys, "trace", "fc:8x600,64", "--scheduling", level, *options)
+        (layer,) = json.loads(out)["layers"]
+        assert code == 0 and ("1 buffer," in layer["schedule"]) == (level == "newton+")
+        program = PimProgram.load(next((tmp_path / level).glob("*.pimprog")))
+        hidden, exposed = (
+            time_program(program, NEWTON, "ramulator-pimflow", h).cycles for h in (True, False)
+        )
+        assert hidden < exposed and layer["cycles"] == (exposed if level == "newton+" else hidden)
+        cycles[level] = layer["cycles"]
+    assert cycles["newton+"] > cycles["newton++"] >= cycles["pimflow"]
 
 
 def test_a_directory_for_another_device(capsys, tmp_path, directory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readre
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
+from pimflow.hardware.system import SCHEDULINGS
 from pimflow.pim_backend.layout import memory_image
 from pimflow.pim_backend.lowering import lower
 from pimflow.pim_backend.schedule import Schedule, Tiling, schedules
@@ -76,7 +78,8 @@ class Layer:
 
     @property
     def schedules(self) -> list[Schedule]:
-        return schedules(self.geometry, self.pim, self.dtype)
+        every = (schedules(self.geometry, self.pim, self.dtype, level) for level in SCHEDULINGS[::-1])
+        return list(dict.fromkeys(itertools.chain.from_iterable(every)))
 
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
         """Input [n, h, w, c] and filters [oc, kh, kw, c], float32 or int8."""

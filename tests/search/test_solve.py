@@ -7,7 +7,10 @@ import pytest
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
+from pimflow.errors import PlanError
 from pimflow.hardware import system
+from pimflow.hardware.system import SCHEDULINGS
+from pimflow.pim_backend.schedule import schedules
 from pimflow.placement import Candidates, profile, search
 from pimflow.placement.evaluate import evaluate
 from pimflow.placement.solve import solve_dp
@@ -88,6 +91,19 @@ def test_pim_times_come_from_the_profiler(toy):
             assert times[0] == times[1]
     plans = [search(toy, target, profiler=profiler).plan for profiler in (None, Slower())]
     assert plans[0].system != plans[1].system and plans[0].latency_ns < plans[1].latency_ns
+
+
+def test_a_level_of_scheduling_restricts_every_loop_order_and_enters_the_digest(toy):
+    found = {level: search(toy, system(scheduling=level)) for level in SCHEDULINGS}
+    assert len({searched.plan.system for searched in found.values()}) == len(found)
+    for level, searched in found.items():
+        region = toy.region("widen.conv")
+        known = schedules(region.geometry, searched.system.pim, "fp16", level)
+        assert searched.maker.pim_run(region, 0).program.schedule in [str(s) for s in known]
+        others = [s for s in schedules(region.geometry, searched.system.pim, "fp16") if s not in known]
+        for schedule in others[:1]:
+            with pytest.raises(PlanError, match="is none of"):
+                searched.maker.make(region, "PIM", schedule=str(schedule))
 
 
 def test_what_shares_simulations_shares_the_profiler(toy):

@@ -14,6 +14,10 @@ from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
 TIMINGS = ("strict", "ramulator-pimflow")
+# What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
+# filled before it is used; all buffers, written while others compute, and tiles split where channels
+# would be idle; and every loop order of `pim_backend.schedule`.
+SCHEDULINGS = ("newton+", "newton++", "pimflow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class System:
         ``full`` or ``paper``: what is charged (docs/architecture.md has the table).
     timing : str
         Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
+    scheduling : str
+        Which loop orders PIM programs may take: one of `SCHEDULINGS`.
     """
 
     name: str
@@ -50,6 +56,7 @@ class System:
     crossbar_bytes_per_ns: float
     accounting: str = "full"
     timing: str = "strict"
+    scheduling: str = SCHEDULINGS[-1]
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,6 +74,7 @@ class System:
         for what, value, known in (
             ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
+            ("scheduling", self.scheduling, SCHEDULINGS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
@@ -84,6 +92,11 @@ class System:
     def gpu_channels(self) -> int:
         """Memory channels that serve the GPU in a mixed plan."""
         return self.gpu.memory_channels - self.pim_channels
+
+    @property
+    def gwrite_hiding(self) -> bool:
+        """Whether ``ramulator-pimflow`` hides the latency of a GWRITE: not with one buffer."""
+        return self.scheduling != "newton+"
 
     def with_launches(self, *, gpu_ns: float, pim_ns: float) -> System:
         """The same system with other launch times."""

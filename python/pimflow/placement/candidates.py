@@ -58,9 +58,14 @@ class Candidates:
     ):
         system.require_network_dtype()
         self.graph, self.system = graph, system
-        self.profiler = profiler or (simulated.profiler if simulated else BuiltIn(system.timing))
+        built_in = BuiltIn(system.timing, system.gwrite_hiding)
+        self.profiler = profiler or (simulated.profiler if simulated else built_in)
         self._side = PimSide(
-            pim=system.pim, channels=system.pim_channels, dtype=system.dtype, profiler=self.profiler
+            pim=system.pim,
+            channels=system.pim_channels,
+            dtype=system.dtype,
+            profiler=self.profiler,
+            level=system.scheduling,
         )
         self._runs: dict[tuple, PimRun] = simulated._runs if simulated else {}
         self._best: dict[ConvGeometry, list[Schedule]] = simulated._best if simulated else {}

@@ -8,6 +8,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import PimSpec
+from pimflow.hardware.system import SCHEDULINGS
 from pimflow.pim_backend.lowering import lower
 from pimflow.pim_backend.schedule import Schedule, schedules
 from pimflow.simulators.profiler import PimProfiler
@@ -35,16 +36,19 @@ class PimSide:
         Storage type of operands and results.
     profiler : PimProfiler
         What times them.
+    level : str
+        Which loop orders they may take: one of `hardware.system.SCHEDULINGS`.
     """
 
     pim: PimSpec
     channels: int
     dtype: str
     profiler: PimProfiler
+    level: str = SCHEDULINGS[-1]
 
     def schedules(self, geometry: ConvGeometry) -> list[Schedule]:
-        """Every loop order that computes `geometry`."""
-        return schedules(geometry, self.pim, self.dtype)
+        """Every loop order of the level that computes `geometry`."""
+        return schedules(geometry, self.pim, self.dtype, self.level)
 
     def program(
         self,

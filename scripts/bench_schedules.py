@@ -1,0 +1,162 @@
+"""PIM schedules of five networks: ``bench_schedules.py [--levels LEVEL …] [--model NAME …] [--json]``.
+
+For every layer that PIM can run, under the timing ``strict``: cycles of the busiest channel in the fastest
+loop order of a level, the lower bound (docs/devices.md derives it), their ratio, how busy the multipliers
+are, how much of the opened rows is used, and by how many units of work the busiest channel exceeds the
+mean. Geometric means count every layer each time that it occurs. The plain bound knows only COMP slots with
+activations, the bus, and the share of time that refreshes take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+
+from pimflow import frontend
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware import System, system
+from pimflow.hardware.system import SCHEDULINGS
+from pimflow.pim_backend.capability import refusal
+from pimflow.pim_backend.schedule import Tiling
+from pimflow.placement.pim_runs import PimSide
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.bound import lower_bound, plain_bound
+from pimflow.simulators.profiler import BuiltIn
+
+NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A layer at a level; cycles are those of the busiest channel."""
+
+    level: str
+    model: str
+    layer: str
+    cycles: int
+    bound_cycles: int
+    plain_bound_cycles: int
+    multipliers_busy: float
+    row_utilisation: float
+    units_above_mean: float
+    schedule: str
+
+    @property
+    def ratio(self) -> float:
+        return self.cycles / self.bound_cycles
+
+    @property
+    def plain_ratio(self) -> float:
+        return self.cycles / self.plain_bound_cycles
+
+
+def layers(model: str, target: System) -> list[tuple[str, ConvGeometry]]:
+    """Name and geometry of every layer of `model` that PIM can run."""
+    graph = extract_regions(frontend.load(model).module, model)
+    return [(region.name, region.geometry) for region in graph.regions if not refusal(region, target.pim)]
+
+
+def measured(geometry: ConvGeometry, target: System) -> dict:
+    """What a `Row` says of a layer, whatever its name."""
+    channels, dtype = target.pim_channels, target.dtype
+    side = PimSide(
+        pim=target.pim, channels=channels, dtype=dtype, profiler=BuiltIn(), level=target.scheduling
+    )
+    schedule = side.ranked(geometry, "bench")[0]
+    program = side.program(geometry, schedule, "bench", only_busiest=True)
+    timing = side.profiler.time_program(program, target.pim)
+    units = geometry.pixels * Tiling.of(geometry, target.pim, dtype, schedule.gangs).tiles
+    busiest = timing.commands["READRES"]
+    return {
+        "level": target.scheduling,
+        "cycles": timing.cycles,
+        "bound_cycles": lower_bound(geometry, target.pim, dtype, channels).cycles,
+        "plain_bound_cycles": plain_bound(geometry, target.pim, dtype, channels),
+        "multipliers_busy": timing.utilisation,
+        "row_utilisation": timing.row_utilisation,
+        "units_above_mean": busiest - units / channels,
+        "schedule": str(schedule),
+    }
+
+
+def geomean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def summary(rows: list[Row]) -> dict:
+    """Means over the layers of a level, and the worst."""
+    return {
+        "layers": len(rows),
+        "geomean_ratio": geomean([row.ratio for row in rows]),
+        "geomean_plain_ratio": geomean([row.plain_ratio for row in rows]),
+        "worst_ratio": max(row.ratio for row in rows),
+        "most_units_above_mean": max(row.units_above_mean for row in rows),
+        "geomean_multipliers_busy": geomean([row.multipliers_busy for row in rows]),
+        "geomean_row_utilisation": geomean([row.row_utilisation for row in rows]),
+    }
+
+
+def faults(rows: list[Row]) -> list[str]:
+    """Layers that are faster than their bound, or whose units are not spread evenly."""
+    wrong = []
+    for row in rows:
+        where = f"{row.model}, layer '{row.layer}', {row.level}"
+        if row.cycles < row.bound_cycles:
+            wrong.append(f"{where}: {row.cycles} cycles, below the bound of {row.bound_cycles}")
+        if row.units_above_mean > 1:
+            wrong.append(f"{where}: the busiest channel is {row.units_above_mean:g} units above the mean")
+    return wrong
+
+
+def print_rows(rows: list[Row]) -> None:
+    columns = "cycles  bound  ratio  plain   busy   rows  units"
+    for level in dict.fromkeys(row.level for row in rows):
+        of_level = [row for row in rows if row.level == level]
+        print(f"{level}\n{'':38} {columns}")
+        for row in sorted(of_level, key=lambda row: -row.ratio):
+            print(
+                f"{row.model + ' ' + row.layer:36.36} {row.cycles:8} {row.bound_cycles:6} {row.ratio:6.3f} "
+                f"{row.plain_ratio:6.3f} {row.multipliers_busy:6.1%} {row.row_utilisation:6.1%} "
+                f"{row.units_above_mean:6.2f}  {row.schedule}"
+            )
+        for name, value in summary(of_level).items():
+            print(f"  {name} {value:.4g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--levels", metavar="LEVEL", nargs="+", choices=SCHEDULINGS, default=SCHEDULINGS)
+    parser.add_argument("--model", metavar="NAME", nargs="+", default=NETWORKS)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    options = parser.parse_args()
+    targets = {level: system(scheduling=level) for level in options.levels}
+    rows: list[Row] = []
+    known: dict[tuple[str, ConvGeometry], dict] = {}
+    for model in options.model:
+        if not options.quiet:
+            print(f"{model} …", file=sys.stderr)
+        found = layers(model, system())
+        for level, target in targets.items():
+            for name, geometry in found:
+                if (level, geometry) not in known:
+                    known[level, geometry] = measured(geometry, target)
+                rows.append(Row(model=model, layer=name, **known[level, geometry]))
+    if options.json:
+        each = [{**asdict(row), "ratio": row.ratio, "plain_ratio": row.plain_ratio} for row in rows]
+        levels = {level: summary([row for row in rows if row.level == level]) for level in targets}
+        print(json.dumps({"levels": levels, "layers": each}))
+    else:
+        print_rows(rows)
+    for line in (wrong := faults(rows)):
+        print(f"bench_schedules: {line}", file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
