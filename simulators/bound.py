@@ -1,6 +1,6 @@
 """How fast a layer could run on DRAM-PIM at best: a lower bound that shares no code with the lowering.
 
-The mapping space: a unit is one tile of output channels (the banks of some gangs) for one output pixel;
+The mapping space: a unit is one tile of output channels (the banks of the first gangs) for one output pixel;
 its reduction lies in chunks, each in one row. A GWRITE puts the chunk of up to `w` pixels into one
 buffer, where it meets `u` tiles before it is overwritten; a COMP needs its row open in every gang of the
 tile and its vector in a buffer; the products of a unit add up in the latch of that buffer, which is read
@@ -168,22 +168,22 @@ class _Channel:
         )
 
     def _writes(self, units: int, tiles: int, together: int) -> int:
-        """Vectors written at least: each meets `together` rows, and the next unit may start with the last."""
+        """Vectors written at least: each meets `together` tiles; the next unit may start with the last."""
         if self.chunks == 1:
-            return -(-units // tiles) * -(-tiles // together)
+            return -(-units // together)
         return units * self.chunks - (units if tiles > 1 else 0)
 
     def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
         """Rows opened at least.
 
-        In a visit, a row meets what the buffers hold at its begin and what is written meanwhile.
+        A row meets what is written while it is open, and what the buffers hold from the visits before.
         """
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1:
             own = -(-self.chunks // self.per_row)
             return max(rows, -(-units // self.buffers) * (own - 1) + 1)
-        again = units - self._writes(units, tiles, together)
-        return max(rows, -(-again // (self.buffers * slots * self.per_row)))
+        again = -(-units // self.per_row) - self._writes(units, tiles, together)
+        return max(rows, 1 - (-again // (self.buffers * slots)))
 
     def _moving(self, units: int, tiles: int, together: int, slots: int) -> int:
         """Cycles of the bus, which alternates between runs of GWRITEs and of READRESs.

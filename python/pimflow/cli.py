@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
-
-
 BAR_AFTER_SECONDS = 2.0
 
 
