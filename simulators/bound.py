@@ -122,6 +122,7 @@ class _Channel:
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
         self.early = max(0, n["nBL"] - n["nTURN"])
+        self.exposed_writes: dict[int, list[tuple[float, float]]] = {}
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
     def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
@@ -151,7 +152,9 @@ class _Channel:
         while refreshes < (due := max(0, cycles - self.tail) // self.nREFI):
             refreshes = due
             # What a refresh closes is opened again: one change of rows, a planned one at best.
-            activation = max(visits - 1, refreshes) * self.switch
+            changes = max(visits - 1, refreshes)
+            exposed = self._exposed(units, tiles, together, slots, refreshes)
+            activation = max(changes * self.switch, exposed)
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
             moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
@@ -184,6 +187,55 @@ class _Channel:
             return max(rows, -(-units // self.buffers) * (own - 1) + 1)
         again = -(-units // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
+
+    def _exposed(self, units: int, tiles: int, together: int, slots: int, refreshes: int) -> int:
+        """Cycles without a COMP: changes of rows, and GWRITEs that neither those nor products hide.
+
+        In a run of GWRITEs, each latch takes the products of one unit. A GWRITE behind a change of rows
+        costs nothing by itself, but what it writes has missed the row before: `slots` pairs of vector
+        and row more, for other visits to make up. The two ways of counting changes of rows hold both,
+        and so does any mean of them.
+        """
+        if self.chunks > 1 or self.per_row > 1:
+            return 0
+        vectors = self._writes(units, tiles, together)
+        # Those before the first COMP are free.
+        writes = -(-vectors // slots) - 2 - self.opening // (slots * self.write)
+        if writes <= 0:
+            return 0
+        others, held = max(tiles - 1, refreshes), (units - vectors) / (self.buffers * slots)
+        return int(
+            max(
+                (share * held + (1 - share) * others) * self.switch + writes * each
+                for share, each in self._exposed_writes(slots)
+            )
+        )
+
+    def _exposed_writes(self, slots: int) -> list[tuple[float, float]]:
+        """For some shares, what a GWRITE costs at least in the best run of GWRITEs."""
+        if slots not in self.exposed_writes:
+            self.exposed_writes[slots] = [
+                (
+                    share,
+                    min(
+                        (self._idle(count, behind, slots) + behind * share * self.switch / self.buffers)
+                        / count
+                        for count in range(1, 2 * self.buffers + 1)
+                        for behind in range(count + 1)
+                    ),
+                )
+                for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+            ]
+        return self.exposed_writes[slots]
+
+    def _idle(self, count: int, behind: int, slots: int) -> int:
+        """Cycles without a COMP of a run of `count` GWRITEs, `behind` of them at a change of rows."""
+        length, hidden = slots * self.write, self.buffers * self.comp + self.nCCDS - 1
+        if behind:
+            return max(0, (count - behind) * length - hidden)
+        if count == 1:  # its buffer computes in the turnaround at best
+            hidden -= self.comp - min(self.comp, self.turn + self.nCCDS - 1)
+        return max(0, count * length + self.turn - hidden)
 
     def _moving(self, units: int, tiles: int, together: int, slots: int) -> int:
         """Cycles of the bus, which alternates between runs of GWRITEs and of READRESs.
