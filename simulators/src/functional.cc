@@ -17,11 +17,11 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lanes.h"
 #include "program.h"
+#include "workers.h"
 
 namespace pimflow {
 namespace {
@@ -338,18 +338,16 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
                                                 to_round ? rounded.at(0) : in, reinterpret_cast<char*>(out)));
   }
   std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
-  auto work = [&](Channel* device) {
+  auto work = [&](int64_t thread) {
+    Channel* device = devices[thread].get();
     for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared) prepare(i);
-    while (prepared < slabs) std::this_thread::yield();
+    WaitUntil([&] { return prepared == slabs; });
     for (int64_t i = next_channel++; i < channels; i = next_channel++) {
       device->Reset(rows + i * h.rows);
       Walk(stream + begin[i], begin[i + 1] - begin[i], device);
     }
   };
-  std::vector<std::thread> pool;
-  for (int64_t t = 1; t < threads; ++t) pool.emplace_back(work, devices[t].get());
-  work(devices[0].get());
-  for (auto& thread : pool) thread.join();
+  Workers::Run(threads, work);
 }
 
 ffi::Array<ffi::String> Variants() {

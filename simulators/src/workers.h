@@ -1,0 +1,110 @@
+/*!
+ * \brief Threads that wait for work: starting one takes as long as a small layer.
+ */
+#ifndef PIMFLOW_SIMULATORS_WORKERS_H_
+#define PIMFLOW_SIMULATORS_WORKERS_H_
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace pimflow {
+
+/*! \brief Wait until `done()`: it is near, unless its thread has lost its processor. */
+template <typename Done>
+void WaitUntil(Done done) {
+  for (int steps = 0; !done(); ++steps) {
+#if defined(__x86_64__)
+    if (steps < 1000) {
+      __builtin_ia32_pause();
+      continue;
+    }
+#endif
+    std::this_thread::yield();
+  }
+}
+
+class Workers {
+ public:
+  using Work = std::function<void(int64_t thread)>;
+
+  /*!
+   * \brief Run work(0) here, and work(1) to work(threads - 1) beside it; all are done on return.
+   *
+   * Whoever finds the workers busy gets work(0) alone, which therefore has to be able to do everything.
+   */
+  static void Run(int64_t threads, const Work& work) {
+    Workers& workers = OfThisProcess();
+    const std::unique_lock<std::mutex> turn(workers.turn_, std::try_to_lock);
+    if (threads <= 1 || !turn.owns_lock()) return work(0);
+    workers.RunAll(threads, work);
+  }
+
+ private:
+  /*! \brief Never destroyed: the threads outlive main. A fork's child has none of its parent's threads. */
+  static Workers& OfThisProcess() {
+    static std::mutex mutex;
+    static Workers* workers = nullptr;
+    static pid_t owner = 0;
+    const std::lock_guard<std::mutex> guard(mutex);
+    if (owner != getpid()) workers = new Workers(), owner = getpid();
+    return *workers;
+  }
+
+  void RunAll(int64_t threads, const Work& work) {
+    for (; started_ < threads; ++started_) std::thread(&Workers::Wait, this).detach();
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      work_ = &work;
+      next_ = 1, threads_ = threads;
+      ++round_;
+    }
+    begin_.notify_all();
+    work(0);
+    {  // whoever has not begun yet has nothing left to do
+      const std::lock_guard<std::mutex> guard(mutex_);
+      next_ = threads_;
+    }
+    WaitUntil([&] { return running_.load(std::memory_order_acquire) == 0; });
+  }
+
+  [[noreturn]] void Wait() {
+    for (uint64_t round = 0;;) {
+      // Layers follow each other closely: look for a moment before falling asleep.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kLookUs);
+      WaitUntil([&] { return round_.load() != round || std::chrono::steady_clock::now() > until; });
+      int64_t thread;
+      {
+        std::unique_lock<std::mutex> guard(mutex_);
+        begin_.wait(guard, [&] { return round_.load() != round; });
+        round = round_.load();
+        if (next_ == threads_) continue;
+        thread = next_++;
+        running_.fetch_add(1);
+      }
+      (*work_)(thread);
+      running_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  static constexpr int64_t kLookUs = 100;
+
+  std::mutex turn_;  // held by whoever runs
+  std::mutex mutex_;
+  std::condition_variable begin_;
+  const Work* work_ = nullptr;
+  int64_t started_ = 1;
+  int64_t next_ = 0, threads_ = 0;  // of `work_`: what is still to be begun
+  std::atomic<uint64_t> round_{0};
+  std::atomic<int64_t> running_{0};
+};
+
+}  // namespace pimflow
+
+#endif  // PIMFLOW_SIMULATORS_WORKERS_H_
