@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
@@ -36,6 +37,7 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None where no tile is used.
     blocks : int
         Thread blocks; zero where no tile is used.
+    known : Known
     """
 
     launch_ns: float
@@ -47,6 +49,7 @@ class KernelCost:
     l2_bytes: float
     tile: tuple[int, int, int] | None
     blocks: int
+    known: Known = Known.ANALYTIC
 
     @property
     def total_ns(self) -> float:

@@ -1,15 +1,18 @@
-"""Where the time of a PIM program comes from."""
+"""Where the times of PIM programs and of GPU kernels come from."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pimflow.core.program import PimProgram
+from pimflow.core.region import Kernel
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
+from pimflow.simulators.gpu_model import KernelCost, kernel_cost
 from pimflow.simulators.ramulator_adapter import Ramulator
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 
@@ -61,6 +64,48 @@ class BuiltIn:
         self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
         return time_trace(path, pim, self.timing, self.gwrite_hiding, progress)
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """A kernel to be timed.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    channels : int
+        Memory channels that serve the GPU meanwhile.
+    """
+
+    kernel: Kernel
+    channels: int
+
+
+class GpuProfiler(Protocol):
+    """Times GPU kernels.
+
+    Attributes
+    ----------
+    name : str
+        What the report calls it, and what its results are stored under: two profilers that may answer
+        differently have different names.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """One cost a request, in order; `KernelCost.known` says how each is known."""
+
+
+@dataclass(frozen=True)
+class Analytic:
+    """The roofline of `pimflow.simulators.gpu_model`."""
+
+    name: str = "analytic"
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        return [kernel_cost(r.kernel, gpu, dtype=dtype, channels=r.channels) for r in requests]
 
 
 FORM = "pim=ramulator:PATH"

@@ -130,6 +130,8 @@ class Kernel:
         Multiply-accumulates.
     input_bytes, weight_bytes, output_bytes : int
         Unique footprints; fused operands such as a residual count as input.
+    geometry : ConvGeometry, optional
+        Of the convolution or FC that it computes.
     """
 
     kind: str
@@ -143,6 +145,7 @@ class Kernel:
     input_bytes: int
     weight_bytes: int = 0
     output_bytes: int
+    geometry: ConvGeometry | None = None
 
 
 def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: int = 0) -> Kernel:
@@ -172,6 +175,7 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
         input_bytes=pixels * geometry.c * element + fused_input_bytes,
         weight_bytes=geometry.oc * geometry.reduction * element,
         output_bytes=geometry.pixels * geometry.oc * element,
+        geometry=geometry,
     )
 
 
