@@ -113,7 +113,7 @@ def check_exactness(models: list[str], commands: int) -> int:
         for region in searched.graph.regions:
             if region.name in searched.table.refused:
                 continue
-            program = searched.maker.pim_run(region, 0).program
+            program = searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
             for channel in distinct_channels(program):
                 counts = time_program(program, searched.system.pim).channel_commands[channel]
                 if sum(counts.values()) > commands:
@@ -175,7 +175,7 @@ def by_value(model: str, least_s: float = 0.05) -> dict[tuple[str, int], ByValue
     for region in searched.graph.regions:
         if region.name in searched.table.refused:
             continue
-        g, program = region.geometry, searched.maker.pim_run(region, 0).program
+        g, program = region.geometry, searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
         device = Device(program, memory_image(program, weights, searched.system.pim))
         x = draw.standard_normal((g.n, g.h, g.w, g.c), np.float32)

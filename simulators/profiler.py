@@ -9,11 +9,9 @@ from typing import Protocol
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Kernel
-from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost
-from pimflow.simulators.ramulator_adapter import Ramulator
 from pimflow.simulators.timing import TimingResult, time_program, time_trace
 
 
@@ -24,10 +22,15 @@ class PimProfiler(Protocol):
     ----------
     name : str
         What the report calls it: the rules of a timing, or a simulator that was run.
+    identity : str
+        What its results are stored under: two that may differ in a result differ in it.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time all channels of `program`."""
@@ -56,6 +59,10 @@ class BuiltIn:
     @property
     def name(self) -> str:
         return self.timing
+
+    @property
+    def identity(self) -> str:
+        return self.timing + ("" if self.gwrite_hiding else " without hiding")
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         return time_program(program, pim, self.timing, self.gwrite_hiding)
@@ -106,27 +113,3 @@ class Analytic:
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         return [kernel_cost(r.kernel, gpu, dtype=dtype, channels=r.channels) for r in requests]
-
-
-FORM = "pim=ramulator:PATH"
-
-
-def parse_profiler(text: str, gwrite_hiding: bool = True) -> PimProfiler:
-    """The profiler that ``pim=ramulator:PATH`` names.
-
-    Raises
-    ------
-    UsageError
-        If `text` has another form, or names a device or simulator that there is none for.
-    ProfilerError
-        If PATH cannot be executed.
-    """
-    device, equals, source = text.partition("=")
-    name, colon, path = source.partition(":")
-    if not equals or not colon or not path:
-        raise UsageError(f"profiler '{text}' is not of the form {FORM}")
-    if device != "pim":
-        raise UnknownNameError("device to profile", device, ["pim"])
-    if name != "ramulator":
-        raise UnknownNameError("profiler", name, ["ramulator"])
-    return Ramulator(path, gwrite_hiding)

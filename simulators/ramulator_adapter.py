@@ -10,6 +10,7 @@ Source: github.com/akothen/PIMFlow_ramulator, ``src/Main.cpp`` (arguments), ``Co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -102,6 +103,11 @@ class Ramulator:
     @property
     def name(self) -> str:
         return f"ramulator:{Path(self.executable).name}"
+
+    @functools.cached_property
+    def identity(self) -> str:
+        digest = hashlib.sha256(Path(self.executable).read_bytes()).hexdigest()
+        return f"{self.name} {digest}" + ("" if self.gwrite_hiding else " without hiding")
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time every channel; those with the same text run once."""

@@ -38,8 +38,10 @@ LAYERS = (
         "verify",
         "report",
         "devices",
+        "profilers",
+        "simulation",
     ),
-    ("api", "cli", "__main__", "relay", "pass_options", "tvm_extension"),
+    ("api", "cli", "__main__", "profiling", "relay", "pass_options", "tvm_extension"),
 )
 # Below these every part of a layer stands alone.
 SEPARATE = LAYERS[1]

@@ -19,25 +19,21 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
-from pimflow.hardware import PimSpec, System, system
+from pimflow.hardware import System, system
 from pimflow.measure import kernel_times
-from pimflow.placement import Candidates, Searched
+from pimflow.placement import Costs, Profiling, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.energy import channel_energies_pj
 from pimflow.simulators.expansion import pim_refusal
-from pimflow.simulators.profiler import BuiltIn, PimProfiler
-from pimflow.simulators.timing import TimingResult, check_device, timings
-from pimflow.verify import Verification, program_violations, verify
+from pimflow.simulators.timing import timings
+from pimflow.verify import Verification, verify
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
 trace = tracing.trace
-# The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
-CHECKED_COMMANDS = 4_000_000
 
 AnyPlan = Plan | Searched | str | os.PathLike
 
@@ -79,7 +75,7 @@ def search(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     objective: str = "latency",
     solver: str = "dp",
-    profiler: PimProfiler | None = None,
+    profiling: Profiling | None = None,
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
@@ -95,11 +91,13 @@ def search(
         Shapes of inputs that the model leaves open.
     objective, solver : str
         What is minimised, and by which method.
-    profiler : PimProfiler, optional
-        What times PIM programs; the engines, with the system's timing, by default.
+    profiling : Profiling, optional
+        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
+        default, and nothing kept on disk.
     """
     network = frontend.load(model, shapes)
-    return search_network(network, target_system, plan, objective=objective, solver=solver, profiler=profiler)
+    options = {"objective": objective, "solver": solver}
+    return search_network(network, target_system, plan, profiling=profiling, **options)
 
 
 def search_network(
@@ -109,12 +107,13 @@ def search_network(
     *,
     objective: str = "latency",
     solver: str = "dp",
-    profiler: PimProfiler | None = None,
+    profiling: Profiling | None = None,
 ) -> Searched:
     """`search` for a network that was loaded."""
     options = {"objective": objective, "solver": solver}
-    graph = _regions(network)
-    return _search(graph, target_system or system(), _plan(plan), profiler=profiler, **options)
+    target_system = target_system or system()
+    costs = Costs(target_system, profiling or Profiling())
+    return _search(regions(network), target_system, _plan(plan), costs, **options)
 
 
 def _plan(plan: AnyPlan | None) -> Plan | None:
@@ -123,7 +122,8 @@ def _plan(plan: AnyPlan | None) -> Plan | None:
     return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
 
 
-def _regions(network: Network) -> RegionGraph:
+def regions(network: Network) -> RegionGraph:
+    """What the search places of a network."""
     return extract_regions(network.module, network.name)
 
 
@@ -131,14 +131,13 @@ def _search(
     graph: RegionGraph,
     target_system: System,
     plan: Plan | None,
-    simulated: Candidates | None = None,
-    profiler: PimProfiler | None = None,
+    costs: Costs,
     **options: str,
 ) -> Searched:
     """Searched, or with `plan` applied."""
     if plan is None:
-        return search_graph(graph, target_system, simulated, profiler=profiler, **options)
-    return apply_plan(graph, target_system, plan, simulated, profiler=profiler)
+        return search_graph(graph, target_system, costs, **options)
+    return apply_plan(graph, target_system, plan, costs)
 
 
 def compile(
@@ -152,7 +151,7 @@ def compile(
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
-    profiler: PimProfiler | None = None,
+    profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
@@ -179,8 +178,9 @@ def compile(
         1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
-    profiler : PimProfiler, optional
-        What times PIM programs; the engines, with the system's timing, by default.
+    profiling : Profiling, optional
+        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
+        default, and nothing kept on disk.
     progress : callable
         Told what is being done.
 
@@ -210,7 +210,8 @@ def compile(
 
     progress("searching")
     search_begin = time.perf_counter()
-    searched = _search(_regions(network), target_system, plan, profiler=profiler)
+    costs = Costs(target_system, profiling or Profiling())
+    searched = _search(regions(network), target_system, plan, costs)
     search_seconds = time.perf_counter() - search_begin
     compare = _comparison(searched, plan)
 
@@ -333,89 +334,13 @@ def run(
     return artifact.run(directory, inputs, target)
 
 
-def simulate(
-    path: str | os.PathLike,
-    pim: str | os.PathLike | PimSpec = "newton-gddr6",
-    *,
-    timing: str = "strict",
-    gwrite_hiding: bool = True,
-    profiler: PimProfiler | None = None,
-    progress: Callable[[float], None] = lambda _: None,
-) -> TimingResult:
-    """Cycles of a ``.pim`` trace or a ``.pimprog`` program.
-
-    Parameters
-    ----------
-    path : path
-    pim : str, path or PimSpec
-        Device.
-    timing, gwrite_hiding
-        Of the engines (`timing.time_program`); of no account where there is a `profiler`.
-    profiler : PimProfiler, optional
-        What times it instead of the engines.
-    progress : callable
-        Told now and then which share of a trace is done, in [0, 1].
-
-    Returns
-    -------
-    TimingResult
-        `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
-        rows that are not open; None under the published timing, which is not legal, under a `profiler`,
-        and for a program with a channel of more than `CHECKED_COMMANDS` commands.
-
-    Raises
-    ------
-    TraceError, UnknownNameError, SpecError, UsageError, ProfilerError
-        For a malformed file, an unknown device or timing, a device that does not fit the program, a
-        file of another kind, and a profiler that fails.
-    """
-    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
-    path = Path(path)
-    checked = profiler is None and timing == "strict"
-    profiler = profiler or BuiltIn(timing, gwrite_hiding)
-    if path.suffix == ".pimprog":
-        program = PimProgram.load(path)
-        check_device(program, spec)
-        result = profiler.time_program(program, spec)
-        longest = max(sum(commands.values()) for commands in result.channel_commands)
-        checked = checked and longest <= CHECKED_COMMANDS
-        return replace(result, violations=program_violations(program, spec) if checked else None)
-    if path.suffix != ".pim":
-        raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
-    return profiler.time_trace(path, spec, progress)
-
-
-def simulated_energy_pj(
-    path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec = "newton-gddr6"
-) -> tuple[dict[str, float], ...]:
-    """Energy of what `simulate` timed, for each channel by what it goes into.
-
-    Under the published timing it is what the authors' fork prints; otherwise everything that the device's
-    file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
-    storage type: the first of the device is taken.
-    """
-    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
-    dtype, bursts, banks = spec.dtypes[0], 1, None
-    if Path(path).suffix == ".pimprog":
-        program = PimProgram.load(path)
-        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
-    return channel_energies_pj(
-        result.channel_commands,
-        result.channel_gwrite_bursts,
-        bursts,
-        spec,
-        dtype,
-        time_ns=result.time_ns,
-        mode="full" if result.timing == "strict" else "ramulator-pimflow",
-        banks=banks,
-    )
-
-
 def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, each searched (or applied) anew."""
 
     def speedup(other: System, shares: bool) -> float:
-        found = _search(searched.graph, other, plan, searched.maker if shares else None)
+        own = searched.maker.costs
+        costs = own if shares else Costs(other, replace(own.profiling, pim=None))
+        found = _search(searched.graph, other, plan, costs)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system

@@ -26,7 +26,8 @@ from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, SCHEDULINGS, TIMINGS
 
 if TYPE_CHECKING:
-    from pimflow.simulators.profiler import PimProfiler
+    from pimflow.placement import Profiling
+    from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
@@ -78,19 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
     )
-    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
-    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of the system")
-    sub.add_argument("--pim", metavar="NAME|FILE", help="PIM device of the system")
-    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
+    _system_options(sub)
     sub.add_argument(
         "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
-    )
-    sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
-    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
-    sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
-    sub.add_argument("--dtype", help="storage type: fp16, fp32")
-    sub.add_argument(
-        "--profiler", metavar="pim=ramulator:PATH", help="time PIM programs with an installed Ramulator"
     )
     sub.add_argument(
         "--tolerance",
@@ -98,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
     )
+
+    sub = command("profile", _profile, "time everything that a search needs, and keep it")
+    sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
+    sub.add_argument(
+        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
+    )
+    _system_options(sub)
 
     sub = command("run", _run, "run a compiled network")
     sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
@@ -111,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
     )
     sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
-    sub.add_argument("--profiler", metavar="pim=ramulator:PATH", help="time it with an installed Ramulator")
+    sub.add_argument(
+        "--profiler",
+        metavar="pim=ramulator:PATH",
+        action="append",
+        default=[],
+        help="time it with an installed Ramulator",
+    )
     sub.add_argument(
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
@@ -137,6 +141,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _system_options(sub: argparse.ArgumentParser) -> None:
+    """The system, where times come from, and where they are kept."""
+    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
+    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of the system")
+    sub.add_argument("--pim", metavar="NAME|FILE", help="PIM device of the system")
+    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
+    sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
+    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
+    sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
+    sub.add_argument("--dtype", help="storage type: fp16, fp32")
+    sub.add_argument(
+        "--profiler",
+        metavar="gpu=…|pim=…",
+        action="append",
+        default=[],
+        help="where times come from, e.g. gpu=analytic, pim=ramulator:PATH; may be given for each",
+    )
+    sub.add_argument("--jobs", metavar="N", type=int, help="worker processes (default: one a processor)")
+    sub.add_argument(
+        "--executor",
+        metavar="processes|dask://HOST:PORT",
+        default="processes",
+        help="who times PIM programs (default: %(default)s)",
+    )
+    sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
+
+
 def _system(args: argparse.Namespace) -> System:
     timing = args.timing or TIMING_OF.get(args.accounting)
     return system(
@@ -151,14 +182,38 @@ def _system(args: argparse.Namespace) -> System:
     )
 
 
-def _profiler(args: argparse.Namespace, gwrite_hiding: bool = True) -> PimProfiler | None:
-    if args.profiler is None:
-        return None
-    if args.timing:
-        raise UsageError("--profiler times PIM by rules of its own; leave out --timing")
-    from pimflow.simulators.profiler import parse_profiler
+def _profilers(
+    args: argparse.Namespace, gwrite_hiding: bool = True
+) -> tuple[GpuProfiler | None, PimProfiler | None]:
+    if args.timing and any(text.startswith("pim=") for text in args.profiler):
+        raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
+    from pimflow.profilers import parse_profilers
 
-    return parse_profiler(args.profiler, gwrite_hiding)
+    return parse_profilers(args.profiler, gwrite_hiding)
+
+
+@contextlib.contextmanager
+def _profiling(args: argparse.Namespace) -> Iterator[Profiling]:
+    """How times are found; says at the end if they could not be kept."""
+    from pimflow.placement import Profiling
+    from pimflow.placement.cache import ResultCache, default_path
+    from pimflow.placement.executors import parse_executor
+
+    gpu, pim = _profilers(args)
+    executor = parse_executor(args.executor, args.jobs)
+    cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
+    with _bar("timing layers", args.quiet) as advance:
+        yield Profiling(
+            **({"gpu": gpu} if gpu else {}),
+            pim=pim,
+            cache=cache,
+            executor=executor,
+            progress=lambda done, of: advance(done / of if of else 1.0),
+        )
+    if cache is not None:
+        if cache.flaw and not args.quiet:
+            print(f"pimflow: warning: {cache.flaw}", file=sys.stderr)
+        cache.close()
 
 
 @contextlib.contextmanager
@@ -209,18 +264,18 @@ def _compile(args: argparse.Namespace) -> None:
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
-    profiler = _profiler(args)
     if args.explain is not None:
-        with _progress(args.quiet) as progress:
+        with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
-            searched = api.search(args.model, target_system, shapes=shapes, plan=args.plan, profiler=profiler)
+            options = {"shapes": shapes, "plan": args.plan, "profiling": profiling}
+            searched = api.search(args.model, target_system, **options)
         region = searched.graph.region(args.explain)
         if args.json:
             _print_json(report.explanation(searched, region))
         else:
             print(report.explain(searched, region))
         return
-    with _progress(args.quiet) as progress:
+    with _progress(args.quiet) as progress, _profiling(args) as profiling:
         compiled = api.compile(
             args.model,
             args.output,
@@ -230,13 +285,25 @@ def _compile(args: argparse.Namespace) -> None:
             shapes=shapes,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
-            profiler=profiler,
+            profiling=profiling,
             progress=progress,
         )
     if args.json:
         _print_json(compiled.report)
     else:
         print(report.table(compiled.report, args.output))
+
+
+def _profile(args: argparse.Namespace) -> None:
+    from pimflow import profiling
+
+    shapes = dict(zoo.parse_shape(text) for text in args.shape)
+    with _profiling(args) as sources:
+        found = profiling.profile(args.models, _system(args), sources, shapes)
+    if args.json:
+        _print_json(found)
+    else:
+        print(profiling.text(found))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -271,57 +338,26 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from pimflow import api
-    from pimflow.simulators.energy import total_energy_pj
+    from pimflow import simulation
 
     hiding = not args.no_gwrite_hiding
-    profiler = _profiler(args, hiding)
+    _, profiler = _profilers(args, hiding)
     timing = args.timing or "strict"
     with _bar("simulating", args.quiet) as advance:
-        result = api.simulate(
+        result = simulation.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )
-    channels_pj = api.simulated_energy_pj(args.file, result, args.pim)
-    energy_pj = total_energy_pj(channels_pj)
+    row = simulation.summary(result, simulation.simulated_energy_pj(args.file, result, args.pim))
     if result.empty_reads:
         print(
             f"pimflow: warning: {result.empty_reads} READRES of an empty latch: no COMP on the buffer since "
             "its last READRES (a .pim trace has one buffer)",
             file=sys.stderr,
         )
-    row = {
-        "cycles": result.cycles,
-        "time_ns": result.time_ns,
-        "commands": result.commands,
-        "timing": result.timing,
-        "pim": result.pim,
-        "utilisation": result.utilisation,
-        "row_utilisation": result.row_utilisation,
-        "timing_violations": result.violations,
-        "energy_pj": energy_pj,
-        "empty_reads": result.empty_reads,
-        "channels": [
-            {"cycles": cycles, "commands": commands, "energy_pj": pj}
-            for cycles, commands, pj in zip(result.channel_cycles, result.channel_commands, channels_pj)
-        ],
-    }
     if args.json:
         _print_json(row)
-        return
-    counts = ", ".join(f"{count} {name}" for name, count in result.commands.items())
-    print(f"{result.cycles} cycles, {result.time_ns / 1e3:.3f} us on {result.pim} ({result.timing})")
-    print(f"{counts}; multipliers busy {100 * result.utilisation:.1f} %")
-    total_pj = sum(energy_pj.values())
-    parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in energy_pj.items() if pj)
-    print(f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}")
-    if result.row_utilisation is not None:
-        print(f"{100 * result.row_utilisation:.1f} % of the columns of opened rows used")
-    if result.violations is None and result.timing == "strict":
-        print(f"legality not checked: a channel has more than {api.CHECKED_COMMANDS} commands")
-    elif result.violations is None:
-        print("legality not checked: the published timing has no precharge")
     else:
-        print(f"{result.violations} timing violations")
+        print(simulation.text(row))
 
 
 def _trace(args: argparse.Namespace) -> None:

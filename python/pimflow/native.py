@@ -8,12 +8,12 @@ import tvm_ffi
 
 from pimflow import errors
 
-_LIBRARY = Path(__file__).with_name("libpimflow_core.so")
+LIBRARY = Path(__file__).with_name("libpimflow_core.so")
 
-if not _LIBRARY.exists():
-    raise ImportError(f"{_LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
+if not LIBRARY.exists():
+    raise ImportError(f"{LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
 
-_module = tvm_ffi.load_module(str(_LIBRARY))
+_module = tvm_ffi.load_module(str(LIBRARY))
 get = tvm_ffi.get_global_func
 
 

@@ -60,7 +60,7 @@ def build(
         "pim_channels": system.pim_channels,
         "dtype": system.dtype,
         "accounting": system.accounting,
-        "timing": searched.maker.profiler.name,
+        "timing": searched.maker.costs.side.profiler.name,
         "scheduling": system.scheduling,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,

@@ -284,7 +284,7 @@ def test_search_takes_the_profilers_times(capsys, ramulator):
             "leave out --timing",
         ),
         (["compile", "toy", "--profiler", "pim=ramulator:absent/ramulator"], 3, "there is no such file"),
-        (["compile", "toy", "--profiler", "pim=dramsim:x"], 2, "unknown profiler 'dramsim'"),
+        (["compile", "toy", "--profiler", "pim=dramsim:x"], 2, "unknown profiler of the pim 'dramsim'"),
     ],
 )
 def test_profilers_that_fail(capsys, argv, code, says):

@@ -11,7 +11,7 @@ from pimflow.errors import PlanError
 from pimflow.hardware import system
 from pimflow.hardware.system import SCHEDULINGS
 from pimflow.pim_backend.schedule import schedules
-from pimflow.placement import Candidates, profile, search
+from pimflow.placement import Candidates, Costs, Profiling, profile, search
 from pimflow.placement.evaluate import evaluate
 from pimflow.placement.solve import solve_dp
 from pimflow.relay_passes.extract_regions import extract_regions
@@ -71,7 +71,7 @@ def test_a_dependent_region_goes_on_with_the_submission_before_it(toy):
 class Slower:
     """A profiler that finds everything taking seven times as long."""
 
-    name = "slower"
+    name = identity = "slower"
 
     def time_program(self, program, pim):
         timing = BuiltIn().time_program(program, pim)
@@ -80,7 +80,8 @@ class Slower:
 
 def test_pim_times_come_from_the_profiler(toy):
     target = system()
-    built_in, slower = Candidates(toy, target), Candidates(toy, target, profiler=Slower())
+    slow_costs = Costs(target, Profiling(pim=Slower()))
+    built_in, slower = Candidates(toy, target), Candidates(toy, target, slow_costs)
     for name in ("down.conv", "widen.conv"):
         region = toy.region(name)
         for mode, rows in (("PIM", 0), ("SPLIT", 4)):
@@ -89,7 +90,7 @@ def test_pim_times_come_from_the_profiler(toy):
             label = f"{name} (PIM)"
             assert times[1].pop(label) == pytest.approx(7 * times[0].pop(label))
             assert times[0] == times[1]
-    plans = [search(toy, target, profiler=profiler).plan for profiler in (None, Slower())]
+    plans = [search(toy, target, costs).plan for costs in (None, slow_costs)]
     assert plans[0].system != plans[1].system and plans[0].latency_ns < plans[1].latency_ns
 
 
@@ -99,16 +100,11 @@ def test_a_level_of_scheduling_restricts_every_loop_order_and_enters_the_digest(
     for level, searched in found.items():
         region = toy.region("widen.conv")
         known = schedules(region.geometry, searched.system.pim, "fp16", level)
-        assert searched.maker.pim_run(region, 0).program.schedule in [str(s) for s in known]
+        assert searched.maker.pim_cost(region, 0).schedule in [str(s) for s in known]
         others = [s for s in schedules(region.geometry, searched.system.pim, "fp16") if s not in known]
         for schedule in others[:1]:
             with pytest.raises(PlanError, match="is none of"):
                 searched.maker.make(region, "PIM", schedule=str(schedule))
-
-
-def test_what_shares_simulations_shares_the_profiler(toy):
-    maker = Candidates(toy, system(), profiler=Slower())
-    assert Candidates(toy, system().with_launches(gpu_ns=0.0, pim_ns=0.0), maker).profiler is maker.profiler
 
 
 def test_resources_do_one_task_at_a_time(toy):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
-from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
-from pimflow.simulators.profiler import BuiltIn, parse_profiler
+from pimflow.errors import ProfilerError, SpecError, TraceError
+from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator_adapter import Ramulator, parse_output
 from pimflow.simulators.timing import time_program
 from pimflow.simulators.trace import expand_to_pim
@@ -169,23 +169,8 @@ def test_what_cannot_be_executed(tmp_path):
 
 def test_a_bare_name_is_looked_for(fake, monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(fake).parent), os.environ["PATH"]]))
-    assert parse_profiler("pim=ramulator:ramulator") == Ramulator(fake)
-    assert parse_profiler(f"pim=ramulator:{fake}", False) == Ramulator(fake, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("ramulator", "not of the form pim=ramulator:PATH"),
-        ("pim=ramulator", "not of the form"),
-        ("pim=ramulator:", "not of the form"),
-        ("gpu=ramulator:x", "unknown device to profile 'gpu'"),
-        ("pim=ramulater:x", "did you mean ramulator"),
-    ],
-)
-def test_profilers_that_there_are_not(text, says):
-    with pytest.raises(UsageError, match=says):
-        parse_profiler(text)
+    assert Ramulator("ramulator") == Ramulator(fake)
+    assert Ramulator("ramulator").identity == Ramulator(fake).identity != Ramulator(fake, False).identity
 
 
 def test_the_engines_are_a_profiler_too(newton):

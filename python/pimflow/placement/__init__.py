@@ -13,12 +13,22 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import PlanError, UnknownNameError
 from pimflow.hardware import System
 from pimflow.placement.candidates import COST_MODEL, Candidates
+from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
 from pimflow.placement.pim_runs import check_rows
 from pimflow.placement.solve import Solution, solve_dp
-from pimflow.simulators.profiler import PimProfiler
 
-__all__ = ["Candidates", "Evaluation", "Searched", "apply", "check_options", "profile", "search"]
+__all__ = [
+    "Candidates",
+    "Costs",
+    "Evaluation",
+    "Profiling",
+    "Searched",
+    "apply",
+    "check_options",
+    "profile",
+    "search",
+]
 
 OBJECTIVES = ("latency",)
 SOLVERS = {"dp": solve_dp}
@@ -70,6 +80,7 @@ class Searched:
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """Every candidate of every region with its cost."""
+    maker.prepare()
     candidates = {region.name: tuple(maker.all(region)) for region in graph.regions}
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
@@ -86,17 +97,16 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
 def search(
     graph: RegionGraph,
     system: System,
-    simulated: Candidates | None = None,
+    costs: Costs | None = None,
     *,
     objective: str = "latency",
     solver: str = "dp",
-    profiler: PimProfiler | None = None,
 ) -> Searched:
     """The best plan: the best mixed one, or the whole network on the GPU with all channels.
 
     Parameters
     ----------
-    simulated, profiler
+    costs
         See `Candidates`.
 
     Raises
@@ -107,7 +117,7 @@ def search(
         If its weights do not fit the PIM channels.
     """
     check_options(objective, solver)
-    maker = Candidates(graph, system, simulated, profiler)
+    maker = Candidates(graph, system, costs)
     table = profile(graph, maker)
     mixed = SOLVERS[solver](graph, table)
     whole = _gpu_only(graph, maker)
@@ -131,9 +141,7 @@ def apply(
     graph: RegionGraph,
     system: System,
     plan: Plan,
-    simulated: Candidates | None = None,
-    *,
-    profiler: PimProfiler | None = None,
+    costs: Costs | None = None,
 ) -> Searched:
     """An edited or stored plan on `system`.
 
@@ -151,7 +159,7 @@ def apply(
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
         raise PlanError(f"the plan does not cover the regions of '{graph.name}' one by one: {odd[0]}")
-    maker = Candidates(graph, system, simulated, profiler)
+    maker = Candidates(graph, system, costs)
     table = profile(graph, maker)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
@@ -248,5 +256,5 @@ def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:
 def _digest(graph: RegionGraph, maker: Candidates) -> str:
     plain = dataclasses.replace(maker.system, sources={})
     return hashlib.sha256(
-        f"{graph.digest} {plain!r} {maker.profiler.name} {COST_MODEL}".encode()
+        f"{graph.digest} {plain!r} {maker.costs.profilers} {COST_MODEL}".encode()
     ).hexdigest()[:16]

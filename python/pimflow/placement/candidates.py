@@ -22,26 +22,24 @@ from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.pim_backend.capability import refusal
 from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement.pim_runs import PimRun, PimSide
+from pimflow.placement.costs import Costs, Profiling
+from pimflow.placement.pim_runs import PimCost
 from pimflow.simulators.energy import pim_energy_pj
-from pimflow.simulators.gpu_model import KernelCost, kernel_cost, kernel_energy_pj
-from pimflow.simulators.profiler import BuiltIn, PimProfiler
+from pimflow.simulators.gpu_model import kernel_energy_pj
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "2"
+COST_MODEL = "3"
 
 
 class Candidates:
-    """Makes the candidates of one network on one system, and remembers what it simulated.
+    """Makes the candidates of one network on one system.
 
     Parameters
     ----------
     graph : RegionGraph
     system : System
-    simulated : Candidates, optional
-        Of the same network, on a system that differs in launch times only: what it knows is shared.
-    profiler : PimProfiler, optional
-        What times PIM programs; the engines, with the system's timing, by default.
+    costs : Costs, optional
+        Made for the system, or for one that differs in launch times only.
 
     Raises
     ------
@@ -53,23 +51,26 @@ class Candidates:
         self,
         graph: RegionGraph,
         system: System,
-        simulated: Candidates | None = None,
-        profiler: PimProfiler | None = None,
+        costs: Costs | None = None,
     ):
         system.require_network_dtype()
         self.graph, self.system = graph, system
-        built_in = BuiltIn(system.timing, system.gwrite_hiding)
-        self.profiler = profiler or (simulated.profiler if simulated else built_in)
-        self._side = PimSide(
-            pim=system.pim,
-            channels=system.pim_channels,
-            dtype=system.dtype,
-            profiler=self.profiler,
-            level=system.scheduling,
-        )
-        self._runs: dict[tuple, PimRun] = simulated._runs if simulated else {}
-        self._best: dict[ConvGeometry, list[Schedule]] = simulated._best if simulated else {}
-        self._kernels: dict[tuple[Kernel, int], KernelCost] = simulated._kernels if simulated else {}
+        self.costs = costs or Costs(system, Profiling())
+
+    def prepare(self) -> None:
+        """Time all that the candidates of the network need, at once."""
+        self.costs.time_layers(self.layers())
+        with self.costs.together():
+            for region in self.graph.regions:
+                self.all(region)
+                self.make(region, "GPU", gpu_channels=self.system.gpu.memory_channels)
+                if not self.refusal(region):
+                    self.settle(region), self.absorb(region)
+
+    def layers(self) -> list[tuple[ConvGeometry, str, tuple[int, ...]]]:
+        """What PIM is asked to do: layers, a region that has each, and output rows that the GPU may take."""
+        capable = [region for region in self.graph.regions if not self.refusal(region)]
+        return [(region.geometry, region.name, self.splits(region)) for region in capable]
 
     def all(self, region: Region) -> list[Candidate]:
         """GPU; PIM; SPLIT in steps of a tenth of the rows, where PIM can run the region."""
@@ -77,11 +78,13 @@ class Candidates:
         if self.refusal(region):
             return found
         found.append(self.make(region, "PIM"))
+        return found + [self.make(region, "SPLIT", gpu_rows) for gpu_rows in self.splits(region)]
+
+    def splits(self, region: Region) -> tuple[int, ...]:
+        """Output rows that the GPU may compute of a region on both."""
         rows = region.output_rows
-        for gpu_rows in sorted({round(share * rows) for share in SHARES} - {0, rows}):
-            if not self.unsplittable(region, gpu_rows):
-                found.append(self.make(region, "SPLIT", gpu_rows))
-        return found
+        tried = sorted({round(share * rows) for share in SHARES} - {0, rows})
+        return tuple(gpu_rows for gpu_rows in tried if not self.unsplittable(region, gpu_rows))
 
     def refusal(self, region: Region) -> str:
         """Why PIM cannot run `region`; empty if it can."""
@@ -144,7 +147,7 @@ class Candidates:
         return self._with_pim(region, mode, gpu_rows if mode == "SPLIT" else 0, schedule, channels)
 
     def _with_pim(self, region: Region, mode: str, gpu_rows: int, schedule: str, channels: int) -> Candidate:
-        run = self.pim_run(region, gpu_rows, schedule)
+        run = self.pim_cost(region, gpu_rows, schedule)
         full = self.system.accounting == "full"
         parallel = [self._pim_task(region, run)]
         if full:
@@ -160,7 +163,7 @@ class Candidates:
         tasks += [replace(task, after=first) for task in parallel]
         if full and self.system.pim.result_lanes > 1:
             after = tuple(range(len(tasks)))
-            tasks.append(replace(self._lanes_task(region, run.program, channels), after=after))
+            tasks.append(replace(self._lanes_task(region, run, channels), after=after))
         pending = self._undone(gpu_rows) + region.epilogue
         defers = pending and self.defers(region)
         if pending and not defers:
@@ -168,7 +171,6 @@ class Candidates:
             if settle:
                 tasks.append(replace(settle, after=tuple(range(len(tasks)))))
         port = Port(dtype=self.system.dtype)
-        image_rows = run.program.rows
         return Candidate(
             name="PIM" if mode == "PIM" else f"SPLIT {gpu_rows}/{region.output_rows}",
             covers=(region.name,),
@@ -176,9 +178,9 @@ class Candidates:
             input=port,
             output=replace(port, pending=pending if defers else ()),
             tasks=tuple(tasks),
-            rewrite=Rewrite(mode=mode, gpu_rows=gpu_rows, schedule=run.program.schedule),
-            placed_rows=image_rows,
-            placed_bytes=image_rows * row_bytes(self.system) * self.system.pim_channels,
+            rewrite=Rewrite(mode=mode, gpu_rows=gpu_rows, schedule=run.schedule),
+            placed_rows=run.rows,
+            placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
         )
 
     def _undone(self, gpu_rows: int) -> tuple[str, ...]:
@@ -186,11 +188,10 @@ class Candidates:
         lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
         return lanes + (("concat",) if gpu_rows else ())
 
-    def _lanes_task(self, region: Region, program: PimProgram, channels: int) -> Task:
+    def _lanes_task(self, region: Region, run: PimCost, channels: int) -> Task:
         """What it adds to a kernel that each result is a sum of several, which the device left apart."""
-        results = (program.pixel_end - program.pixel_begin) * program.geometry.oc
-        more = (program.result_lanes - 1) * results
-        more_bytes = more * RESULT_BYTES[program.dtype]
+        more = (run.result_lanes - 1) * run.results
+        more_bytes = more * RESULT_BYTES[self.system.dtype]
         kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
         task = self._gpu_task(f"{region.name} (lanes)", kernel, channels)
         return replace(task, launch_ns=0.0, launched=False)
@@ -234,47 +235,24 @@ class Candidates:
         task = self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels)
         return EdgeCost(task=task if own else replace(task, launch_ns=0.0, launched=False))
 
-    def pim_run(self, region: Region, gpu_rows: int, schedule: str = "") -> PimRun:
-        """The program for the rows that the GPU leaves, by the given or the fastest loop order."""
+    def pim_cost(self, region: Region, gpu_rows: int, schedule: str = "") -> PimCost:
+        """Of the program for the rows that the GPU leaves, by the given or the fastest loop order."""
         geometry = region.geometry
         if schedule:
-            known = self._side.schedules(geometry)
-            wanted = [s for s in known if str(s) == schedule]
-            if not wanted:
-                names = ", ".join(repr(str(s)) for s in known)
+            known = [str(s) for s in self.costs.side.schedules(geometry)]
+            if schedule not in known:
+                names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
-            return self._run(region, gpu_rows, wanted[0])
-        if geometry not in self._best:
-            self._best[geometry] = self._side.ranked(geometry, region.name)[:2]
-        # Of the whole layer; they were ranked by one channel.
-        first, *second = self._best[geometry]
-        if (
-            second
-            and self._run(region, 0, second[0]).timing.time_ns < self._run(region, 0, first).timing.time_ns
-        ):
-            first = second[0]
-        return self._run(region, gpu_rows, first)
-
-    def _run(self, region: Region, gpu_rows: int, schedule: Schedule) -> PimRun:
-        geometry = region.geometry
-        key = (geometry, gpu_rows, schedule)
-        if key not in self._runs:
-            self._runs[key] = self._side.run(geometry, schedule, region.name, gpu_rows * geometry.ow)
-        return self._runs[key]
+        return self.costs.pim(geometry, region.name, gpu_rows, schedule)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         schedule = Schedule.parse(candidate.rewrite.schedule)
         pixel_begin = candidate.rewrite.gpu_rows * region.geometry.ow
-        return self._side.program(region.geometry, schedule, region.name, pixel_begin, row_begin)
+        return self.costs.side.program(region.geometry, schedule, region.name, pixel_begin, row_begin)
 
     def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
-        key = (kernel, channels)
-        if key not in self._kernels:
-            self._kernels[key] = kernel_cost(
-                kernel, self.system.gpu, dtype=self.system.dtype, channels=channels
-            )
-        cost = self._kernels[key]
+        cost = self.costs.kernel(kernel, channels)
         return Task(
             label=label,
             resource="gpu",
@@ -282,6 +260,7 @@ class Candidates:
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
             energy_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
+            known=cost.known,
         )
 
     def _prologue_task(self, region: Region, channels: int) -> Task:
@@ -290,29 +269,28 @@ class Candidates:
         kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
         return self._gpu_task(f"{region.name} ({', '.join(region.prologue)})", kernel, channels)
 
-    def _pim_task(self, region: Region, run: PimRun) -> Task:
+    def _pim_task(self, region: Region, run: PimCost) -> Task:
         full = self.system.accounting == "full"
-        timing, program = run.timing, run.program
         energy = pim_energy_pj(
-            timing.commands,
-            timing.gwrite_bursts,
-            program.readres_bursts,
+            run.commands,
+            run.gwrite_bursts,
+            run.readres_bursts,
             self.system.pim,
-            program.dtype,
-            banks=program.tile_banks,
+            self.system.dtype,
+            banks=run.banks,
         )
         return Task(
             label=f"{region.name} (PIM)",
             resource="pim",
             launch_ns=self.system.pim_launch_ns if full else 0.0,
-            execution_ns=timing.time_ns,
+            execution_ns=run.time_ns,
             energy_pj=sum(energy.values()),
             known=Known.SIMULATED,
         )
 
-    def _pim_bytes(self, run: PimRun) -> int:
+    def _pim_bytes(self, run: PimCost) -> int:
         """Bytes over the crossbar: what all GWRITEs write and all READRESs return."""
-        bursts = run.timing.gwrite_bursts + run.timing.commands["READRES"] * run.program.readres_bursts
+        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
         return bursts * self.system.pim.column_bytes
 
     def _transfer(self, label: str, moved_bytes: int) -> Task:

@@ -1,0 +1,120 @@
+"""What profilers found, kept on disk.
+
+One SQLite file: it survives a kill, and several processes may use it at once. What cannot be read or stored
+costs time, never the result: the cache then says what is wrong with it (`ResultCache.flaw`) and is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pimflow import native
+
+WAIT_SECONDS = 30.0  # for another process that is writing
+KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
+# What decides a result besides its key.
+COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
+
+
+def default_path() -> Path:
+    """Where results are kept: ``PIMFLOW_CACHE``, else a file under the user's cache directory."""
+    chosen = os.environ.get("PIMFLOW_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(home) / "pimflow" / "profiles.sqlite"
+
+
+@functools.cache
+def sources_digest(packages: tuple[str, ...] = COMPUTED_BY) -> str:
+    """Of the Python sources of packages: the same on every machine that has them."""
+    digest = hashlib.sha256()
+    for package in packages:
+        folder = Path(importlib.util.find_spec(f"pimflow.{package}").origin).parent
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of all code that computes results: what other code computed is not taken for its."""
+    return hashlib.sha256(sources_digest().encode() + native.LIBRARY.read_bytes()).hexdigest()
+
+
+class ResultCache:
+    """Results by what they were computed from; values are JSON.
+
+    Parameters
+    ----------
+    path : path
+        File to use, made if it is not there.
+
+    Attributes
+    ----------
+    flaw : str
+        What keeps results from being read or stored; empty while nothing does.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.flaw = ""
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+            # A killed process loses nothing; a power cut may, which SQLite then finds and says.
+            self._connection.execute("PRAGMA synchronous=OFF")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT)")
+            self._connection.commit()
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+
+    def get(self, keys: Iterable[object]) -> dict[object, Any]:
+        """The values of those keys that are there."""
+        keys = list(keys)
+        by_digest = {_digest(key): key for key in keys}
+        digests, found = list(by_digest), {}
+        for begin in range(0, len(digests), KEYS_AT_ONCE):
+            if self._connection is None:
+                break
+            part = digests[begin : begin + KEYS_AT_ONCE]
+            query = f"SELECT key, value FROM results WHERE key IN ({','.join('?' * len(part))})"
+            try:
+                rows = self._connection.execute(query, part).fetchall()
+                found |= {by_digest[digest]: json.loads(value) for digest, value in rows}
+            except (sqlite3.Error, ValueError) as error:
+                self._give_up(error)
+        return found
+
+    def put(self, values: Mapping[object, Any]) -> None:
+        """Keep `values`, all of them or none."""
+        if self._connection is None or not values:
+            return
+        rows = [(_digest(key), json.dumps(value)) for key, value in values.items()]
+        try:
+            with self._connection:
+                self._connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _give_up(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or str(error)
+        remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
+        self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
+        self.close()
+
+
+def _digest(key: object) -> str:
+    return hashlib.sha256(f"{code_digest()} {key!r}".encode()).hexdigest()

@@ -1,0 +1,218 @@
+"""What programs and kernels cost: from profilers, each asked once, and from what was kept of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pimflow.core.candidate import Known
+from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.hardware import System
+from pimflow.pim_backend.schedule import Schedule
+from pimflow.placement.cache import ResultCache
+from pimflow.placement.executors import Executor, Serial
+from pimflow.placement.pim_runs import LayerCosts, PimCost, PimSide
+from pimflow.simulators.gpu_model import KernelCost
+from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, KernelRequest, PimProfiler
+
+NOTHING = KernelCost(
+    **dict.fromkeys(("launch_ns", "execution_ns", "compute_ns", "l2_ns", "dram_ns"), 0.0),
+    dram_bytes=0.0,
+    l2_bytes=0.0,
+    tile=None,
+    blocks=0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiling:
+    """How times are found.
+
+    Attributes
+    ----------
+    gpu : GpuProfiler
+    pim : PimProfiler, optional
+        The engines, with the system's timing, by default.
+    cache : ResultCache, optional
+        Where results are kept.
+    executor : Executor
+        Who times PIM programs.
+    progress : callable
+        Told how many layers of how many are timed.
+    """
+
+    gpu: GpuProfiler = field(default_factory=Analytic)
+    pim: PimProfiler | None = None
+    cache: ResultCache | None = None
+    executor: Executor = field(default_factory=Serial)
+    progress: Callable[[int, int], None] = lambda _done, _all: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer to be timed on PIM.
+
+    Attributes
+    ----------
+    side : PimSide
+    geometry : ConvGeometry
+    name : str
+        Of a region that has it.
+    splits : tuple of int
+        Output rows that the GPU may compute of it.
+    """
+
+    side: PimSide
+    geometry: ConvGeometry
+    name: str
+    splits: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple:
+        return ("layer", self.side.identity, self.geometry, self.splits)
+
+    def costs(self) -> LayerCosts:
+        return self.side.layer(self.geometry, self.name, self.splits)
+
+
+@dataclass
+class Tally:
+    """How many results were computed, and how many were kept from before."""
+
+    computed: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
+
+
+class Costs:
+    """Costs on one system; systems that differ in launch times only may share them.
+
+    Attributes
+    ----------
+    side : PimSide
+    profiling : Profiling
+    tally : Tally
+        Of ``pim`` layers and ``gpu`` kernels.
+    """
+
+    def __init__(self, system: System, profiling: Profiling):
+        self.profiling = profiling
+        self.side = PimSide(
+            pim=system.pim,
+            channels=system.pim_channels,
+            dtype=system.dtype,
+            profiler=profiling.pim or BuiltIn(system.timing, system.gwrite_hiding),
+            level=system.scheduling,
+        )
+        self.tally = Tally()
+        self._gpu, self._dtype = system.gpu, system.dtype
+        self._best: dict[ConvGeometry, str] = {}
+        self._pim: dict[tuple[ConvGeometry, int, str], PimCost] = {}
+        self._kernels: dict[KernelRequest, KernelCost] = {}
+        self._asked: dict[KernelRequest, None] | None = None
+
+    @property
+    def profilers(self) -> str:
+        """Which profilers they are from."""
+        return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
+
+    def time_layers(self, wanted: Sequence[tuple[ConvGeometry, str, tuple[int, ...]]]) -> None:
+        """Time layers, given by geometry, name and splits: those not known yet, the largest first."""
+        layers = {
+            geometry: Layer(side=self.side, geometry=geometry, name=name, splits=splits)
+            for geometry, name, splits in wanted
+            if geometry not in self._best
+        }
+        ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
+        kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
+        for layer in ordered:
+            if layer.key in kept:
+                found = kept[layer.key]
+                costs = tuple((rows, PimCost(**cost)) for rows, cost in found["costs"])
+                self._know(layer, LayerCosts(schedule=found["schedule"], costs=costs))
+        missing = [layer for layer in ordered if layer.key not in kept]
+        self.tally.kept["pim"] += len(ordered) - len(missing)
+        self.profiling.progress(len(ordered) - len(missing), len(ordered))
+        for done, (position, found) in enumerate(self.profiling.executor.map(Layer.costs, missing), start=1):
+            layer = missing[position]
+            self._know(layer, found)
+            self._keep({layer.key: dataclasses.asdict(found)})
+            self.tally.computed["pim"] += 1
+            self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
+
+    def _know(self, layer: Layer, found: LayerCosts) -> None:
+        self._best[layer.geometry] = found.schedule
+        for rows, cost in found.costs:
+            self._pim[layer.geometry, rows, cost.schedule] = cost
+
+    def _keep(self, results: dict) -> None:
+        if self.profiling.cache:
+            self.profiling.cache.put(results)
+
+    def pim(self, geometry: ConvGeometry, name: str, gpu_rows: int, schedule: str = "") -> PimCost:
+        """Of the output rows that the GPU leaves, by the given loop order or the layer's fastest."""
+        if not schedule:
+            if geometry not in self._best:
+                self.time_layers([(geometry, name, ())])
+            schedule = self._best[geometry]
+        known = (geometry, gpu_rows, schedule)
+        if known not in self._pim:
+            key = ("pim", self.side.identity, *known)
+            kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
+            if key in kept:
+                self._pim[known] = PimCost(**kept[key])
+            else:
+                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, gpu_rows)
+                self._keep({key: dataclasses.asdict(self._pim[known])})
+        return self._pim[known]
+
+    def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
+        """Of a GPU kernel while `channels` memory channels serve the GPU."""
+        request = KernelRequest(kernel, channels)
+        if request not in self._kernels:
+            if self._asked is not None:
+                self._asked[request] = None
+                return NOTHING
+            self._time_kernels([request])
+        return self._kernels[request]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Note which kernels are asked for inside, at no cost, and time them all at the end."""
+        self._asked = {}
+        try:
+            yield
+            asked = list(self._asked)
+        finally:
+            self._asked = None
+        self._time_kernels(asked)
+
+    def _time_kernels(self, requests: Sequence[KernelRequest]) -> None:
+        profiler = self.profiling.gpu
+        place = ("kernel", profiler.name, repr(dataclasses.replace(self._gpu, sources={})), self._dtype)
+        keys = {request: (*place, request) for request in requests}
+        kept = self.profiling.cache.get(keys.values()) if self.profiling.cache else {}
+        missing = [request for request in requests if keys[request] not in kept]
+        for request in requests:
+            if keys[request] in kept:
+                self._kernels[request] = _kernel_cost(kept[keys[request]])
+        found = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
+        self._kernels |= found
+        self._keep({keys[request]: _plain(cost) for request, cost in found.items()})
+        self.tally.kept["gpu"] += len(kept)
+        self.tally.computed["gpu"] += len(missing)
+
+    def known_kernels(self) -> Counter[Known]:
+        """How many kernels are known how."""
+        return Counter(cost.known for cost in self._kernels.values())
+
+
+def _plain(cost: KernelCost) -> dict:
+    return {**dataclasses.asdict(cost), "known": cost.known.value}
+
+
+def _kernel_cost(plain: dict) -> KernelCost:
+    tile = plain["tile"] and tuple(plain["tile"])
+    return KernelCost(**{**plain, "known": Known(plain["known"]), "tile": tile})

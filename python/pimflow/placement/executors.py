@@ -1,0 +1,163 @@
+"""Who does independent work: this process, several, or machines behind a Dask scheduler."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pimflow.errors import ProfilerError, UnknownNameError, UsageError
+from pimflow.placement.cache import sources_digest
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ATTEMPTS = 3  # pools, or runs of an item, before workers that die are given up on
+DASK = "dask://"
+CONNECT_SECONDS = 10.0
+PRELOAD = ["pimflow.placement.pim_runs"]
+
+
+class Executor(Protocol):
+    """Applies a function to items that do not depend on each other."""
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """Positions of the items with their results, as they come.
+
+        Raises whatever `function` raises, and `ProfilerError` if workers die again and again.
+        """
+
+
+@dataclass(frozen=True)
+class Serial:
+    """This process, one item after the other."""
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        for position, item in enumerate(items):
+            yield position, function(item)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes of this machine. An item whose worker dies is done again.
+
+    Parameters
+    ----------
+    jobs : int
+        How many.
+    """
+
+    jobs: int
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        if self.jobs == 1 or len(items) < 2:
+            yield from Serial().map(function, items)
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        left = set(range(len(items)))
+        for _ in range(ATTEMPTS):
+            jobs = min(self.jobs, len(left))
+            pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+            try:
+                futures = {pool.submit(function, items[position]): position for position in sorted(left)}
+                for future in as_completed(futures):
+                    position = futures[future]
+                    result = future.result()
+                    left.discard(position)
+                    yield position, result
+                return
+            except BrokenProcessPool:
+                continue
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        raise ProfilerError(
+            f"{ATTEMPTS} times a worker process died with {len(left)} of {len(items)} items left; "
+            "memory may be short: use fewer (--jobs)"
+        )
+
+
+@dataclass(frozen=True)
+class Dask:
+    """Workers of a Dask scheduler; they need the same pimflow. An item whose worker dies goes to another.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the scheduler.
+    """
+
+    address: str
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        try:
+            import distributed
+        except ImportError as error:
+            raise UsageError(
+                "an executor dask:// needs Dask, which is not installed: pip install 'pimflow[dask]'"
+            ) from error
+        if not items:
+            return
+        try:
+            client = distributed.Client(self.address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise ProfilerError(f"executor '{DASK}{self.address}': {error}") from error
+        with client:
+            self._check_workers(client)
+            futures = {
+                client.submit(function, item, pure=False, retries=ATTEMPTS): position
+                for position, item in enumerate(items)
+            }
+            for future in distributed.as_completed(list(futures), loop=client.loop):
+                try:
+                    result = future.result()
+                except distributed.KilledWorker as error:
+                    raise ProfilerError(f"executor '{DASK}{self.address}': {error}") from error
+                yield futures[future], result
+
+    def _check_workers(self, client: Any) -> None:
+        theirs = client.run(sources_digest)
+        if not theirs:
+            raise ProfilerError(f"executor '{DASK}{self.address}': the scheduler has no workers")
+        others = sorted(worker for worker, digest in theirs.items() if digest != sources_digest())
+        if others:
+            raise ProfilerError(
+                f"executor '{DASK}{self.address}': another pimflow than here runs on {', '.join(others)}"
+            )
+
+
+def parse_executor(text: str, jobs: int | None = None) -> Executor:
+    """The executor that ``processes`` or ``dask://HOST:PORT`` names.
+
+    Parameters
+    ----------
+    jobs : int, optional
+        Worker processes; one a processor by default.
+
+    Raises
+    ------
+    UsageError
+        If `text` names none, or `jobs` is not positive, or given for Dask, whose workers decide.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: at least one is needed")
+    if text.startswith(DASK):
+        address = text.removeprefix(DASK)
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdigit()):
+            raise UsageError(f"executor '{text}' is not of the form {DASK}HOST:PORT")
+        if jobs is not None:
+            raise UsageError("--jobs is for --executor processes; a Dask scheduler has its own workers")
+        return Dask(address)
+    if text != "processes":
+        raise UnknownNameError("executor", text, ["processes", f"{DASK}HOST:PORT"])
+    return Processes(jobs or os.cpu_count() or 1)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,139 @@
+"""Programs and traces by themselves: cycles and energy of a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import UsageError
+from pimflow.hardware import PimSpec
+from pimflow.simulators.energy import channel_energies_pj, total_energy_pj
+from pimflow.simulators.profiler import BuiltIn, PimProfiler
+from pimflow.simulators.timing import TimingResult, check_device
+from pimflow.verify import program_violations
+
+# The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
+CHECKED_COMMANDS = 4_000_000
+
+
+def simulate(
+    path: str | os.PathLike,
+    pim: str | os.PathLike | PimSpec = "newton-gddr6",
+    *,
+    timing: str = "strict",
+    gwrite_hiding: bool = True,
+    profiler: PimProfiler | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> TimingResult:
+    """Cycles of a ``.pim`` trace or a ``.pimprog`` program.
+
+    Parameters
+    ----------
+    path : path
+    pim : str, path or PimSpec
+        Device.
+    timing, gwrite_hiding
+        Of the engines (`timing.time_program`); of no account where there is a `profiler`.
+    profiler : PimProfiler, optional
+        What times it instead of the engines.
+    progress : callable
+        Told now and then which share of a trace is done, in [0, 1].
+
+    Returns
+    -------
+    TimingResult
+        `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
+        rows that are not open; None under the published timing, which is not legal, under a `profiler`,
+        and for a program with a channel of more than `CHECKED_COMMANDS` commands.
+
+    Raises
+    ------
+    TraceError, UnknownNameError, SpecError, UsageError, ProfilerError
+        For a malformed file, an unknown device or timing, a device that does not fit the program, a
+        file of another kind, and a profiler that fails.
+    """
+    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
+    path = Path(path)
+    checked = profiler is None and timing == "strict"
+    profiler = profiler or BuiltIn(timing, gwrite_hiding)
+    if path.suffix == ".pimprog":
+        program = PimProgram.load(path)
+        check_device(program, spec)
+        result = profiler.time_program(program, spec)
+        longest = max(sum(commands.values()) for commands in result.channel_commands)
+        checked = checked and longest <= CHECKED_COMMANDS
+        return replace(result, violations=program_violations(program, spec) if checked else None)
+    if path.suffix != ".pim":
+        raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
+    return profiler.time_trace(path, spec, progress)
+
+
+def simulated_energy_pj(
+    path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec = "newton-gddr6"
+) -> tuple[dict[str, float], ...]:
+    """Energy of what `simulate` timed, for each channel by what it goes into.
+
+    Under the published timing it is what the authors' fork prints; otherwise everything that the device's
+    file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
+    storage type: the first of the device is taken.
+    """
+    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
+    dtype, bursts, banks = spec.dtypes[0], 1, None
+    if Path(path).suffix == ".pimprog":
+        program = PimProgram.load(path)
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
+    return channel_energies_pj(
+        result.channel_commands,
+        result.channel_gwrite_bursts,
+        bursts,
+        spec,
+        dtype,
+        time_ns=result.time_ns,
+        mode="full" if result.timing == "strict" else "ramulator-pimflow",
+        banks=banks,
+    )
+
+
+def summary(result: TimingResult, channels_pj: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What a simulation found, as data: in all and by channel."""
+    return {
+        "cycles": result.cycles,
+        "time_ns": result.time_ns,
+        "commands": result.commands,
+        "timing": result.timing,
+        "pim": result.pim,
+        "utilisation": result.utilisation,
+        "row_utilisation": result.row_utilisation,
+        "timing_violations": result.violations,
+        "energy_pj": total_energy_pj(channels_pj),
+        "empty_reads": result.empty_reads,
+        "channels": [
+            {"cycles": cycles, "commands": commands, "energy_pj": pj}
+            for cycles, commands, pj in zip(result.channel_cycles, result.channel_commands, channels_pj)
+        ],
+    }
+
+
+def text(row: Mapping[str, Any]) -> str:
+    """`summary` for people."""
+    counts = ", ".join(f"{count} {name}" for name, count in row["commands"].items())
+    total_pj = sum(row["energy_pj"].values())
+    parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in row["energy_pj"].items() if pj)
+    lines = [
+        f"{row['cycles']} cycles, {row['time_ns'] / 1e3:.3f} us on {row['pim']} ({row['timing']})",
+        f"{counts}; multipliers busy {100 * row['utilisation']:.1f} %",
+        f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
+    ]
+    if row["row_utilisation"] is not None:
+        lines.append(f"{100 * row['row_utilisation']:.1f} % of the columns of opened rows used")
+    if row["timing_violations"] is not None:
+        lines.append(f"{row['timing_violations']} timing violations")
+    elif row["timing"] == "strict":
+        lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
+    else:
+        lines.append("legality not checked: the published timing has no precharge")
+    return "\n".join(lines)

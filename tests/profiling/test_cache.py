@@ -1,0 +1,130 @@
+"""Does what was found survive kills, other processes, full disks and damaged files?"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pimflow.placement import cache as cache_module
+from pimflow.placement.cache import ResultCache, default_path, sources_digest
+
+WRITER = """
+import sys, time
+from pimflow.placement.cache import ResultCache
+cache = ResultCache(sys.argv[1])
+for i in range(int(sys.argv[3])):
+    cache.put({(sys.argv[2], i): [i, "x" * 100]})
+    print(i, flush=True)
+assert not cache.flaw, cache.flaw
+"""
+
+
+HOLDER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("BEGIN EXCLUSIVE")
+print(1, flush=True)
+time.sleep(0.5)
+connection.commit()
+"""
+
+
+def writer(path: Path, name: str, count: int) -> subprocess.Popen:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_values_come_back_and_others_do_not(tmp_path):
+    cache = ResultCache(tmp_path / "deep" / "er" / "profiles.sqlite")
+    many = {("key", i): {"value": i / 3} for i in range(1500)}
+    cache.put(many)
+    cache.close()
+    again = ResultCache(tmp_path / "deep" / "er" / "profiles.sqlite")
+    assert again.get([*many, ("key", -1)]) == many
+    assert again.get([]) == {} and again.flaw == ""
+
+
+def test_what_other_code_computed_is_not_taken(tmp_path, monkeypatch):
+    cache = ResultCache(tmp_path / "c")
+    cache.put({"key": 1})
+    monkeypatch.setattr(cache_module, "code_digest", lambda: "other")
+    assert cache.get(["key"]) == {}
+
+
+def test_the_digest_tells_packages_apart():
+    assert sources_digest(("core",)) != sources_digest(("hardware",)) != sources_digest()
+
+
+def test_two_processes_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "c"
+    writers = [writer(path, name, 60) for name in ("a", "b")]
+    assert [each.wait(timeout=120) for each in writers] == [0, 0]
+    keys = [(name, i) for name in ("a", "b") for i in range(60)]
+    assert ResultCache(path).get(keys) == {(name, i): [i, "x" * 100] for name, i in keys}
+
+
+def test_a_kill_loses_nothing_that_was_there(tmp_path):
+    path = tmp_path / "c"
+    killed = writer(path, "a", 10**6)
+    done = [int(killed.stdout.readline()) for _ in range(5)]
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    cache = ResultCache(path)
+    assert len(cache.get([("a", i) for i in done])) == 5
+    cache.put({"after": 1})
+    assert cache.get(["after"]) == {"after": 1} and cache.flaw == ""
+
+
+@pytest.mark.parametrize("damage", ["no database", "cut"])
+def test_a_damaged_file_is_left_alone_and_said(tmp_path, damage):
+    path = tmp_path / "c"
+    ResultCache(path).put({("key", i): "x" * 1000 for i in range(100)})
+    contents = path.read_bytes()
+    damaged = b"no database at all" * 100 if damage == "no database" else contents[: len(contents) // 3]
+    path.write_bytes(damaged)
+    cache = ResultCache(path)
+    cache.get([("key", i) for i in range(100)])
+    cache.put({"key": 1})
+    assert str(path) in cache.flaw and "delete it" in cache.flaw and "\n" not in cache.flaw
+    assert path.read_bytes() == damaged
+
+
+def test_a_full_disk_costs_the_results_and_no_more(tmp_path):
+    cache = ResultCache(tmp_path / "c")
+    cache.put({"before": 1})
+    pages = cache._connection.execute("PRAGMA page_count").fetchone()[0]
+    cache._connection.execute(f"PRAGMA max_page_count={pages}")  # what SQLite calls full
+    cache.put({("key", i): "x" * 1000 for i in range(100)})
+    assert "full" in cache.flaw
+    cache.put({"more": 1})
+    assert cache.get(["before"]) == {}
+    assert ResultCache(tmp_path / "c").get(["before", "more"]) == {"before": 1}
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = ResultCache(tmp_path / "file" / "c")
+    cache.put({"key": 1})
+    assert cache.get(["key"]) == {} and str(tmp_path / "file" / "c") in cache.flaw
+
+
+def test_the_place_is_the_users_choice(monkeypatch, tmp_path):
+    monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "mine"))
+    assert default_path() == tmp_path / "mine"
+    monkeypatch.delenv("PIMFLOW_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "pimflow" / "profiles.sqlite"
+
+
+def test_a_long_writer_is_waited_for(tmp_path):
+    path = tmp_path / "c"
+    cache = ResultCache(path)
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
+    other.stdout.readline()
+    begin = time.monotonic()
+    cache.put({"key": 1})
+    assert time.monotonic() - begin > 0.2 and cache.flaw == ""
+    other.wait()

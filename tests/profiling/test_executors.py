@@ -1,0 +1,114 @@
+"""Does everyone who works for a search give the same table, workers that die included?"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pimflow.errors import ProfilerError, UsageError
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Costs, Profiling, profile
+from pimflow.placement.executors import Dask, Processes, Serial, parse_executor
+from pimflow.profiling import region_graph
+
+
+def square(item: int) -> int:
+    return item * item
+
+
+def die_once(mark: str) -> str:
+    """Takes its worker with it, the first time."""
+    path = Path(mark)
+    if path.name == "fatal" and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return mark
+
+
+def die(_item: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse(item: int) -> int:
+    if item == 2:
+        raise UsageError("no two")
+    return item
+
+
+@pytest.mark.parametrize("executor", [Serial(), Processes(1), Processes(2)], ids=str)
+def test_every_item_comes_back_once(executor):
+    items = list(range(7))
+    assert sorted(executor.map(square, items)) == [(i, i * i) for i in items]
+    assert list(executor.map(square, [])) == []
+
+
+def test_what_a_worker_raises_is_raised_here():
+    with pytest.raises(UsageError, match="no two"):
+        list(Processes(2).map(refuse, [1, 2, 3]))
+
+
+def test_the_item_of_a_dead_worker_is_done_again(tmp_path):
+    items = [str(tmp_path / name) for name in ("a", "fatal", "b")]
+    assert sorted(Processes(2).map(die_once, items)) == list(enumerate(items))
+
+
+def test_workers_that_die_again_and_again_are_given_up():
+    with pytest.raises(ProfilerError, match="a worker process died"):
+        list(Processes(2).map(die, [1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs", "says"),
+    [
+        ("threads", None, "unknown executor"),
+        ("processes", 0, "at least one"),
+        ("dask://", None, "dask://HOST:PORT"),
+        ("dask://here", None, "dask://HOST:PORT"),
+        ("dask://here:8786", 2, "its own workers"),
+    ],
+)
+def test_executors_that_there_are_not(text, jobs, says):
+    with pytest.raises(UsageError, match=says):
+        parse_executor(text, jobs)
+
+
+def table(executor):
+    graph = region_graph("toy", {}, None)
+    target = system()
+    return profile(graph, Candidates(graph, target, Costs(target, Profiling(executor=executor))))
+
+
+def test_processes_give_the_same_table():
+    assert table(Processes(2)) == table(Serial())
+
+
+def test_a_cluster_that_loses_a_worker_gives_the_same_table():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        address = cluster.scheduler_address.removeprefix("tcp://")
+        executor = Dask(address)
+        victim = next(iter(cluster.workers.values())).pid
+
+        class Killing:
+            """Kills a worker when the first result has come."""
+
+            def map(self, function, items):
+                for found, result in enumerate(executor.map(function, items)):
+                    if not found:
+                        os.kill(victim, signal.SIGKILL)
+                    yield result
+
+        assert table(Killing()) == table(Serial())
+
+
+def test_a_scheduler_that_is_not_there(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("pimflow.placement.executors.CONNECT_SECONDS", 0.5)
+    begin = time.monotonic()
+    with pytest.raises(ProfilerError, match=r"dask://127\.0\.0\.1:9"):
+        list(Dask("127.0.0.1:9").map(square, [1]))
+    assert time.monotonic() - begin < 20

@@ -1,0 +1,108 @@
+"""Does ``pimflow profile`` time everything once, and keep it?"""
+
+import json
+
+import pytest
+
+from pimflow import cli, zoo
+from pimflow.errors import UsageError
+from pimflow.placement.cache import ResultCache
+from pimflow.profilers import forms, parse_profilers
+from pimflow.profiling import region_graph
+
+
+def run(capsys, *argv):
+    code = cli.main([str(a) for a in argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_second_time_nothing_is_computed(capsys, tmp_path):
+    found = []
+    for _ in range(2):
+        code, out, err = run(
+            capsys, "profile", "toy", "--cache", tmp_path / "c", "--json", "--quiet", "--jobs", 2
+        )
+        assert (code, err) == (0, "")
+        found.append(json.loads(out))
+    first, second = found
+    assert first["models"] == second["models"] and first["models"][0]["pim_capable"] == 6
+    for what in ("layers", "kernels"):
+        assert first[what]["kept"] == 0 < first[what]["computed"]
+        assert second[what] == {"kept": first[what]["computed"], "computed": 0}
+    assert first["known"] == second["known"] == {"analytic": first["kernels"]["computed"]}
+
+
+def test_a_plan_is_the_same_from_the_cache(capsys, tmp_path):
+    explained = []
+    for cache in ("none", tmp_path / "c", tmp_path / "c"):
+        code, out, _ = run(capsys, "compile", "toy", "--explain", "widen.conv", "--json", "--cache", cache)
+        assert code == 0
+        explained.append(json.loads(out))
+    assert explained[0] == explained[1] == explained[2]
+
+
+def test_another_system_is_timed_anew(capsys, tmp_path):
+    options = ["profile", "toy", "--cache", tmp_path / "c", "--json", "--quiet"]
+    run(capsys, *options)
+    # What the change leaves as it was is not timed again: kernels on all channels, or PIM programs.
+    for option, value, same in (
+        ("--pim-channels", 4, "kernels"),
+        ("--pim", "aim-gddr6", "kernels"),
+        ("--gpu", "v100", "layers"),
+        ("--dtype", "fp32", ""),
+    ):
+        _, out, _ = run(capsys, *options, option, value)
+        found = json.loads(out)
+        assert {what for what in ("layers", "kernels") if found[what]["kept"]} == {same} - {""}
+
+
+def test_regions_from_the_cache_are_those_of_the_network(tmp_path):
+    cache = ResultCache(tmp_path / "c")
+    first, second = (region_graph("toy", {}, cache) for _ in range(2))
+    assert first == second and first.digest == second.digest
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    import onnx
+
+    cache = ResultCache(tmp_path / "c")
+    path = tmp_path / "net.onnx"
+    onnx.save(zoo.load_model("toy"), path)
+    first = region_graph(path, {}, cache)
+    proto = zoo.load_model("toy")
+    proto.graph.node[0].name = "another"
+    onnx.save(proto, path)
+    second = region_graph(path, {}, cache)
+    assert first.digest == region_graph("toy", {}, None).digest != second.digest
+
+
+def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):
+    (tmp_path / "c").write_text("no database at all" * 100)
+    code, out, err = run(capsys, "profile", "toy", "--cache", tmp_path / "c")
+    assert code == 0 and "57" in out
+    assert "warning" in err and "delete it" in err
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["analytic"], "not of the form gpu=SOURCE"),
+        (["gpu="], "not of the form"),
+        (["tpu=analytic"], "unknown device to profile 'tpu'"),
+        (["gpu=analitic"], "did you mean analytic"),
+        (["gpu=analytic:x"], "not of the form gpu=analytic"),
+        (["pim=ramulator"], "not of the form pim=ramulator:PATH"),
+        (["pim=ramulator:"], "not of the form"),
+        (["pim=ramulater:x"], "did you mean ramulator"),
+        (["gpu=analytic", "gpu=analytic"], "two profilers of the gpu"),
+    ],
+)
+def test_profilers_that_there_are_not(texts, says):
+    with pytest.raises(UsageError, match=says):
+        parse_profilers(texts)
+
+
+def test_the_forms_are_those_that_are_taken():
+    assert {"gpu=analytic", "pim=ramulator:PATH"} <= set(forms())
+    assert parse_profilers([]) == (None, None)
