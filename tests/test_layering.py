@@ -22,7 +22,7 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native"),
+    ("errors", "core", "hardware", "native", "arguments"),
     ("relay_passes", "pim_backend", "simulators", "zoo"),
     ("placement",),
     (
@@ -55,6 +55,7 @@ WITHOUT_TVM = (
     "placement",
     "report",
     "devices",
+    "arguments",
     "cli",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import devices, zoo
+from pimflow import arguments, devices, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
-from pimflow.hardware.system import ACCOUNTINGS, SCHEDULINGS, TIMINGS
 
 if TYPE_CHECKING:
     from pimflow.placement import Profiling
@@ -39,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():  # else it is somebody else's program
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
     try:
-        args = _parser().parse_args(argv)
+        args = arguments.parser(HANDLERS).parse_args(argv)
         args.command(args)
         sys.stdout.flush()
     except PimflowError as error:
@@ -51,121 +50,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pimflow", description="A TVM back end for GPUs whose DRAM computes"
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=run)
-        sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.add_argument("--quiet", action="store_true", help="no progress")
-        return sub
-
-    sub = command("compile", _compile, "search, compile, run and verify a network")
-    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
-    sub.add_argument("-o", "--output", metavar="DIR", help="compiled directory to write")
-    sub.add_argument("--plan", metavar="FILE", help="apply this plan instead of searching")
-    sub.add_argument(
-        "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
-    )
-    sub.add_argument(
-        "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
-    )
-    sub.add_argument(
-        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
-    )
-    _system_options(sub)
-    sub.add_argument(
-        "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--tolerance",
-        metavar="X",
-        type=float,
-        help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
-    )
-
-    sub = command("profile", _profile, "time everything that a search needs, and keep it")
-    sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
-    sub.add_argument(
-        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
-    )
-    _system_options(sub)
-
-    sub = command("run", _run, "run a compiled network")
-    sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
-    sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
-    sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
-    sub.add_argument("--target", help="llvm+pim, or what it was compiled for (default)")
-
-    sub = command("simulate", _simulate, "cycles of a PIM program or command trace")
-    sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
-    sub.add_argument(
-        "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
-    )
-    sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
-    sub.add_argument(
-        "--profiler",
-        metavar="pim=ramulator:PATH",
-        action="append",
-        default=[],
-        help="time it with an installed Ramulator",
-    )
-    sub.add_argument(
-        "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
-    )
-
-    sub = command("trace", _trace, "write the command trace of a layer or a compiled network")
-    sub.add_argument(
-        "layer",
-        metavar="LAYER|DIR",
-        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote",
-    )
-    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto")
-    sub.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to write")
-    sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
-    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
-    sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
-    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
-    sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
-
-    command("models", _models, "list the networks of the zoo")
-
-    sub = command("devices", _devices, "list PIM devices, GPUs and systems, or show one with its sources")
-    sub.add_argument("device", metavar="NAME|FILE", nargs="?", help="device or system to show")
-    return parser
-
-
-def _system_options(sub: argparse.ArgumentParser) -> None:
-    """The system, where times come from, and where they are kept."""
-    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
-    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of the system")
-    sub.add_argument("--pim", metavar="NAME|FILE", help="PIM device of the system")
-    sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
-    sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
-    sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
-    sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
-    sub.add_argument("--dtype", help="storage type: fp16, fp32")
-    sub.add_argument(
-        "--profiler",
-        metavar="gpu=…|pim=…",
-        action="append",
-        default=[],
-        help="where times come from, e.g. gpu=analytic, pim=ramulator:PATH; may be given for each",
-    )
-    sub.add_argument("--jobs", metavar="N", type=int, help="worker processes (default: one a processor)")
-    sub.add_argument(
-        "--executor",
-        metavar="processes|dask://HOST:PORT",
-        default="processes",
-        help="who times PIM programs (default: %(default)s)",
-    )
-    sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
 
 
 def _system(args: argparse.Namespace) -> System:
@@ -430,6 +314,16 @@ def _write_array(path: Path, array: np.ndarray) -> None:
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
 
+
+HANDLERS = {
+    "compile": _compile,
+    "profile": _profile,
+    "run": _run,
+    "simulate": _simulate,
+    "trace": _trace,
+    "models": _models,
+    "devices": _devices,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
