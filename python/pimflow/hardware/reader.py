@@ -51,7 +51,8 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
     """An instance of dataclass `cls` from a TOML table.
 
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
-    `cls` has one, those of a section's values as ``section.key``. Raises `SpecError` on a missing, unknown or wrongly typed field.
+    `cls` has one, those of a section's values as ``section.key``. Raises `SpecError` on a missing, unknown
+    or wrongly typed field.
     """
     if not isinstance(table, dict):
         raise SpecError(f"{where}: {table!r} is not a table")
