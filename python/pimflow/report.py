@@ -9,6 +9,7 @@ from pimflow.core.candidate import Cost
 from pimflow.core.region import Region
 from pimflow.hardware import System
 from pimflow.placement import Searched
+from pimflow.placement.evaluate import savings_pj
 from pimflow.verify import Verification
 
 
@@ -69,6 +70,9 @@ def build(
         "conventions": conventions,
         "energy_gpu_only_pj": gpu_only.energy_pj,
         "energy_pj": evaluation.energy_pj,
+        "energies_gpu_only_pj": gpu_only.energies_pj,
+        "energies_pj": evaluation.energies_pj,
+        "savings_pj": savings_pj(evaluation, gpu_only),
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
@@ -152,6 +156,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
@@ -161,6 +166,18 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _savings_line(saved_pj: dict[str, float]) -> str:
+    """Of the energy, what the plan saves by taking less time, and by what its work costs."""
+
+    def mj(part: str) -> str:
+        return f"{saved_pj[part] / 1e9:+.2f} mJ"
+
+    return (
+        f"saved     {mj('total')}: {mj('shorter_runtime')} by shorter runtime (constant power), "
+        f"{mj('cheaper_work')} by cheaper work"
+    )
 
 
 def _gpu_line(part: dict[str, Any]) -> str:
@@ -198,7 +215,10 @@ def explanation(searched: Searched, region: Region) -> dict[str, Any]:
                 "schedule": candidate.rewrite.schedule,
                 "pending": list(candidate.output.pending),
                 "cost": {**asdict(Cost.of(candidate)), "known": Cost.of(candidate).known.value},
-                "tasks": [{**asdict(task), "known": task.known.value} for task in candidate.tasks],
+                "tasks": [
+                    {**asdict(task), "energy_pj": task.energy_pj, "known": task.known.value}
+                    for task in candidate.tasks
+                ],
             }
             for candidate in candidates
         ],

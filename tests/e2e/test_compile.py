@@ -56,6 +56,16 @@ def test_report_has_every_key_and_is_verified(toy):
     assert report == json.loads(json.dumps(compiled.report))
 
 
+def test_report_says_where_the_energy_goes_and_what_is_saved(toy):
+    report = toy[1].report
+    assert sum(report["energies_pj"].values()) == report["energy_pj"]
+    assert sum(report["energies_gpu_only_pj"].values()) == report["energy_gpu_only_pj"]
+    saved = report["savings_pj"]
+    assert saved["total"] == pytest.approx(report["energy_gpu_only_pj"] - report["energy_pj"], rel=1e-6)
+    line = next(line for line in toy[1].table().splitlines() if line.startswith("saved "))
+    assert f"{saved['total'] / 1e9:+.2f} mJ: {saved['shorter_runtime'] / 1e9:+.2f} mJ by shorter" in line
+
+
 def test_what_stayed_on_the_gpu_says_why(toy):
     for region in toy[1].report["regions"]:
         assert bool(region["reason"]) == (region["mode"] == "GPU"), region
