@@ -49,6 +49,8 @@ class GpuSpec:
         Fitted constants of the analytic model, by name; see `simulators.gpu_roofline`.
     energy : dict of str to float
         Those of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
+    cuda_names : tuple of str
+        What the driver calls the cards that this describes: those that ``gpu=cuda`` may measure for it.
     sources : dict of str to str
         Where each field's value comes from.
     """
@@ -69,6 +71,7 @@ class GpuSpec:
     launch_ns: float
     efficiency: dict[str, float]
     energy: dict[str, float]
+    cuda_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
