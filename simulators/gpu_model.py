@@ -38,6 +38,8 @@ class KernelCost:
     blocks : int
         Thread blocks; zero where no tile is used.
     known : Known
+    device : str
+        What it was measured on, with its clocks; empty where nothing was measured.
     """
 
     launch_ns: float
@@ -50,6 +52,7 @@ class KernelCost:
     tile: tuple[int, int, int] | None
     blocks: int
     known: Known = Known.ANALYTIC
+    device: str = ""
 
     @property
     def total_ns(self) -> float:
@@ -112,17 +115,17 @@ def kernel_cost(
     )
 
 
-def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> float:
-    """Dynamic energy of one kernel: arithmetic, L2 and DRAM traffic.
+def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:
+    """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic.
 
-    Static power times latency is not in it; the plan that knows the latency adds it.
+    Constant power times latency is not in it; the plan that knows the latency adds it.
     """
     energy = gpu.energy
     try:
-        return (
-            kernel.macs * energy[f"fma_{dtype}_pj"]
-            + cost.l2_bytes * energy["l2_pj_per_byte"]
-            + cost.dram_bytes * 8 * energy["dram_pj_per_bit"]
-        )
+        return {
+            "gpu_arithmetic": kernel.macs * energy[f"fma_{dtype}_pj"],
+            "gpu_l2": cost.l2_bytes * energy["l2_pj_per_byte"],
+            "gpu_dram": cost.dram_bytes * 8 * energy["dram_pj_per_bit"],
+        }
     except KeyError as error:
         raise SpecError(f"gpu '{gpu.name}': field 'energy' lacks {error}") from None

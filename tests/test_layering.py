@@ -29,6 +29,8 @@ LAYERS = (
         "frontend",
         "targets",
         "kernels",
+        "kernel_builds",
+        "cuda_profiler",
         "pipeline",
         "execution",
         "compilation",

@@ -14,6 +14,7 @@ from typing import Any
 
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
+from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
 from pimflow.hardware.pim import ENERGY, TIMING
 from pimflow.hardware.reader import read_toml
 
@@ -141,9 +142,11 @@ def _unit(field: str) -> str:
 
 
 def _meaning(spec: Spec, field: str) -> str:
+    section, _, key = field.rpartition(".")
+    if isinstance(spec, GpuSpec) and section == "energy":
+        return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    _, _, key = field.rpartition(".")
     return (_PIM_FIELDS | TIMING | ENERGY).get(key, "")
 
 

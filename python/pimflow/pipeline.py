@@ -60,18 +60,26 @@ def _variables(
     }
 
 
-def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to what the virtual machine runs on `target`."""
+def kernel_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to one loop nest a kernel, storing `dtype` where `target` is a GPU."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         GroupKernels(),
-        *([StoreHalf()] if gpu and system.dtype == "fp16" else []),
+        *([StoreHalf()] if gpu and dtype == "fp16" else []),
         transform.RunCodegen(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
+    ]
+
+
+def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to what the virtual machine runs on `target`."""
+    transform, gpu = relax.transform, "gpu" in list(target.keys)
+    return [
+        *kernel_phases(target, system.dtype),
         *([ScheduleGpu(system.gpu.sms)] if gpu else []),
         transform.RewriteDataflowReshape(),
         transform.ToNonDataflow(),

@@ -22,16 +22,35 @@ class Source:
         From what stands after the colon.
     takes : str
         What that is; empty if nothing is.
+    optional : bool
+        Whether it may be left out, with its colon.
     """
 
     make: Callable[[str], GpuProfiler | PimProfiler]
     takes: str = ""
+    optional: bool = False
 
     def form(self, name: str) -> str:
+        if self.optional:
+            return f"{name}[:{self.takes}]"
         return f"{name}:{self.takes}" if self.takes else name
 
+    def accepts(self, colon: str, argument: str) -> bool:
+        """Whether `argument`, or none, may follow."""
+        given = bool(colon) and bool(argument)
+        return given == bool(self.takes) or (self.optional and not colon)
 
-GPU_SOURCES = {"analytic": Source(lambda _: Analytic())}
+
+def _cuda(l2: str) -> GpuProfiler:
+    from pimflow.cuda_profiler import Cuda  # TVM: only who measures waits for it
+
+    return Cuda(l2)
+
+
+GPU_SOURCES = {
+    "analytic": Source(lambda _: Analytic()),
+    "cuda": Source(_cuda, "cold|warm", optional=True),
+}
 
 
 def _pim_sources(gwrite_hiding: bool) -> dict[str, Source]:
@@ -68,7 +87,7 @@ def parse_profilers(
         if name not in devices[device]:
             raise UnknownNameError(f"profiler of the {device}", name, list(devices[device]))
         source = devices[device][name]
-        if bool(source.takes) != bool(argument) or bool(colon) != bool(argument):
+        if not source.accepts(colon, argument):
             raise UsageError(f"profiler '{text}' is not of the form {device}={source.form(name)}")
         if device in found:
             raise UsageError(f"two profilers of the {device}; give one")

@@ -14,7 +14,6 @@ import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
-from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.hardware import System
 from pimflow.placement import Candidates, Costs, Profiling
@@ -63,7 +62,6 @@ def profile(
                 "candidates": sum(len(found) for found in table.candidates.values()),
             }
         )
-    known = costs.known_kernels()
     return {
         "models": rows,
         "gpu": target_system.gpu.name,
@@ -72,7 +70,7 @@ def profile(
         "pim_profiler": costs.side.profiler.name,
         "layers": {"kept": costs.tally.kept["pim"], "computed": costs.tally.computed["pim"]},
         "kernels": {"kept": costs.tally.kept["gpu"], "computed": costs.tally.computed["gpu"]},
-        "known": {way.value: known[way] for way in Known if known[way]},
+        "known": costs.known_kernels(),
         "cache": str(profiling.cache.path) if profiling.cache else None,
         "loading_seconds": loaded - begin,
         "seconds": time.perf_counter() - begin,

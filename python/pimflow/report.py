@@ -9,6 +9,7 @@ from pimflow.core.candidate import Cost
 from pimflow.core.region import Region
 from pimflow.hardware import System
 from pimflow.placement import Searched
+from pimflow.placement.evaluate import savings_pj
 from pimflow.verify import Verification
 
 
@@ -61,6 +62,8 @@ def build(
         "dtype": system.dtype,
         "accounting": system.accounting,
         "timing": searched.maker.costs.side.profiler.name,
+        "gpu_profiler": searched.maker.costs.profiling.gpu.name,
+        "gpu_known": searched.maker.costs.known_kernels(),
         "scheduling": system.scheduling,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
@@ -69,6 +72,9 @@ def build(
         "conventions": conventions,
         "energy_gpu_only_pj": gpu_only.energy_pj,
         "energy_pj": evaluation.energy_pj,
+        "energies_gpu_only_pj": gpu_only.energies_pj,
+        "energies_pj": evaluation.energies_pj,
+        "savings_pj": savings_pj(evaluation, gpu_only),
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
@@ -131,7 +137,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         else f"all {report['gpu_channels']} channels on the GPU"
     )
     lines = [
-        f"system    {report['gpu']} (analytic) + {report['pim']} ({report['timing']}), {channels}, "
+        f"system    {report['gpu']} ({_known(report)}) + {report['pim']} ({report['timing']}), {channels}, "
         f"accounting {report['accounting']}",
         f"model     {report['model']}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
@@ -152,6 +158,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
@@ -161,6 +168,26 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _known(report: dict[str, Any]) -> str:
+    """Which profiler the GPU's times are from, and how the kernels it was asked for are known."""
+    known, name = report["gpu_known"], report["gpu_profiler"]
+    if list(known) == [name]:
+        return name
+    return f"{name}: " + ", ".join(f"{count} kernels {way}" for way, count in known.items())
+
+
+def _savings_line(saved_pj: dict[str, float]) -> str:
+    """Of the energy, what the plan saves by taking less time, and by what its work costs."""
+
+    def mj(part: str) -> str:
+        return f"{saved_pj[part] / 1e9:+.2f} mJ"
+
+    return (
+        f"saved     {mj('total')}: {mj('shorter_runtime')} by shorter runtime (constant power), "
+        f"{mj('cheaper_work')} by cheaper work"
+    )
 
 
 def _gpu_line(part: dict[str, Any]) -> str:
@@ -198,7 +225,10 @@ def explanation(searched: Searched, region: Region) -> dict[str, Any]:
                 "schedule": candidate.rewrite.schedule,
                 "pending": list(candidate.output.pending),
                 "cost": {**asdict(Cost.of(candidate)), "known": Cost.of(candidate).known.value},
-                "tasks": [{**asdict(task), "known": task.known.value} for task in candidate.tasks],
+                "tasks": [
+                    {**asdict(task), "energy_pj": task.energy_pj, "known": task.known.value}
+                    for task in candidate.tasks
+                ],
             }
             for candidate in candidates
         ],

@@ -55,6 +55,17 @@ def named_target(name: str) -> tvm.target.Target:
     return tvm.target.Target(TARGETS[name])
 
 
+def local_cuda() -> tvm.target.Target | None:
+    """``cuda+pim`` for the architecture of the first CUDA device; None without one."""
+    import tvm
+
+    here = tvm.cuda()
+    if not here.exist:
+        return None
+    arch = f"sm_{str(here.compute_version).replace('.', '')}"
+    return tvm.target.Target(TARGETS["cuda+pim"] | {"arch": arch})
+
+
 def has_pim(target: tvm.target.Target) -> bool:
     """Whether PIM takes part."""
     return "pim" in list(target.keys)

@@ -78,6 +78,10 @@ WRONG_FIELDS = [
         "field 'fma_per_sm_cycle'.fp16: 'x' is not",
     ),
     ("gpu", "static_w", "static_w = -1", "field 'energy.static_w': -1.0 is not"),
+    ("gpu", "static_w", "", "missing field 'energy.static_w'"),
+    ("gpu", "fma_fp32_pj", "", "missing field 'energy.fma_fp32_pj'"),
+    ("gpu", "static_w", "static_w = 1\nl3_pj_per_byte = 2", "unknown field 'energy.l3_pj_per_byte'"),
+    ("gpu", "static_w", "static_w = { value = 'x', source = 'me' }", "field 'energy'.static_w: 'x' is not"),
     ("system", "gpu", "", "missing field 'gpu'"),
     ("system", "gpu", "gpu = 5", "field 'gpu': 5 is no name or file"),
     ("system", "pim ", "pim = ['newton-gddr6']", "field 'pim': .* is no name or file"),
@@ -266,6 +270,8 @@ def test_assumptions_show_their_values():
     shown = system().assumptions()
     assert any(row.startswith("system: pim_launch_ns = 1000.0 (assumed") for row in shown)
     assert any(row.startswith("pim newton-gddr6: energy.activate_pj = 909.0 (assumed") for row in shown)
+    assert any(row.startswith("gpu rtx-2060-pim32: energy.static_w = 32.3 (assumed") for row in shown)
+    assert not any("energy.dram_pj_per_bit" in row for row in shown if row.startswith("gpu"))
     assert all("assumed" in row for row in shown)
     assert not any("tCK_ps" in row for row in shown)
 

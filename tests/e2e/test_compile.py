@@ -30,6 +30,7 @@ from pimflow.measure import kernel_times
 from pimflow.placement import apply, search
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.report import table as report_table
 from pimflow.verify import verify
 
 REPORT_KEYS = {
@@ -54,6 +55,16 @@ def test_report_has_every_key_and_is_verified(toy):
     assert report["verified"] is True and report["timing_violations"] == 0
     assert report["regions_verified"] == sum(r["mode"] != "GPU" for r in report["regions"]) > 0
     assert report == json.loads(json.dumps(compiled.report))
+
+
+def test_report_says_where_the_energy_goes_and_what_is_saved(toy):
+    report = toy[1].report
+    assert sum(report["energies_pj"].values()) == report["energy_pj"]
+    assert sum(report["energies_gpu_only_pj"].values()) == report["energy_gpu_only_pj"]
+    saved = report["savings_pj"]
+    assert saved["total"] == pytest.approx(report["energy_gpu_only_pj"] - report["energy_pj"], rel=1e-6)
+    line = next(line for line in report_table(report, None).splitlines() if line.startswith("saved "))
+    assert f"{saved['total'] / 1e9:+.2f} mJ: {saved['shorter_runtime'] / 1e9:+.2f} mJ by shorter" in line
 
 
 def test_what_stayed_on_the_gpu_says_why(toy):

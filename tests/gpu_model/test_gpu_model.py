@@ -50,7 +50,9 @@ def total_ns(kernel: Kernel, gpu: GpuSpec, **how) -> float:
 @every_gpu
 def test_every_value_of_a_preset_has_a_source(gpu):
     sourced = {f.name for f in dataclasses.fields(gpu)} - {"name", "description", "sources"}
-    assert sourced == set(gpu.sources)
+    sourced -= set() if gpu.cuda_names else {"cuda_names"}  # no card is the simulated part
+    assert sourced == {field.partition(".")[0] for field in gpu.sources}
+    assert {f"energy.{key}" for key in gpu.energy} <= set(gpu.sources)
     assert all(source.strip() for source in gpu.sources.values())
 
 
@@ -217,7 +219,7 @@ def test_parts_of_a_cost(kernel, gpu, dtype):
     assert min(demands) >= 0 and max(demands) < cost.execution_ns
     assert cost.l2_bytes >= kernel.input_bytes + kernel.output_bytes
     assert (cost.tile is None) == (cost.blocks == 0)
-    assert kernel_energy_pj(kernel, cost, gpu, dtype) > 0
+    assert sum(kernel_energy_pj(kernel, cost, gpu, dtype).values()) > 0
 
 
 @every_gpu
@@ -232,21 +234,17 @@ def test_launch_is_explicit_and_apart(kernel, gpu):
 
 @every_gpu
 @every_kernel
-def test_energy_is_the_sum_of_its_parts(kernel, gpu):
+def test_every_part_of_the_energy_has_its_price(kernel, gpu):
     cost = kernel_cost(kernel, gpu, dtype="fp16")
-    spent = ("fma_fp16_pj", "l2_pj_per_byte", "dram_pj_per_bit")
-    parts = [
-        kernel_energy_pj(
-            kernel,
-            cost,
-            dataclasses.replace(gpu, energy={key: gpu.energy[key] * (key == part) for key in spent}),
-            "fp16",
-        )
-        for part in spent
-    ]
-    assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(kernel_energy_pj(kernel, cost, gpu, "fp16"))
-    assert parts[0] == pytest.approx(kernel.macs * gpu.energy["fma_fp16_pj"])
+    parts = kernel_energy_pj(kernel, cost, gpu, "fp16")
+    prices = {"gpu_arithmetic": "fma_fp16_pj", "gpu_l2": "l2_pj_per_byte", "gpu_dram": "dram_pj_per_bit"}
+    assert parts.keys() == prices.keys()
+    for part, price in prices.items():
+        dearer = dataclasses.replace(gpu, energy={**gpu.energy, price: 3 * gpu.energy[price]})
+        expected = {**parts, part: pytest.approx(3 * parts[part])}
+        assert kernel_energy_pj(kernel, cost, dearer, "fp16") == expected
+    assert parts["gpu_arithmetic"] == pytest.approx(kernel.macs * gpu.energy["fma_fp16_pj"])
+    assert parts["gpu_dram"] == pytest.approx(cost.dram_bytes * 8 * gpu.energy["dram_pj_per_bit"])
 
 
 def test_a_write_through_cache_writes_twice():

@@ -92,6 +92,8 @@ def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):
         (["tpu=analytic"], "unknown device to profile 'tpu'"),
         (["gpu=analitic"], "did you mean analytic"),
         (["gpu=analytic:x"], "not of the form gpu=analytic"),
+        (["gpu=cuda:"], r"gpu=cuda\[:cold\|warm\]"),
+        (["gpu=cuda:hot"], "unknown state of the L2 'hot'"),
         (["pim=ramulator"], "not of the form pim=ramulator:PATH"),
         (["pim=ramulator:"], "not of the form"),
         (["pim=ramulater:x"], "did you mean ramulator"),

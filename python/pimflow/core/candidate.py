@@ -63,8 +63,8 @@ class Task:
         Tensors read or written.
     moved_bytes : int
         Bytes over the DRAM channels or the crossbar.
-    energy_pj : float
-        Dynamic energy.
+    energies_pj : dict of str to float
+        Dynamic energy by what it goes into, such as ``gpu_dram`` or ``pim_comp``.
     known : Known
     """
 
@@ -76,8 +76,12 @@ class Task:
     after: tuple[int, ...] = ()
     buffers: tuple[str, ...] = ()
     moved_bytes: int = 0
-    energy_pj: float = 0.0
+    energies_pj: dict[str, float] = field(default_factory=dict)
     known: Known = Known.ANALYTIC
+
+    @property
+    def energy_pj(self) -> float:
+        return sum(self.energies_pj.values())
 
     @property
     def duration_ns(self) -> float:

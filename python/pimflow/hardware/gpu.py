@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
+
+# Energies that every GPU file gives, and what each is charged for; ``fma_<dtype>_pj`` besides, for every
+# dtype that it has a rate for. `simulators.gpu_model.kernel_energy_pj` and the evaluator charge them.
+ENERGY = {
+    "static_w": "constant power, over the whole latency",
+    "l2_pj_per_byte": "per byte between the SMs and the L2, or over the crossbar",
+    "dram_pj_per_bit": "per bit of DRAM traffic",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +48,9 @@ class GpuSpec:
     efficiency : dict of str to float
         Fitted constants of the analytic model, by name; see `simulators.gpu_roofline`.
     energy : dict of str to float
-        ``static_w``, ``fma_<dtype>_pj``, ``dram_pj_per_bit``, ``l2_pj_per_byte``.
+        Those of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
+    cuda_names : tuple of str
+        What the driver calls the cards that this describes: those that ``gpu=cuda`` may measure for it.
     sources : dict of str to str
         Where each field's value comes from.
     """
@@ -60,6 +71,7 @@ class GpuSpec:
     launch_ns: float
     efficiency: dict[str, float]
     energy: dict[str, float]
+    cuda_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,4 +95,10 @@ class GpuSpec:
     def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:
         """The embedded GPU of that name, or a TOML file of the same form."""
         stem, table = read_toml("gpu", name_or_path)
-        return build(cls, table, f"gpu '{stem}'", name=stem)
+        gpu = build(cls, table, f"gpu '{stem}'", name=stem)
+        needed = [*ENERGY, *(f"fma_{dtype}_pj" for dtype in gpu.fma_per_sm_cycle)]
+        for key in sorted(gpu.energy.keys() - set(needed)):
+            raise SpecError(f"gpu '{stem}': unknown field 'energy.{key}'; {hint(key, needed)}")
+        for key in sorted(set(needed) - gpu.energy.keys()):
+            raise SpecError(f"gpu '{stem}': missing field 'energy.{key}'")
+        return gpu

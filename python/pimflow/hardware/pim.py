@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pimflow.core.program import MAX_BUFFER_COLUMNS
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, positive, read_toml, sourced
+from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
@@ -231,26 +230,17 @@ class PimSpec:
     def from_table(cls, stem: str, table: dict) -> PimSpec:
         """The device that the table of a TOML file describes, under the name `stem`."""
         where = f"pim '{stem}'"
-        table, sources = dict(table), {}
+        table = dict(table)
         if not isinstance(table.get("constraints"), list):
             raise SpecError(f"{where}: field 'constraints' is not a list of tables")
         rules = tuple(
             build(Constraint, rule, f"{where}: constraint {index + 1}")
             for index, rule in enumerate(table.pop("constraints"))
         )
-        for section in ("timing", "energy"):
-            plain = {}
-            if not isinstance(table.get(section, {}), dict):
-                raise SpecError(f"{where}: field '{section}' is not a table")
-            for key, value in table.get(section, {}).items():
-                plain[key], source = sourced(value)
-                if source is not None:
-                    sources[f"{section}.{key}"] = source
-            table[section] = plain
         spec = build(cls, table, where, name=stem, constraints=rules)
         for fault in spec._faults_of_a_file():
             raise SpecError(f"{where}: {fault}")
-        return dataclasses.replace(spec, sources=spec.sources | sources)
+        return spec
 
     def _faults_of_a_file(self) -> Iterator[str]:
         """What a device made in Python may leave out or repeat, but a file must not."""

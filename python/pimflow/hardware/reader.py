@@ -1,8 +1,8 @@
 """Reading of hardware files: TOML tables into frozen dataclasses, with errors that name the field.
 
 A value is either bare (``clock_mhz = 1365``) or carries where it comes from
-(``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``). A source that begins with
-``assumed`` is shown in every report.
+(``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so may every value of a section such
+as ``[energy]``. A source that says ``assumed`` is shown in every report.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
     """An instance of dataclass `cls` from a TOML table.
 
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
-    `cls` has one. Raises `SpecError` on a missing, unknown or wrongly typed field.
+    `cls` has one, those of a section's values as ``section.key``. Raises `SpecError` on a missing, unknown
+    or wrongly typed field.
     """
     if not isinstance(table, dict):
         raise SpecError(f"{where}: {table!r} is not a table")
@@ -66,6 +67,11 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
         value, source = sourced(value)
         if source is not None:
             sources[key] = source
+        if typing.get_origin(hints[key]) is dict:
+            if not isinstance(value, dict):
+                raise SpecError(f"{where}: field '{key}' is not a table")
+            value, of_each = _section(value)
+            sources |= {f"{key}.{name}": each for name, each in of_each.items()}
         values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
     missing = [
         name
@@ -89,6 +95,13 @@ def sourced(value: object) -> tuple[object, str | None]:
     if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
         return value["value"], str(value.get("source", ""))
     return value, None
+
+
+def _section(table: dict) -> tuple[dict, dict[str, str]]:
+    """The values of a section, and the sources of those that carry one."""
+    entries = {key: sourced(value) for key, value in table.items()}
+    sources = {key: source for key, (_, source) in entries.items() if source is not None}
+    return {key: value for key, (value, _) in entries.items()}, sources
 
 
 def _checked(value: object, kind: object, where: str) -> object:

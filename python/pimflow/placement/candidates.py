@@ -151,7 +151,10 @@ class Candidates:
         full = self.system.accounting == "full"
         parallel = [self._pim_task(region, run)]
         if full:
-            parallel.append(self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run)))
+            transfer = self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run))
+            # A kernel's traffic over the crossbar is priced with the kernel.
+            crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
+            parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
         if gpu_rows:
             kernel = convolution_kernel(region.geometry.first_rows(gpu_rows), self.system.dtype)
             parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
@@ -259,7 +262,7 @@ class Candidates:
             launch_ns=self.system.gpu.launch_ns,
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
-            energy_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
+            energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
             known=cost.known,
         )
 
@@ -284,7 +287,7 @@ class Candidates:
             resource="pim",
             launch_ns=self.system.pim_launch_ns if full else 0.0,
             execution_ns=run.time_ns,
-            energy_pj=sum(energy.values()),
+            energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
             known=Known.SIMULATED,
         )
 

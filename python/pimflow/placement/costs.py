@@ -204,9 +204,10 @@ class Costs:
         self.tally.kept["gpu"] += len(kept)
         self.tally.computed["gpu"] += len(missing)
 
-    def known_kernels(self) -> Counter[Known]:
-        """How many kernels are known how."""
-        return Counter(cost.known for cost in self._kernels.values())
+    def known_kernels(self) -> dict[str, int]:
+        """How many kernels are known how, the best first."""
+        counts = Counter(cost.known for cost in self._kernels.values())
+        return {way.value: counts[way] for way in Known if counts[way]}
 
 
 def _plain(cost: KernelCost) -> dict:

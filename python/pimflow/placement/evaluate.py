@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
+from pimflow.simulators.energy import background_pj
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +22,45 @@ class Evaluation:
         End of the last event.
     region_ns : dict of str to float
         By region, from the end of its inputs to its own end, the transition into it included.
-    energy_pj : float
-        Of all tasks, and the static power of both devices over the latency.
+    energies_pj : dict of str to float
+        By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
+        over the latency (`STATIC`).
     """
 
     timeline: Timeline
     latency_ns: float
     region_ns: dict[str, float]
-    energy_pj: float
+    energies_pj: dict[str, float]
+
+    @property
+    def energy_pj(self) -> float:
+        return sum(self.energies_pj.values())
+
+
+# The GPU's constant power, and the background of the PIM channels.
+STATIC = ("gpu_static", "pim_static")
+
+
+def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
+    """What `plan` saves of the energy of `gpu_only`; negative where it takes more.
+
+    Returns
+    -------
+    dict
+        ``shorter_runtime``, constant power over the time saved; ``cheaper_work``, all that the tasks take:
+        arithmetic, L2, DRAM, crossbar and PIM commands; ``total``, their sum.
+    """
+
+    def saved(parts: Iterable[str]) -> float:
+        return sum(gpu_only.energies_pj.get(part, 0.0) - plan.energies_pj.get(part, 0.0) for part in parts)
+
+    work = sorted((plan.energies_pj.keys() | gpu_only.energies_pj.keys()) - set(STATIC))
+    shorter_runtime, cheaper_work = saved(STATIC), saved(work)
+    return {
+        "shorter_runtime": shorter_runtime,
+        "cheaper_work": cheaper_work,
+        "total": shorter_runtime + cheaper_work,
+    }
 
 
 def evaluate(
@@ -42,10 +75,9 @@ def evaluate(
     region_ns: dict[str, float] = {}
     events: list[Event] = []
     pending: set[str] = set()
-    energy_pj = 0.0
+    energies_pj: dict[str, float] = {}
 
     def run(task: Task, start_ns: float) -> float:
-        nonlocal energy_pj
         start_ns = max(start_ns, free_ns[task.resource])
         end_ns = start_ns + task.duration_ns
         free_ns[task.resource] = end_ns
@@ -58,7 +90,8 @@ def evaluate(
                 launched=task.launched,
             )
         )
-        energy_pj += task.energy_pj
+        for part, pj in task.energies_pj.items():
+            energies_pj[part] = energies_pj.get(part, 0.0) + pj
         return end_ns
 
     on_pim = ""  # the last region, if its PIM submission may go on
@@ -82,11 +115,13 @@ def evaluate(
 
     timeline = Timeline(events=tuple(events))
     latency_ns = max(ready_ns.values())
-    static_w = system.gpu.energy["static_w"]
-    static_w += system.pim_channels * system.pim.energy["background_mw_per_channel"] / 1000
+    static_pj = (
+        system.gpu.energy["static_w"] * latency_ns * 1000,
+        background_pj(system.pim, system.pim_channels, latency_ns),
+    )
     return Evaluation(
         timeline=timeline,
         latency_ns=latency_ns,
         region_ns=region_ns,
-        energy_pj=energy_pj + static_w * latency_ns * 1000,
+        energies_pj=energies_pj | dict(zip(STATIC, static_pj)),
     )

@@ -1,0 +1,167 @@
+"""Single GPU kernels, made by the passes that make a network's: for measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from pimflow import pipeline
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
+from pimflow.errors import ProfilerError
+from pimflow.kernels import compile_kernels
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+
+NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
+UNROLLED = 8  # operands of an elementwise kernel; more become a reduction
+READ_RESULTS = 4096  # results of a kernel that is charged for reading alone: few enough to cost nothing
+
+
+def is_gpu(target: tvm.target.Target) -> bool:
+    """Whether kernels for `target` have threads, and store what the dtype says; a CPU stores fp32."""
+    return "gpu" in list(target.keys)
+
+
+def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiprocessors: int) -> tirx.PrimFunc:
+    """`kernel` as the pipeline would lower and schedule it.
+
+    A convolution or FC has a bias, the residuals that it is charged for, and a ReLU behind it; its operands
+    come from kernels and its result goes to one, so that all have the storage type. Any other kernel is one
+    that touches as many bytes: elementwise with up to `UNROLLED` operands, else a sum along an axis.
+
+    Parameters
+    ----------
+    dtype : str
+        ``fp16`` or ``fp32``.
+    multiprocessors : int
+        Of the GPU, to choose tiles by.
+
+    Returns
+    -------
+    PrimFunc
+        Its parameters are the operands and, last, the result.
+    """
+    with target:
+        func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
+        func = func.with_attr("global_symbol", NAME)
+        mod = tvm.IRModule({NAME: func})
+        return (ScheduleGpu(multiprocessors)(mod) if is_gpu(target) else mod)[NAME]
+
+
+def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
+    mod = convolution_network(kernel.geometry, residuals(kernel, dtype))
+    mod = tvm.transform.Sequential(pipeline.kernel_phases(target, dtype))(mod)
+    found = [f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint]
+    if len(found) != 1:
+        raise ProfilerError(f"the pipeline made {len(found)} kernels of {kernel.geometry}, not one")
+    return found[0]
+
+
+def is_fc(geometry: ConvGeometry) -> bool:
+    """Whether it is a matrix product of rows: a 1x1 map under a 1x1 window."""
+    return (geometry.h, geometry.w, geometry.kh, geometry.kw, geometry.groups) == (1, 1, 1, 1, 1)
+
+
+def residuals(kernel: Kernel, dtype: str) -> int:
+    """Fused operands of the result's size; a smaller rest, such as a scale for each channel, is left out."""
+    alone = convolution_kernel(kernel.geometry, dtype)
+    return (kernel.input_bytes - alone.input_bytes) // alone.output_bytes
+
+
+def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
+    """In canonical form: the convolution with bias, `added` residuals and ReLU, kernels before and after."""
+    g, fc = geometry, is_fc(geometry)
+    shape = [g.n, g.c] if fc else [g.n, g.h, g.w, g.c]
+    result = [g.n, g.oc] if fc else [g.n, g.oh, g.ow, g.oc]
+    filters = [g.c, g.oc] if fc else [g.oc, g.kh, g.kw, g.c // g.groups]
+    params = [relax.Var("x", relax.TensorType(shape, "float32"))]
+    params += [relax.Var(f"r{i}", relax.TensorType(result, "float32")) for i in range(added)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            x, *others = [builder.emit(_alone(param)) for param in params]
+            constant = relax.const(np.zeros(filters, np.float32))
+            if fc:
+                y = builder.emit(relax.op.matmul(x, constant), NAME)
+            else:
+                attrs = {"strides": g.stride, "padding": g.padding, "dilation": g.dilation}
+                layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+                conv = relax.op.nn.conv2d(x, constant, **attrs, groups=g.groups, **layouts)
+                y = builder.emit(conv, NAME)
+            y = builder.emit(relax.op.add(y, relax.const(np.zeros(g.oc, np.float32))))
+            for other in others:
+                y = builder.emit(relax.op.add(y, other))
+            y = builder.emit(relax.op.nn.relu(y))
+            output = builder.emit_output(_alone(y))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _alone(x: relax.Expr) -> relax.Expr:
+    """An operator that no convolution or product is fused with."""
+    if len(x.ty.shape) == 2:
+        return relax.op.nn.softmax(x)
+    return relax.op.nn.max_pool2d(x, pool_size=(1, 1), layout="NHWC")
+
+
+def _stream(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
+    stored = "float16" if dtype == "fp16" and is_gpu(target) else "float32"
+    element = ELEMENT_BYTES[dtype]
+    operands = (kernel.input_bytes + kernel.weight_bytes) // element
+    results = kernel.output_bytes // element or min(operands, READ_RESULTS) or 1
+    if not operands:
+        return te.create_prim_func([te.compute((results,), lambda i: tirx.const(0.0, stored), NAME)])
+    whole, rest = divmod(operands, results)
+    if whole > UNROLLED:
+        return _sum(round(operands / results), results, stored)
+    x = te.placeholder((operands,), stored, "x")
+
+    def element_of(i: tirx.Var) -> tirx.PrimExpr:
+        terms = [x[j * results + i] for j in range(whole)]
+        terms += [x[whole * results + i % rest]] if rest else []
+        total = sum((t.astype("float32") for t in terms[1:]), terms[0].astype("float32"))
+        return te.max(total, tirx.const(0.0, "float32")).astype(stored)
+
+    return te.create_prim_func([x, te.compute((results,), element_of, NAME)])
+
+
+def _sum(rows: int, results: int, stored: str) -> tirx.PrimFunc:
+    x = te.placeholder((rows, results), stored, "x")
+    j = te.reduce_axis((0, rows), "j")
+    total = te.compute((results,), lambda i: te.sum(x[j, i].astype("float32"), axis=j), "total")
+    return te.create_prim_func([x, te.compute((results,), lambda i: total[i].astype(stored), NAME)])
+
+
+def compile_primitives(
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
+) -> tvm.runtime.Module:
+    """One module with all of `functions`, by their names, ready to run.
+
+    Raises
+    ------
+    ProfilerError
+        If the compiler of the target fails.
+    """
+    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    built = tvm.compile(tvm.IRModule(named), target)
+    flaw = compile_kernels(built, target).flaw
+    if flaw:
+        raise ProfilerError(flaw)
+    return built.mod
+
+
+def arguments(func: tirx.PrimFunc, device: tvm.runtime.Device, seed: int = 0) -> list[tvm.runtime.Tensor]:
+    """Random operands of `func`, each in (-1, 1), and room for its result.
+
+    They differ, since a chip takes less power, and may clock higher, over zeros.
+    """
+    rng = np.random.default_rng(seed)
+    tensors = []
+    for param in func.params:
+        shape, dtype = [int(extent) for extent in param.shape], str(param.dtype)
+        block = rng.uniform(-1, 1, min(math.prod(shape), 1 << 20)).astype(dtype)
+        tensors.append(tvm.runtime.tensor(np.resize(block, shape), device))
+    return tensors

@@ -1,0 +1,285 @@
+"""Are the kernels that get measured those that a network's build has, and are all answers there, in order?
+
+No GPU is needed: what is compiled and timed here runs on the CPU, and kernels for a GPU are compiled only.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow import cuda_profiler, frontend, kernel_builds, targets
+from pimflow.core.candidate import Known
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.cuda_profiler import Cuda, kernel_rows
+from pimflow.errors import ProfilerError, UnknownNameError, UsageError
+from pimflow.hardware import GpuSpec, system
+from pimflow.kernels import cuda_compiler
+from pimflow.pipeline import lower
+from pimflow.placement.candidates import gpu_kernel
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.profiler import Analytic, KernelRequest
+
+CPU = targets.named_target("llvm+pim")
+CUDA = targets.named_target("cuda+pim")
+GPU = GpuSpec.load("rtx-2060-pim32")
+CONV = ConvGeometry(n=1, h=8, w=8, c=16, oc=32, kh=3, kw=3, padding=(1, 1, 1, 1))
+DEPTHWISE = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1), groups=16)
+GROUPED = ConvGeometry(n=1, h=8, w=8, c=32, oc=32, kh=3, kw=3, stride=(2, 2), padding=(1, 1, 1, 1), groups=4)
+FC = ConvGeometry(n=2, h=1, w=1, c=64, oc=40)
+STREAM = Kernel(kind="stream", input_bytes=4096, output_bytes=4096)
+
+
+def reference(g: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:
+    """A convolution of NHWC by OHWI, sum by sum."""
+    (top, left, bottom, right), (sh, sw), (dh, dw) = g.padding, g.stride, g.dilation
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out = np.zeros((g.n, g.oh, g.ow, g.oc))
+    inner, outer = g.c // g.groups, g.oc // g.groups
+    for i in range(g.oh):
+        for j in range(g.ow):
+            window = x[:, i * sh : i * sh + g.kh * dh : dh, j * sw : j * sw + g.kw * dw : dw]
+            for group in range(g.groups):
+                part = window[..., group * inner : (group + 1) * inner]
+                these = slice(group * outer, (group + 1) * outer)
+                out[:, i, j, these] = np.einsum("nhwc,ohwc->no", part, filters[these])
+    return out
+
+
+def run(kernel: Kernel) -> tuple[list[np.ndarray], np.ndarray]:
+    func = kernel_builds.primitive(kernel, "fp32", CPU, 4)
+    tensors = kernel_builds.arguments(func, tvm.cpu())
+    kernel_builds.compile_primitives({"k": func}, CPU)["k"](*tensors)
+    *operands, result = [tensor.numpy().astype(np.float64) for tensor in tensors]
+    return operands, result
+
+
+@st.composite
+def geometries(draw) -> ConvGeometry:
+    groups = draw(st.sampled_from((1, 1, 2, 4)))
+    inner, outer = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    kh, kw = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    return ConvGeometry(
+        n=draw(st.integers(1, 2)),
+        h=draw(st.integers(3, 7)),
+        w=draw(st.integers(3, 7)),
+        c=groups * inner,
+        oc=groups * outer,
+        kh=kh,
+        kw=kw,
+        stride=draw(st.sampled_from(((1, 1), (2, 2), (2, 1)))),
+        padding=draw(st.sampled_from(((0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)))),
+        groups=groups,
+    )
+
+
+@settings(max_examples=8, deadline=None)
+@given(geometry=geometries(), added=st.integers(0, 1))
+def test_a_convolution_is_that_convolution(geometry, added):
+    """With the residual that it is charged for, its bias and ReLU."""
+    alone = convolution_kernel(geometry, "fp32")
+    operands, result = run(convolution_kernel(geometry, "fp32", added * alone.output_bytes))
+    x, filters = operands[0], operands[1]
+    rest = sum(operands[2:], np.zeros(result.shape))
+    assert len(operands) == 3 + added
+    expected = np.maximum(reference(geometry, x, filters) + rest, 0)
+    np.testing.assert_allclose(result, expected, atol=1e-4 * max(1.0, np.abs(expected).max()))
+
+
+def test_an_fc_is_a_product_of_matrices():
+    (x, matrix, bias), result = run(convolution_kernel(FC, "fp32"))
+    assert x.shape == (2, 64) and matrix.shape == (64, 40)
+    np.testing.assert_allclose(result, np.maximum(x @ matrix + bias, 0), atol=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(operands=st.integers(0, 3000), results=st.integers(1, 300))
+def test_a_stream_touches_the_bytes_it_is_charged_for(operands, results):
+    kernel = Kernel(kind="stream", input_bytes=4 * operands, output_bytes=4 * results)
+    read, result = run(kernel)
+    assert result.size == results
+    size = sum(array.size for array in read)
+    assert abs(size - operands) <= operands / 16 if operands > 8 * results else size == operands
+    if not operands:
+        assert not result.any()
+    elif operands == results:
+        np.testing.assert_allclose(result, np.maximum(read[0], 0), rtol=1e-6)
+    elif operands > 9 * results:
+        np.testing.assert_allclose(result, read[0].sum(axis=0), atol=1e-3)
+    else:
+        flat = read[0]
+        sums = [flat[i : operands - operands % results : results].sum() for i in range(results)]
+        rest = operands % results
+        over = flat[operands - rest :]
+        sums = [s + (over[i % rest] if rest else 0.0) for i, s in enumerate(sums)]
+        np.testing.assert_allclose(result, np.maximum(sums, 0), atol=1e-4)
+
+
+def test_a_kernel_that_only_reads_writes_next_to_nothing():
+    (read,), result = run(Kernel(kind="stream", input_bytes=1 << 20, output_bytes=0))
+    assert read.nbytes / 2 == 1 << 20 and result.size <= kernel_builds.READ_RESULTS  # float64 here
+
+
+def normalised(func) -> str:
+    return func.without_attr("global_symbol").script() if "global_symbol" in func.attrs else func.script()
+
+
+def test_measured_kernels_are_those_of_a_build():
+    """The toy's convolutions with a ReLU behind them, fp16 on both sides, loop for loop."""
+    network = frontend.load("toy")
+    with CUDA:
+        built = lower(network.module, CUDA, system())
+    kernels = [normalised(f) for _, f in built.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    regions = {r.name: r for r in extract_regions(network.module, "toy").regions}
+    depthwise = gpu_kernel(regions["block.depthwise.conv"], "fp16")
+    func = kernel_builds.primitive(depthwise, "fp16", CUDA, system().gpu.sms)
+    types = [str(param.dtype) for param in func.params]
+    assert types == ["float16", "float16", "float32", "float16"]
+    grids = [thread_extents(text) for text in kernels]
+    assert thread_extents(normalised(func)) in grids
+
+
+def thread_extents(text: str) -> list[str]:
+    return [line.split("in ")[-1].strip() for line in text.splitlines() if "thread_binding" in line]
+
+
+@pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
+def test_kernels_compile_for_a_gpu():
+    kernels = [convolution_kernel(g, "fp16") for g in (CONV, DEPTHWISE, GROUPED, FC)]
+    kernels += [STREAM, cuda_profiler.EMPTY, Kernel(kind="stream", input_bytes=1 << 16, output_bytes=128)]
+    functions = {
+        f"k{i}": kernel_builds.primitive(kernel, "fp16", CUDA, 30) for i, kernel in enumerate(kernels)
+    }
+    module = kernel_builds.compile_primitives(functions, CUDA)
+    assert all(module.implements_function(name) for name in functions)
+
+
+# ---- the profiler ----
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return Cuda(target=CPU, repeats=5)
+
+
+def requests(*kernels: Kernel, channels: int = 32) -> list[KernelRequest]:
+    return [KernelRequest(kernel, channels) for kernel in kernels]
+
+
+SMALL = convolution_kernel(replace(CONV, h=2, w=2), "fp32")
+LARGE = convolution_kernel(replace(CONV, h=32, w=32, c=64, oc=64), "fp32")
+
+
+def test_costs_come_in_order_and_equal_kernels_are_built_once(cpu, monkeypatch):
+    built = []
+    real = cuda_profiler.primitive
+    monkeypatch.setattr(cuda_profiler, "primitive", lambda *args: built.append(args[0]) or real(*args))
+    found = cpu.costs(requests(SMALL, LARGE, SMALL, replace(STREAM, macs=7), STREAM), GPU, "fp32")
+    assert [k for k in built if k != cuda_profiler.EMPTY] == [SMALL, LARGE, STREAM]
+    assert found[0] == found[2] and found[1].execution_ns > 20 * found[0].execution_ns
+    assert all(cost.known is Known.MEASURED and cost.device == "CPU" for cost in found)
+    assert all(cost.launch_ns == found[0].launch_ns > 0 and cost.execution_ns >= 0 for cost in found)
+    before = len(built)
+    assert cpu.costs(requests(LARGE), GPU, "fp32") == [found[1]] and len(built) == before
+
+
+def test_traffic_is_the_models(cpu):
+    (cost,) = cpu.costs(requests(LARGE), GPU, "fp32")
+    modelled = kernel_cost(LARGE, GPU, dtype="fp32")
+    assert (cost.dram_bytes, cost.l2_bytes) == (modelled.dram_bytes, modelled.l2_bytes)
+    assert cost.tile is None and cost.blocks == 0
+
+
+def test_fewer_channels_are_scaled_and_no_measurement(cpu):
+    whole, half = (cpu.costs(requests(LARGE, channels=c), GPU, "fp32")[0] for c in (32, 4))
+    ratio = (
+        kernel_cost(LARGE, GPU, dtype="fp32", channels=4).execution_ns
+        / kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
+    )
+    assert ratio > 1 and half.execution_ns == pytest.approx(whole.execution_ns * ratio)
+    assert half.known is Known.ANALYTIC and half.device == "CPU"
+
+
+def test_launches_set_to_zero_stay_zero(cpu):
+    (cost,) = cpu.costs(requests(SMALL), replace(GPU, launch_ns=0.0), "fp32")
+    assert cost.launch_ns == 0.0 and cost.known is Known.MEASURED
+
+
+@pytest.mark.parametrize("stage", ["primitive", "compile_primitives", "arguments"])
+def test_one_kernel_that_fails_does_not_lose_the_others(monkeypatch, stage):
+    """Whether it cannot be scheduled, compiled or run."""
+    real, broken = getattr(cuda_profiler, stage), replace(LARGE, groups=1, m=1)
+    marked = {}
+
+    def failing(first, *args):
+        if first == broken or marked.get(stage) in (first.values() if isinstance(first, dict) else [first]):
+            raise ValueError("of no account\nthis one is broken")
+        return real(first, *args)
+
+    builder = cuda_profiler.primitive
+
+    def noting(kernel, *args):
+        made = builder(kernel, *args)
+        if kernel == broken:
+            marked[stage] = made
+        return made
+
+    if stage != "primitive":
+        monkeypatch.setattr(cuda_profiler, "primitive", noting)
+    monkeypatch.setattr(cuda_profiler, stage, failing)
+    told = []
+    profiler = Cuda(target=CPU, repeats=3, progress=told.append)
+    found = profiler.costs(requests(SMALL, broken, STREAM), GPU, "fp32")
+    assert [cost.known for cost in found] == [Known.MEASURED, Known.ANALYTIC, Known.MEASURED]
+    assert found[1] == kernel_cost(broken, GPU, dtype="fp32") and not found[1].device
+    assert profiler.failures == {broken: "this one is broken"}
+    assert len(told) == 1 and "this one is broken" in told[0] and "\n" not in told[0]
+
+
+def test_states_of_the_l2():
+    assert [Cuda(text, target=CPU).l2 for text in ("", "cold", "warm")] == ["cold", "cold", "warm"]
+    assert Cuda("warm", target=CPU).name != Cuda(target=CPU).name
+    with pytest.raises(UnknownNameError, match="unknown state of the L2 'wram'; did you mean warm"):
+        Cuda("wram", target=CPU)
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="there is a device")
+def test_without_a_device_the_other_sources_are_named():
+    with pytest.raises(ProfilerError, match="no CUDA device here; use gpu=analytic") as caught:
+        Cuda()
+    assert len(str(caught.value).splitlines()) == 1 and caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("card", "gpu", "fits"),
+    [
+        ("NVIDIA H200", "h200", True),
+        ("NVIDIA H200", "rtx-2060-pim32", False),
+        ("NVIDIA GeForce RTX 2060", "rtx-2060", True),
+        ("NVIDIA GeForce RTX 2060 SUPER", "rtx-2060", False),
+    ],
+)
+def test_a_card_that_the_system_does_not_describe(cpu, monkeypatch, card, gpu, fits):
+    """Its times in a model of another card's traffic and energy would be believed."""
+    monkeypatch.setattr(Cuda, "card", card)
+    monkeypatch.setattr(cpu, "on_cuda", True)
+    spec = GpuSpec.load(gpu)
+    if fits:
+        return cpu._require(spec)
+    with pytest.raises(UsageError, match=f"'{card}', and gpu '{gpu}' is another") as caught:
+        cpu._require(spec)
+    assert ("--gpu h200" in str(caught.value)) == (card == "NVIDIA H200")
+    cpu._require(replace(spec, cuda_names=(card,)))
+
+
+def test_rows_put_models_beside_measurements(cpu):
+    rows = kernel_rows([("a", LARGE), ("b", STREAM)], cpu, GPU, "fp32", [Analytic()])
+    assert [row["kernel"] for row in rows] == ["a", "b"] and rows[0].keys() == rows[1].keys()
+    modelled_ns = kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
+    assert rows[0]["analytic_ns"] == modelled_ns
+    assert rows[0]["analytic_ratio"] == pytest.approx(modelled_ns / rows[0]["cold_ns"])
+    assert (rows[0]["c"], rows[1]["c"]) == (64, None)

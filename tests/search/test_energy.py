@@ -1,0 +1,124 @@
+"""Where do a plan's joules go, and what does it save?
+
+The oracle adds up, by hand, the counts of what runs: multiplications, bytes, commands, time.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow import frontend
+from pimflow.core.region import Kernel
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Evaluation, profile
+from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.evaluate import STATIC, evaluate, savings_pj
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.gpu_model import kernel_cost
+
+SYSTEM = system()
+PIM_PARTS = {"comp", "gwrite", "readres", "activate", "precharge", "refresh", "io"}
+
+
+@pytest.fixture(scope="module")
+def toy():
+    graph = extract_regions(frontend.load("toy").module, "toy")
+    return graph, Candidates(graph, SYSTEM)
+
+
+@pytest.fixture(scope="module")
+def table(toy):
+    return profile(*toy)
+
+
+def gpu_only(toy, table, of=SYSTEM) -> Evaluation:
+    graph, maker = toy
+    chosen = tuple(maker.make(r, "GPU", gpu_channels=of.gpu.memory_channels) for r in graph.regions)
+    return evaluate(graph, chosen, table, of)
+
+
+def with_pim(toy, table, of=SYSTEM) -> Evaluation:
+    """Every region on PIM that can be there."""
+    graph = toy[0]
+    chosen = tuple(table.candidates[r.name][:2][-1] for r in graph.regions)
+    return evaluate(graph, chosen, table, of)
+
+
+def test_a_plan_on_the_gpu_has_the_energy_of_its_kernels(toy, table):
+    graph, energy = toy[0], SYSTEM.gpu.energy
+    kernels: list[Kernel] = [gpu_kernel(region, "fp16") for region in graph.regions]
+    costs = [kernel_cost(kernel, SYSTEM.gpu, dtype="fp16") for kernel in kernels]
+    found = gpu_only(toy, table)
+    latency_ns = sum(cost.total_ns for cost in costs)
+    background_w = SYSTEM.pim_channels * SYSTEM.pim.energy["background_mw_per_channel"] / 1000
+    assert found.energies_pj == pytest.approx(
+        {
+            "gpu_arithmetic": sum(kernel.macs for kernel in kernels) * energy["fma_fp16_pj"],
+            "gpu_l2": sum(cost.l2_bytes for cost in costs) * energy["l2_pj_per_byte"],
+            "gpu_dram": sum(cost.dram_bytes for cost in costs) * 8 * energy["dram_pj_per_bit"],
+            "gpu_static": energy["static_w"] * latency_ns * 1e3,
+            "pim_static": background_w * latency_ns * 1e3,
+        }
+    )
+
+
+def test_parts_add_up_exactly(toy, table):
+    for found in (gpu_only(toy, table), with_pim(toy, table)):
+        assert found.energy_pj == sum(found.energies_pj.values())
+        assert min(found.energies_pj.values()) >= 0
+
+
+def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
+    graph, maker = toy
+    found = with_pim(toy, table)
+    assert found.energies_pj.keys() >= {f"pim_{part}" for part in PIM_PARTS} | {"crossbar", "gpu_dram"}
+    commands = {"COMP": 0, "READRES": 0, "bursts": 0}
+    for region in graph.regions:
+        if region.name not in table.refused:
+            timing = maker.pim_cost(region, 0)
+            commands["COMP"] += timing.commands["COMP"]
+            commands["READRES"] += timing.commands["READRES"]
+            commands["bursts"] += timing.gwrite_bursts
+    moved_bytes = (commands["bursts"] + commands["READRES"]) * 32  # fp16: a burst holds the 16 results
+    assert found.energies_pj["crossbar"] == pytest.approx(moved_bytes * 12.5)
+    assert found.energies_pj["pim_io"] == pytest.approx(moved_bytes * 8 * 7.5)
+    assert found.energies_pj["pim_readres"] == pytest.approx(commands["READRES"] * 175.814)
+
+
+def test_savings_are_the_difference(toy, table):
+    plan, base = with_pim(toy, table), gpu_only(toy, table)
+    saved = savings_pj(plan, base)
+    assert saved["total"] == saved["shorter_runtime"] + saved["cheaper_work"]
+    assert saved["total"] == pytest.approx(base.energy_pj - plan.energy_pj, rel=1e-9)
+    watts = SYSTEM.gpu.energy["static_w"] + SYSTEM.pim_channels * 0.05
+    assert saved["shorter_runtime"] == pytest.approx(
+        watts * (base.latency_ns - plan.latency_ns) * 1e3, rel=1e-9
+    )
+
+
+def test_without_constant_power_only_the_work_counts(toy, table):
+    pim = replace(SYSTEM.pim, energy=SYSTEM.pim.energy | {"background_mw_per_channel": 0.0})
+    gpu = replace(SYSTEM.gpu, energy=SYSTEM.gpu.energy | {"static_w": 0.0})
+    cold = replace(SYSTEM, gpu=gpu, pim=pim)
+    saved = savings_pj(with_pim(toy, table, cold), gpu_only(toy, table, cold))
+    assert saved["shorter_runtime"] == 0.0
+    warm = savings_pj(with_pim(toy, table), gpu_only(toy, table))
+    assert saved["cheaper_work"] == saved["total"] == warm["cheaper_work"] != 0.0
+
+
+PARTS = ("gpu_dram", "pim_comp", "crossbar", *STATIC)
+energies = st.dictionaries(st.sampled_from(PARTS), st.floats(0, 1e12), min_size=1)
+
+
+@given(plan=energies, base=energies)
+@settings(max_examples=50, deadline=None)
+def test_savings_name_no_part_twice_and_forget_none(toy, table, plan, base):
+    """Whatever the parts of either side are."""
+    blank = gpu_only(toy, table)
+    saved = savings_pj(replace(blank, energies_pj=plan), replace(blank, energies_pj=base))
+    largest = max(*plan.values(), *base.values(), 1.0)
+    assert saved["total"] == pytest.approx(sum(base.values()) - sum(plan.values()), abs=1e-9 * largest)
+    static = sum(base.get(part, 0.0) for part in STATIC) - sum(plan.get(part, 0.0) for part in STATIC)
+    assert saved["shorter_runtime"] == pytest.approx(static, abs=1e-9 * largest)
