@@ -244,7 +244,7 @@ class AccelSim:
             try:
                 log = read_log(output)
             except TraceError as error:
-                raise ProfilerError(f"{self._who}: {str(error).replace(name, 'its')}") from None
+                raise ProfilerError(f"{self._who}: {str(error).replace(f'{name}{os.sep}', 'its ')}") from None
             self._check(log, emitted, channels)
             return log
 
