@@ -4,9 +4,9 @@ A kernel is emitted as the model times it (`gpu_model.kernel_cost`): the same ti
 of computing one row, every operand read and written once or gathered as an implicit GEMM does. Split-K is
 two launches: the second adds the partial sums.
 
-Size: a warp's instruction is about 50 bytes, one that gathers from memory up to 200. A GEMM has about 50 for
-32x32x32 products of a warp, so 80 MB a billion multiply-accumulates with full tiles; a stream or a
-depthwise tap about 20 bytes for 16 bytes of memory.
+Size: a line is about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
+of a warp: 80 MB a billion multiply-accumulates where tiles are full, several times that where they are not;
+a stream has a quarter of a byte for each byte that it moves, a depthwise convolution the same for each tap.
 """
 
 from __future__ import annotations
@@ -77,12 +77,8 @@ def launches(
 ) -> list[Launch]:
     """The grid launches of a kernel, one, or two with split-K, as the GPU model would run it.
 
-    Parameters
-    ----------
-    channels : int, optional
-        Memory channels, on which the choice of tile depends; all by default.
-    listed : bool
-        Every address written out; by default as a stride or as differences.
+    The choice of tile depends on the memory `channels`, all by default. Addresses are strides or
+    differences, or, if `listed`, all of them.
 
     Raises
     ------

@@ -243,8 +243,7 @@ def _header(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> TraceH
             found[name] = (number, text)
         elif line:
             raise TraceError(f"{path}:{number}: not a line of a trace's header: {_shown(line)}")
-    version = _number(path, found, "accelsim tracer version", number)
-    if version != VERSION:
+    if (version := _number(path, found, "accelsim tracer version", number)) != VERSION:
         raise TraceError(f"{path}: is of tracer version {version}; version {VERSION} is what pimflow reads")
     numbers = {
         "kernel_id": "kernel id",

@@ -4,7 +4,10 @@ import dataclasses
 import gzip
 import itertools
 import os
+import re
+import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,10 +39,13 @@ FAKE = """#!{python}
 import pathlib, sys
 
 arguments = sys.argv[1:]
-assert arguments[0] == "-trace" and arguments[2::2] == ["-config", "-config"], arguments
+assert arguments[0] == "-trace", arguments
 options = {{}}
-for path in arguments[3::2]:
-    for line in pathlib.Path(path).read_text().splitlines():
+for option, value in zip(arguments[2::2], arguments[3::2]):
+    if option != "-config":
+        options[option] = value
+        continue
+    for line in pathlib.Path(value).read_text().splitlines():
         if line.startswith("-"):
             options[line.split()[0]] = line.split()[1]
 assert options["-trace_opcode_latency_initiation_int"] == "4,1"
@@ -340,6 +346,25 @@ def test_logs_that_cannot_be_believed(tmp_path):
     other = dataclasses.replace(GPU, clock_mhz=1200.0)
     with pytest.raises(SpecError, match="ran with -gpgpu_clock_domains 1365"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], other, "fp16")
+
+
+def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").partition("## Accel-Sim")[2]
+    work = tmp_path / "work"
+    shutil.copytree(installed / "config", work)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
+    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
+    assert runs(installed) == 2
+    costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
+    assert [cost.known is Known.SIMULATED for cost in costs] == [True, True, False, False]
+    assert costs[:2] == AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    named = kernel_name(POINTWISE, "fp16")
+    assert f"`{named}`" in page
+    assert "0100 ffffffff 0 STS.128 2 R2 R20 16 1 0x7f0000000000 16" in page
+    text = "".join(p.read_text() for p in (work / "traces" / f"{named}.32").glob("*.traceg"))
+    assert " STS.128 2 R2 R20 16 1 0x7f0000000000 16 \n" in text
 
 
 # --- the GPU model against it ---
