@@ -1,0 +1,309 @@
+"""GPU times from Accel-Sim: from logs that it left, or by running an installed one.
+
+Accel-Sim is run as ``accel-sim.out -trace kernelslist.g -config gpgpusim.config -config trace.config``, a
+kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is what the kernel has of
+memory channels. Its cycles include a launch, which is said apart as `GpuSpec.launch_ns`.
+
+Source: accel-sim/accel-sim-framework, ``README.md`` (arguments) and ``util/job_launching`` (the folder),
+read 2026-11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pimflow.core.candidate import Known
+from pimflow.core.region import Kernel
+from pimflow.errors import ProfilerError, SpecError, TraceError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.accel_sim_kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
+from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log
+from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+
+if TYPE_CHECKING:
+    from pimflow.simulators.profiler import KernelRequest
+
+TIMEOUT_SECONDS = 6 * 3600.0  # a kernel of a large layer takes hours
+EXECUTABLE = "accel-sim.out"
+CONFIGURATIONS = ("gpgpusim.config", "trace.config")
+MODEL = "SM75_RTX2060"  # the tested configuration that the GPU model was calibrated to
+_PLACES = ("", "bin", "bin/release", "gpu-simulator/bin/release")
+_CONFIGURED = (
+    "",
+    "config",
+    "configs",
+    f"configs/tested-cfgs/{MODEL}",
+    f"gpu-simulator/configs/tested-cfgs/{MODEL}",
+    f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
+    f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
+)
+_PARENTS = 4  # of an executable, as far up as its configuration is looked for
+_LOG = re.compile(r"(?:.*\.(\d{1,6})|.*)\.log(?:\.gz)?", re.ASCII)
+_DIGITS = 12
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True)
+class AccelSimLogs:
+    """A `GpuProfiler` of logs that Accel-Sim left in a directory.
+
+    A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
+    kernel without a log has the cost of the GPU model, and says that it is analytic.
+
+    Parameters
+    ----------
+    directory : str
+        With files ``*.log`` or ``*.log.gz``.
+
+    Raises
+    ------
+    ProfilerError
+        If it is no directory or holds no logs; when costs are asked for: if a kernel is there twice, or
+        takes fewer cycles than a launch.
+    TraceError
+        When costs are asked for: if a log is malformed, or its run did not end.
+    SpecError
+        When costs are asked for: if a kernel's log is of another GPU.
+    """
+
+    directory: str
+    name: str = field(init=False)
+    _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not Path(self.directory).is_dir():
+            raise ProfilerError(f"accel-sim-logs '{self.directory}': there is no such directory")
+        if not self._files():
+            raise ProfilerError(f"accel-sim-logs '{self.directory}': no file *.log or *.log.gz in it")
+        object.__setattr__(self, "name", f"accel-sim-logs:{_digest(self._files())}")
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        if not self._found:
+            for path in self._files():
+                self._read(path)
+        return [self._cost(request.kernel, request.channels, gpu, dtype) for request in requests]
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in Path(self.directory).iterdir() if _LOG.fullmatch(path.name))
+
+    def _read(self, path: Path) -> None:
+        log = read_log(path)
+        stated = _LOG.fullmatch(path.name)[1]
+        channels = log.channels if log.channels is not None else stated and int(stated)
+        if channels is None:
+            raise ProfilerError(f"{path}: says no -gpgpu_n_mem; call it <kernel>.<memory channels>.log")
+        if stated and int(stated) != channels:
+            raise ProfilerError(f"{path}: ran with {channels} memory channels, not with {stated}")
+        for name, kernels in _grouped(log.kernels):
+            part = dataclasses.replace(log, kernels=kernels)
+            self._found.setdefault((name, channels), []).append((path, part))
+
+    def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
+        name = kernel_name(kernel, dtype)
+        runs = self._found.get((name, channels), [])
+        if not runs:
+            return kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+        if len(runs) > 1:
+            raise ProfilerError(
+                f"{runs[1][0]}: kernel '{name}' with {channels} channels is in {runs[0][0]} too; keep one"
+            )
+        path, log = runs[0]
+        return _simulated(log, str(path), kernel, channels, gpu, dtype)
+
+
+def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
+    """Kernels by name, each with the one that adds its partial sums."""
+    found: list[tuple[str, tuple[KernelLog, ...]]] = []
+    for kernel in kernels:
+        if found and kernel.name == found[-1][0] + REDUCE:
+            found[-1] = (found[-1][0], (*found[-1][1], kernel))
+        else:
+            found.append((kernel.name, (kernel,)))
+    return found
+
+
+def _simulated(
+    log: AccelSimLog, who: str, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str
+) -> KernelCost:
+    """The cost that a run of a kernel shows: time and traffic; the demands stay those of the model."""
+    for what, actual, expected in (
+        ("-gpgpu_clock_domains", log.clock_mhz, gpu.clock_mhz),
+        ("SMs (-gpgpu_n_clusters)", log.sms, gpu.sms),
+    ):
+        if actual is not None and abs(actual - expected) > 1e-6 * expected:
+            raise SpecError(f"{who}: ran with {what} {actual:g}; gpu '{gpu.name}' has {expected:g}")
+    total_ns = log.cycles / gpu.clock_mhz * 1e3
+    if total_ns < gpu.launch_ns * (1 - 1e-4):  # the launch is rounded in the GPU's file
+        raise ProfilerError(
+            f"{who}: {log.cycles} cycles are fewer than the launch of gpu '{gpu.name}', "
+            f"{gpu.launch_ns * gpu.clock_mhz / 1e3:.0f}: set -gpgpu_kernel_launch_latency to the GPU's"
+        )
+    return dataclasses.replace(
+        kernel_cost(kernel, gpu, dtype=dtype, channels=channels),
+        launch_ns=gpu.launch_ns,
+        execution_ns=max(0.0, total_ns - gpu.launch_ns),
+        dram_bytes=float(log.dram_bytes),
+        l2_bytes=sum(each.l2_gb_s * each.cycles / gpu.clock_mhz * 1e3 for each in log.kernels),
+        known=Known.SIMULATED,
+    )
+
+
+@dataclass(frozen=True)
+class AccelSim:
+    """A `GpuProfiler` that runs an installed Accel-Sim on the traces of `accel_sim_kernels`.
+
+    Parameters
+    ----------
+    path : str
+        ``accel-sim.out``, or a directory with it in ``bin`` and with ``gpgpusim.config`` and
+        ``trace.config`` in ``config``; a checkout of the framework is one, and so is what it lies in.
+    timeout_seconds : float
+        For one kernel.
+
+    Raises
+    ------
+    ProfilerError
+        If the executable or its configuration is not there; when it runs: if it fails, takes longer than
+        the timeout, or its log is not of the kernels that it was given.
+    """
+
+    path: str
+    timeout_seconds: float = TIMEOUT_SECONDS
+    name: str = field(init=False)
+    executable: Path = field(init=False)
+    configurations: tuple[Path, Path] = field(init=False)
+    _known: dict[tuple[str, int], AccelSimLog] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        executable, roots = self._look_for_executable()
+        configurations = tuple(self._look_for(name, roots) for name in CONFIGURATIONS)
+        object.__setattr__(self, "executable", executable)
+        object.__setattr__(self, "configurations", configurations)
+        object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        return [self._cost(request.kernel, request.channels, gpu, dtype) for request in requests]
+
+    @property
+    def _who(self) -> str:
+        return f"accel-sim '{self.path}'"
+
+    def _look_for_executable(self) -> tuple[Path, list[Path]]:
+        path = Path(shutil.which(self.path) or self.path if os.sep not in self.path else self.path)
+        if path.is_dir():
+            tried = [path / place / EXECUTABLE for place in _PLACES]
+            roots = [path]
+        else:
+            tried, roots = [path], list(path.resolve().parents)[:_PARENTS]
+        executable = next((each for each in tried if each.is_file()), None)
+        if executable is None:
+            what = f"no {EXECUTABLE} in it or its bin" if path.is_dir() else "there is no such file"
+            raise ProfilerError(f"{self._who}: {what}")
+        if not os.access(executable, os.X_OK):
+            raise ProfilerError(f"{self._who}: '{executable}' is not an executable file")
+        return executable.resolve(), roots
+
+    def _look_for(self, name: str, roots: Sequence[Path]) -> Path:
+        for root in roots:
+            for place in _CONFIGURED:
+                if (root / place / name).is_file():
+                    return (root / place / name).resolve()
+        raise ProfilerError(f"{self._who}: no {name} beside it or in its config; put that of the GPU there")
+
+    def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
+        key = (kernel_name(kernel, dtype), channels)
+        if key not in self._known:
+            self._known[key] = self._run(kernel, channels, gpu, dtype)
+        return _simulated(self._known[key], self._who, kernel, channels, gpu, dtype)
+
+    def _run(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
+        with tempfile.TemporaryDirectory(prefix="pimflow-") as name:
+            folder = Path(name)
+            traces, output = folder / "traces", folder / "output.log"
+            traces.mkdir()
+            try:
+                emitted = write_kernel(kernel, gpu, dtype, channels, traces)
+                self._configure(folder, channels)
+                self._execute(folder, traces / KERNELS_LIST, output)
+            except OSError as error:
+                raise ProfilerError(f"{self._who}: cannot be run: {error.strerror or error}") from error
+            try:
+                log = read_log(output)
+            except TraceError as error:
+                raise ProfilerError(f"{self._who}: {str(error).replace(f'{name}{os.sep}', 'its ')}") from None
+            self._check(log, emitted, channels)
+            return log
+
+    def _configure(self, folder: Path, channels: int) -> None:
+        """Copy the configuration, and what lies beside it: it names files of the network and of power."""
+        for configuration in self.configurations:
+            for path in configuration.parent.iterdir():
+                if path.is_file() and path.suffix in (".config", ".icnt", ".xml"):
+                    shutil.copyfile(path, folder / path.name)
+        for configuration in self.configurations:
+            shutil.copyfile(configuration, folder / configuration.name)
+        options = (folder / CONFIGURATIONS[0]).read_text(encoding="utf-8", errors="replace")
+        options = re.sub(r"^[ \t]*-gpgpu_n_mem[ \t].*$", "", options, flags=re.M)
+        (folder / CONFIGURATIONS[0]).write_text(f"{options}\n-gpgpu_n_mem {channels}\n", encoding="utf-8")
+
+    def _execute(self, folder: Path, kernels: Path, output: Path) -> None:
+        command = [str(self.executable), "-trace", str(kernels)]
+        for name in CONFIGURATIONS:
+            command += ["-config", str(folder / name)]
+        try:
+            with output.open("wb") as file:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.PIPE,
+                    cwd=folder,
+                    timeout=self.timeout_seconds,
+                )
+        except subprocess.TimeoutExpired as error:
+            raise ProfilerError(f"{self._who}: no end after {self.timeout_seconds:g} s") from error
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            code = done.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise ProfilerError(
+                f"{self._who}: failed ({how}{': ' + said[-1][:_SHOWN_CHARACTERS] if said else ''})"
+            )
+
+    def _check(self, log: AccelSimLog, emitted: Emitted, channels: int) -> None:
+        names = tuple(kernel.name for kernel in log.kernels)
+        if names != emitted.launches:
+            raise ProfilerError(
+                f"{self._who}: it ran {', '.join(names)} instead of {', '.join(emitted.launches)}"
+            )
+        for kernel, count in zip(log.kernels, emitted.instructions):
+            if kernel.instructions != count:
+                raise ProfilerError(
+                    f"{self._who}: it counts {kernel.instructions} instructions of '{kernel.name}' in a "
+                    f"trace of {count}"
+                )
+        if log.channels not in (None, channels):
+            raise ProfilerError(f"{self._who}: it ran with {log.channels} memory channels, not {channels}")
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """Of names, sizes and times of change: whatever changes answers changes those."""
+    digest = hashlib.sha256()
+    for path in paths:
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:_DIGITS]

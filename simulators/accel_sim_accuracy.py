@@ -1,0 +1,144 @@
+"""How well the GPU model predicts Accel-Sim's cycles of kernels that it was not fitted to."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pimflow.errors import TraceError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu_data import Sample
+from pimflow.simulators.gpu_fit import fit
+from pimflow.simulators.gpu_model import kernel_cost
+
+HALVES = (16, 32)  # memory channels whose times are compared
+BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """One kernel, predicted by constants that were fitted to all others.
+
+    Attributes
+    ----------
+    kernel : str
+    cycles : dict of int to (int, float)
+        By memory channels: simulated, and predicted, launch included.
+    """
+
+    kernel: str
+    cycles: dict[int, tuple[int, float]]
+
+    @property
+    def errors(self) -> dict[int, float]:
+        """Predicted over simulated, less 1."""
+        return {channels: predicted / actual - 1 for channels, (actual, predicted) in self.cycles.items()}
+
+    @property
+    def ratio_error(self) -> float | None:
+        """Error of the time with 16 channels over that with 32; None where one was not simulated."""
+        if not set(HALVES) <= set(self.cycles):
+            return None
+        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in HALVES)
+        return predicted_half / predicted_whole / (half / whole) - 1
+
+
+def leave_one_out(
+    samples: Sequence[Sample], gpu: GpuSpec, progress: Callable[[float], None] = lambda _: None
+) -> list[LeftOut]:
+    """Fit to all kernels but one, and predict it with all its channel counts; every kernel in turn."""
+    kernels = sorted({sample.shape for sample in samples})
+    found = []
+    for done, kernel in enumerate(kernels):
+        progress(done / len(kernels))
+        fitted = fit(gpu, [sample for sample in samples if sample.shape != kernel])
+        cycles = {}
+        for sample in samples:
+            if sample.shape == kernel:
+                channels = sample.channels or gpu.memory_channels
+                predicted = kernel_cost(
+                    sample.kernel, fitted, dtype=sample.dtype, channels=channels, tile=sample.tile
+                )
+                to_cycles = gpu.clock_mhz / 1e3
+                cycles[channels] = (round(sample.measured_ns * to_cycles), predicted.total_ns * to_cycles)
+        found.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
+    progress(1.0)
+    return found
+
+
+def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
+    """``mape`` over all rows, ``largest_ape``, ``largest_ratio_error``, errors as fractions, and counts."""
+    errors = [abs(error) for kernel in kernels for error in kernel.errors.values()]
+    ratios = [abs(kernel.ratio_error) for kernel in kernels if kernel.ratio_error is not None]
+    return {
+        "kernels": len(kernels),
+        "rows": len(errors),
+        "mape": statistics.fmean(errors),
+        "largest_ape": max(errors),
+        "largest_ratio_error": max(ratios, default=None),
+    }
+
+
+def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
+    """`summary` and the kernels."""
+    rows = [
+        {
+            "kernel": kernel.kernel,
+            "channels": channels,
+            "simulated_cycles": actual,
+            "predicted_cycles": round(predicted),
+            "error": kernel.errors[channels],
+        }
+        for kernel in kernels
+        for channels, (actual, predicted) in kernel.cycles.items()
+    ]
+    return {**summary(kernels), "predictions": rows}
+
+
+def table(kernels: Sequence[LeftOut]) -> str:
+    """A Markdown table of the kernels, and what sums it up."""
+    counts = sorted({channels for kernel in kernels for channels in kernel.cycles})
+    head = ["kernel", *(f"{count} channels" for count in counts), f"{HALVES[0]} / {HALVES[1]}"]
+    lines = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
+    for kernel in kernels:
+        cells = [
+            f"{kernel.cycles[count][0]:,} ({kernel.errors[count]:+.1%})" if count in kernel.cycles else ""
+            for count in counts
+        ]
+        ratio = kernel.ratio_error
+        lines.append(_row([f"`{kernel.kernel}`", *cells, "" if ratio is None else f"{ratio:+.1%}"]))
+    found = summary(kernels)
+    ratio = found["largest_ratio_error"]
+    lines += [
+        "",
+        f"{found['kernels']} kernels, {found['rows']} runs: mean absolute error {found['mape']:.1%}, largest "
+        f"{found['largest_ape']:.1%}"
+        + (
+            f"; largest error of the ratio of {HALVES[0]} to {HALVES[1]} channels {ratio:.1%}."
+            if ratio
+            else "."
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def updated(page: str, kernels: Sequence[LeftOut]) -> str:
+    """`page` with the table between its markers.
+
+    Raises
+    ------
+    TraceError
+        If it has no such markers.
+    """
+    pattern = f"{re.escape(BEGIN)}.*?{re.escape(END)}"
+    text, count = re.subn(pattern, lambda _: f"{BEGIN}\n{table(kernels)}\n{END}", page, flags=re.S)
+    if count != 1:
+        raise TraceError(f"docs/validation.md: no lines '{BEGIN}' and '{END}', once each")
+    return text

@@ -1,0 +1,294 @@
+"""The tiled implicit GEMM that the GPU model assumes, as Accel-Sim's instructions.
+
+A thread block computes (tm, tn) outputs of one group and, with split-K, of one part of the reduction. Per
+32 elements of the reduction it loads both tiles into registers, 16 bytes a lane, stores them to shared
+memory, waits at a barrier, reads fragments (LDSM) and multiplies them (HMMA, 16x8x8). There is one buffer,
+so loads and products of a block do not overlap; other blocks on the SM fill the gap. Convolutions gather:
+the reduction runs over taps, then channels, padded to 8; a lane whose tap lies outside the image is idle.
+
+Pixels and channels beyond the last are loaded as the last, and not stored. All warps read the first
+fragments of shared memory: only the banks matter to time, and they are the same. With 64x64 tiles this is,
+instruction for instruction, the kernel that `tests/gpu_model/data/accelsim_rtx2060.csv` was simulated with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.simulators.accel_sim_launch import (
+    ACCESS_BYTES,
+    ZERO,
+    Code,
+    Launch,
+    Listing,
+    joined,
+    residual_reads,
+    width_bytes,
+)
+from pimflow.simulators.accel_sim_trace import WARP_LANES
+
+ELEMENT = 2  # bytes: fp16
+PARTIAL = 4  # bytes of an fp32 partial sum of split-K
+TILE_K = 32
+CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
+CHUNKS = TILE_K // CHUNK  # per row of a tile
+MMA_M, MMA_N = 16, 8
+SMALL_TILE = 64 * 64  # outputs of the largest tile that 4 warps compute; larger ones have 8
+ADDRESS_INSTRUCTIONS = 12
+BASE_REGISTERS = 96
+A_REGISTER, B_REGISTER, RESIDUAL_REGISTER, SUM_REGISTER = 20, 36, 60, 64
+A_FRAGMENT, B_FRAGMENT = 200, 220
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """Sizes and addresses of an implicit GEMM.
+
+    Attributes
+    ----------
+    geometry : ConvGeometry
+    tile : tuple of int
+        (tm, tn).
+    split : int
+        Parts of the reduction, each a thread block's; partial sums in fp32 if there are several.
+    input_base, weight_base, output_base, residual_base : int
+        Addresses; filters are [oc, kh, kw, c].
+    residual_bytes : int
+        Read at the places of the results, and added.
+    listed : bool
+        Addresses one by one, as Accel-Sim's own tracer can be told to write them.
+    """
+
+    geometry: ConvGeometry
+    tile: tuple[int, int]
+    split: int = 1
+    input_base: int
+    weight_base: int
+    output_base: int
+    residual_base: int = 0
+    residual_bytes: int = 0
+    listed: bool = False
+
+    @property
+    def m(self) -> int:
+        return self.geometry.pixels
+
+    @property
+    def n(self) -> int:
+        return self.geometry.oc // self.geometry.groups
+
+    @property
+    def channels(self) -> int:
+        """Input channels of a group."""
+        return self.geometry.c // self.geometry.groups
+
+    @property
+    def tap_chunks(self) -> int:
+        return -(-self.channels // CHUNK)
+
+    @property
+    def chunks(self) -> int:
+        """Of the padded reduction."""
+        return self.geometry.kh * self.geometry.kw * self.tap_chunks
+
+    @property
+    def iterations(self) -> int:
+        """Of one part of the reduction."""
+        return -(-math.ceil(self.chunks / CHUNKS) // self.split)
+
+    @property
+    def warps(self) -> int:
+        return 4 if self.tile[0] * self.tile[1] <= SMALL_TILE else 8
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Outputs of a warp: as square as can be, so that fragments are reused most."""
+        tm, tn = self.tile
+        ways = [(tm // rows, tn * rows // self.warps) for rows in (1, 2, 4, 8) if self.warps % rows == 0]
+        return min(
+            (way for way in ways if way[0] % MMA_M == way[1] % ACCESS_BYTES == 0), key=lambda w: (sum(w), w)
+        )
+
+
+def gemm_launch(name: str, gemm: Gemm) -> Launch:
+    """The grid: x over channels, y over pixels, z over groups and parts of the reduction."""
+    tm, tn = gemm.tile
+    wm, wn = gemm.warp_tile
+    return Launch(
+        name=name,
+        grid=(-(-gemm.n // tn), -(-gemm.m // tm), gemm.geometry.groups * gemm.split),
+        threads=gemm.warps * WARP_LANES,
+        shared_memory_bytes=(tm + tn) * TILE_K * ELEMENT,
+        registers=BASE_REGISTERS + wm * wn // WARP_LANES,
+        warps=_Emitter(gemm).block,
+    )
+
+
+class _Emitter:
+    """Emits blocks in the grid's order; loads that neighbours share are rendered once."""
+
+    def __init__(self, gemm: Gemm):
+        self.gemm = gemm
+        self.threads = gemm.warps * WARP_LANES
+        self.a_loads, self.b_loads = (side * CHUNKS // self.threads for side in gemm.tile)
+        self.width = width_bytes(gemm.channels * ELEMENT)
+        self.parts = ACCESS_BYTES // self.width
+        self.a_rows: tuple[tuple[int, int], list[list[Code]]] | None = None
+        self.b_columns: dict[int, list[list[Code]]] = {}
+        self.z = 0
+        prologue = Listing()
+        for _ in range(ADDRESS_INSTRUCTIONS):
+            prologue.add("IMAD.MOV.U32", 1, ZERO, ZERO)
+        self.prologue, self.load_pc = prologue.code(), prologue.pc
+        self.products_pc = self.load_pc + (self.a_loads + self.b_loads) * self.parts * ACCESS_BYTES
+        products = [self._products(warp) for warp in range(gemm.warps)]
+        self.products = [listing.code() for listing in products]
+        self.store_pc = products[0].pc
+
+    def block(self, index: tuple[int, int, int]) -> list[Code]:
+        x, y, z = index
+        if z != self.z:
+            self.z, self.a_rows, self.b_columns = z, None, {}
+        if self.a_rows is None or self.a_rows[0] != (y, z):
+            self.a_rows = ((y, z), self._loads(self._pixels(y), self.a_loads, A_REGISTER, self.load_pc))
+        loads = self.a_rows[1]
+        if x not in self.b_columns:
+            first_pc = self.load_pc + self.a_loads * self.parts * ACCESS_BYTES
+            self.b_columns[x] = self._loads(self._filters(x), self.b_loads, B_REGISTER, first_pc)
+        filters = self.b_columns[x]
+        codes = []
+        for warp in range(self.gemm.warps):
+            parts = [self.prologue]
+            for pixels_loaded, filters_loaded in zip(loads, filters):
+                parts += [pixels_loaded[warp], filters_loaded[warp], self.products[warp]]
+            codes.append(joined([*parts, self._stores(index, warp)]))
+        return codes
+
+    def _iterations(self) -> range:
+        """Those of this part of the reduction; the last part may have fewer, or none."""
+        count, part = self.gemm.iterations, self.z % self.gemm.split
+        last = -(-self.gemm.chunks // CHUNKS)
+        return range(min(part * count, last), min((part + 1) * count, last))
+
+    def _chunk(self, iteration: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tap and first channel of the chunks of an iteration, and which are within the reduction."""
+        chunks = iteration * CHUNKS + np.arange(CHUNKS)
+        taps, within = np.divmod(chunks, self.gemm.tap_chunks)
+        return taps, within * CHUNK, chunks < self.gemm.chunks
+
+    def _pixels(self, y: int):
+        """A function from an iteration to addresses [row, chunk] of the input, and which are loaded."""
+        gemm, geometry = self.gemm, self.gemm.geometry
+        pixels = np.minimum(y * gemm.tile[0] + np.arange(gemm.tile[0]), gemm.m - 1)
+        image, within = np.divmod(pixels, geometry.oh * geometry.ow)
+        rows, columns = np.divmod(within, geometry.ow)
+        top, left, _, _ = geometry.padding
+        rows = rows * geometry.stride[0] - top
+        columns = columns * geometry.stride[1] - left
+        group = self.z // gemm.split * gemm.channels
+
+        def addresses(iteration: int):
+            taps, channel, valid = self._chunk(iteration)
+            down, right = np.divmod(taps, geometry.kw)
+            iy = rows[:, None] + down * geometry.dilation[0]
+            ix = columns[:, None] + right * geometry.dilation[1]
+            inside = (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w) & valid
+            element = ((image[:, None] * geometry.h + iy) * geometry.w + ix) * geometry.c + group + channel
+            return gemm.input_base + element * ELEMENT, inside, channel
+
+        return addresses
+
+    def _filters(self, x: int):
+        """The same of the filters."""
+        gemm, geometry = self.gemm, self.gemm.geometry
+        columns = np.minimum(x * gemm.tile[1] + np.arange(gemm.tile[1]), gemm.n - 1)
+        columns += self.z // gemm.split * gemm.n
+
+        def addresses(iteration: int):
+            taps, channel, valid = self._chunk(iteration)
+            element = columns[:, None] * geometry.reduction + taps * gemm.channels + channel
+            return gemm.weight_base + element * ELEMENT, np.broadcast_to(valid, element.shape), channel
+
+        return addresses
+
+    def _loads(self, addresses, loads: int, register: int, first_pc: int) -> list[list[Code]]:
+        """By iteration and warp, the loads of a tile."""
+        found = []
+        for iteration in self._iterations():
+            address, active, channel = addresses(iteration)
+            listings = [Listing(first_pc, self.gemm.listed) for _ in range(self.gemm.warps)]
+            for load in range(loads):
+                for part in range(self.parts):
+                    wanted = active & (channel + part * self.width // ELEMENT < self.gemm.channels)
+                    for warp, listing in enumerate(listings):
+                        begin = load * self.threads + warp * WARP_LANES
+                        lanes = slice(begin, begin + WARP_LANES)
+                        at = address.reshape(-1)[lanes] + part * self.width
+                        listing.load(register + 4 * load, 2, at, wanted.reshape(-1)[lanes], self.width)
+            found.append([listing.code() for listing in listings])
+        return found
+
+    def _products(self, warp: int) -> Listing:
+        """From the registers through shared memory to the sums, and the end of an iteration."""
+        gemm = self.gemm
+        wm, wn = gemm.warp_tile
+        listing = Listing(self.products_pc)
+        b_offset = gemm.tile[0] * TILE_K * ELEMENT
+        for first, loads, register in ((0, self.a_loads, A_REGISTER), (b_offset, self.b_loads, B_REGISTER)):
+            for load in range(loads):
+                offset = first + (load * self.threads + warp * WARP_LANES) * ACCESS_BYTES
+                listing.shared("STS.128", None, 2, register + 4 * load, offset=offset)
+        listing.add("BAR.SYNC")
+        fragment_bytes = WARP_LANES * ACCESS_BYTES
+        rows, columns = wm // MMA_M, wn // MMA_N
+        for _ in range(TILE_K // 16):
+            for row in range(rows):
+                listing.shared("LDSM.16.M88.4", A_FRAGMENT + row, 3, offset=row * fragment_bytes)
+            for pair in range(columns // 2):
+                offset = b_offset + pair * fragment_bytes
+                listing.shared("LDSM.16.M88.4", B_FRAGMENT + pair, 3, offset=offset)
+            for _ in range(2):  # an LDSM holds 16 of K, an HMMA takes 8
+                for row in range(rows):
+                    for column in range(columns):
+                        total = SUM_REGISTER + 2 * (row * columns + column)
+                        a, b = A_FRAGMENT + row, B_FRAGMENT + column // 2
+                        listing.add("HMMA.1688.F32", total, a, b, total)
+        listing.add("IADD3", 4, 4, ZERO, ZERO)
+        listing.add("ISETP.GE.AND", None, 4, ZERO)
+        listing.add("BRA")
+        return listing
+
+    def _stores(self, index: tuple[int, int, int], warp: int) -> Code:
+        """Results of a warp, and its end."""
+        gemm, (x, y, z) = self.gemm, index
+        wm, wn = gemm.warp_tile
+        group, part = divmod(z, gemm.split)
+        size = ELEMENT if gemm.split == 1 else PARTIAL
+        width = width_bytes(gemm.n * size)
+        row_chunks = wn * size // width
+        down = gemm.tile[0] // wm
+        first_row = y * gemm.tile[0] + warp % down * wm
+        first_column = x * gemm.tile[1] + warp // down * wn
+        listing = Listing(self.store_pc, gemm.listed)
+        for begin in range(0, wm * row_chunks, WARP_LANES):
+            rows, chunks = np.divmod(begin + np.arange(WARP_LANES), row_chunks)
+            rows, columns = first_row + rows, first_column + chunks * (width // size)
+            active = (rows < gemm.m) & (columns < gemm.n)
+            if not active.any():
+                continue
+            if gemm.split == 1:
+                element = rows * gemm.geometry.oc + group * gemm.n + columns
+            else:
+                element = ((group * gemm.split + part) * gemm.m + rows) * gemm.n + columns
+            residual = gemm.residual_bytes if gemm.split == 1 else 0
+            output_bytes = gemm.m * gemm.geometry.oc * size
+            for at, reads in residual_reads(element * size, active, output_bytes, residual, width):
+                listing.load(RESIDUAL_REGISTER, 2, gemm.residual_base + at, reads, width)
+                listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, RESIDUAL_REGISTER)
+            listing.store(SUM_REGISTER, gemm.output_base + element * size, active, width)
+        listing.add("EXIT")
+        return listing.code()

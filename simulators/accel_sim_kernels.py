@@ -1,0 +1,267 @@
+"""Traces for Accel-Sim of the kernels that the GPU model assumes.
+
+A kernel is emitted as the model times it (`gpu_model.kernel_cost`): the same tile and split-K, the same way
+of computing one row, every operand read and written once or gathered as an implicit GEMM does. Split-K is
+two launches: the second adds the partial sums.
+
+Size: a line is about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
+of a warp: 80 MB a billion multiply-accumulates where tiles are full, several times that where they are not;
+a stream has a quarter of a byte for each byte that it moves, a depthwise convolution the same for each tap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.errors import TraceError, UsageError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.accel_sim_gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
+from pimflow.simulators.accel_sim_launch import Launch, Operands
+from pimflow.simulators.accel_sim_simd import (
+    Convolution,
+    Stream,
+    depthwise_launch,
+    gemv_launch,
+    stream_launch,
+)
+from pimflow.simulators.accel_sim_trace import Copy, write_kernels_list
+from pimflow.simulators.gpu_model import kernel_cost
+
+DTYPE = "fp16"  # what tensor cores take
+KERNELS_LIST = "kernelslist.g"
+REDUCE = "_reduce"
+_SIZES = ("window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
+_TAGS = ("x", "t", "r", "macs", "in", "w", "out")
+
+
+def kernel_name(kernel: Kernel, dtype: str) -> str:
+    """The name by which Accel-Sim's logs call a kernel; no two kernels have the same.
+
+    It says what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
+    """
+    words = [kernel.kind]
+    if kernel.kind == "gemm":
+        words.append(f"m{kernel.m}_n{kernel.n}_k{kernel.k}")
+    if kernel.geometry is None:
+        # Anything else but its sizes follows: the name need not be short, but must tell kernels apart.
+        usual = Kernel(kind=kernel.kind, m=kernel.m, n=kernel.n, k=kernel.k, input_bytes=0, output_bytes=0)
+    else:
+        words.append(_geometry_name(kernel.geometry))
+        usual = convolution_kernel(kernel.geometry, dtype)
+        if (usual.kind, usual.m, usual.n, usual.k) != (kernel.kind, kernel.m, kernel.n, kernel.k):
+            raise UsageError(f"kernel '{words[0]}' is not that of its convolution {words[-1]}")
+    for name, tag in zip(_SIZES, _TAGS):
+        if getattr(kernel, name) != getattr(usual, name):
+            words.append(f"{tag}{getattr(kernel, name)}")
+    return "_".join([*words, dtype])
+
+
+def _geometry_name(geometry: ConvGeometry) -> str:
+    g = geometry
+    words = [f"n{g.n}" if g.n > 1 else "", f"h{g.h}w{g.w}c{g.c}o{g.oc}"]
+    pairs = [("f", (g.kh, g.kw), (1, 1)), ("s", g.stride, (1, 1)), ("d", g.dilation, (1, 1))]
+    pairs += [("p", g.padding, (0, 0, 0, 0)), ("g", (g.groups,), (1,))]
+    words += ["_" + tag + "x".join(map(str, value)) for tag, value, usual in pairs if tuple(value) != usual]
+    return "".join(words)
+
+
+def launches(
+    kernel: Kernel, gpu: GpuSpec, dtype: str, channels: int | None = None, listed: bool = False
+) -> list[Launch]:
+    """The grid launches of a kernel, one, or two with split-K, as the GPU model would run it.
+
+    The choice of tile depends on the memory `channels`, all by default. Addresses are strides or
+    differences, or, if `listed`, all of them.
+
+    Raises
+    ------
+    UsageError
+        If `dtype` is not fp16, or the kernel's convolution is not known.
+    """
+    if dtype != DTYPE:
+        raise UsageError(f"traces for Accel-Sim are of {DTYPE} kernels, for tensor cores; not of {dtype}")
+    name = kernel_name(kernel, dtype)
+    if kernel.kind == "stream":
+        return [_stream(name, kernel, listed)]
+    geometry = _geometry(kernel, name)
+    base = convolution_kernel(geometry, dtype)
+    residual = max(0, kernel.input_bytes - base.input_bytes)
+    cost = kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+    split = cost.tile[2] if cost.tile else 1
+    partial = split * geometry.pixels * geometry.oc * PARTIAL if split > 1 else 0
+    whole_input = geometry.n * geometry.h * geometry.w * geometry.c * ELEMENT
+    sizes = (whole_input, base.weight_bytes, base.output_bytes, residual, partial)
+    bases = Operands(sizes).bases
+    inputs = [(bases[i], sizes[i]) for i in (0, 1, 3)]
+    places = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
+    common = {"geometry": geometry, "residual_bytes": residual, "listed": listed}
+    if cost.tile is None:
+        emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
+        return [_with_inputs(emit(name, Convolution(**common, **places)), inputs)]
+    if split == 1:
+        gemm = Gemm(tile=cost.tile[:2], **common, **places)
+        return [_with_inputs(gemm_launch(name, gemm), inputs)]
+    gemm = Gemm(tile=cost.tile[:2], split=split, **common, **places | {"output_base": bases[4]})
+    # What is added is read behind the partial sums: where it lies does not matter to time.
+    reduce = Stream(
+        read_base=bases[4],
+        write_base=bases[2],
+        read_bytes=partial + residual,
+        write_bytes=base.output_bytes,
+        macs=split * geometry.pixels * geometry.oc,
+        listed=listed,
+    )
+    return [_with_inputs(gemm_launch(name, gemm), inputs), stream_launch(name + REDUCE, reduce)]
+
+
+def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:
+    sizes = (kernel.input_bytes + kernel.weight_bytes, kernel.output_bytes)
+    read, write = Operands(sizes).bases
+    stream = Stream(
+        read_base=read,
+        write_base=write,
+        read_bytes=sizes[0],
+        write_bytes=sizes[1],
+        macs=kernel.macs,
+        listed=listed,
+    )
+    return _with_inputs(stream_launch(name, stream), [(read, sizes[0])])
+
+
+def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
+    """Of a kernel that says it, or of the plain product that it is."""
+    if kernel.geometry is not None:
+        return kernel.geometry
+    if kernel.kind != "gemm" or kernel.window > 1:
+        raise UsageError(f"kernel '{name}': a trace needs its convolution, which it does not say")
+    return ConvGeometry(
+        n=1, h=kernel.m, w=1, c=kernel.k * kernel.groups, oc=kernel.n * kernel.groups, groups=kernel.groups
+    )
+
+
+def _with_inputs(launch: Launch, inputs: Sequence[tuple[int, int]]) -> Launch:
+    return dataclasses.replace(launch, inputs=tuple(Copy(at, size) for at, size in inputs if size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """The trace of a kernel on disk.
+
+    Attributes
+    ----------
+    name : str
+        Of the kernel.
+    directory : str
+        With ``kernelslist.g`` and a ``.traceg`` a launch.
+    launches : tuple of str
+        Names in Accel-Sim's log, in order.
+    instructions : tuple of int
+        Of each launch, as Accel-Sim counts them.
+    size_bytes : int
+    """
+
+    name: str
+    directory: str
+    launches: tuple[str, ...]
+    instructions: tuple[int, ...]
+    size_bytes: int
+
+
+def write_kernel(
+    kernel: Kernel, gpu: GpuSpec, dtype: str, channels: int, directory: Path, copies: bool = False
+) -> Emitted:
+    """Write ``kernelslist.g`` and the traces of a kernel into an existing, empty directory.
+
+    Parameters
+    ----------
+    copies : bool
+        Whether the list says what the host has copied to the GPU. Accel-Sim then begins with it in the
+        L2; the GPU model, and what it was fitted to, begin with an empty one.
+    """
+    found = launches(kernel, gpu, dtype, channels)
+    names, counts, size = [], [], 0
+    for number, launch in enumerate(found, 1):
+        path = directory / f"kernel-{number}.traceg"
+        instructions = 0
+        with path.open("w", encoding="ascii", newline="\n") as file:
+            file.write(str(launch.header(number)))
+            for text, lanes in launch.blocks():
+                file.write(text)
+                instructions += lanes
+        names.append(path.name)
+        counts.append(instructions)
+        size += path.stat().st_size
+    inputs = [copy for launch in found for copy in launch.inputs] if copies else []
+    write_kernels_list(directory / KERNELS_LIST, [*inputs, *names])
+    return Emitted(
+        name=found[0].name,
+        directory=str(directory),
+        launches=tuple(launch.name for launch in found),
+        instructions=tuple(counts),
+        size_bytes=size,
+    )
+
+
+def write_traces(
+    kernels: Sequence[Kernel],
+    gpu: GpuSpec,
+    dtype: str,
+    channels: Sequence[int],
+    directory: str | os.PathLike,
+    progress: Callable[[float], None] = lambda _: None,
+    copies: bool = False,
+) -> list[Emitted]:
+    """Write a trace of every different kernel, for each number of memory channels.
+
+    Each is a directory ``<kernel name>.<channels>`` in `directory`, which appears whole or not at all, and
+    takes the place of an earlier one. Its log belongs into a file ``<kernel name>.<channels>.log``.
+
+    Parameters
+    ----------
+    progress : callable
+        Told which share is done.
+
+    Raises
+    ------
+    UsageError
+        If a kernel cannot be emitted.
+    TraceError
+        If `directory` cannot be written.
+    """
+    directory = Path(directory)
+    wanted = [(kernel, count) for kernel in dict.fromkeys(kernels) for count in dict.fromkeys(channels)]
+    found = []
+    for done, (kernel, count) in enumerate(wanted):
+        progress(done / len(wanted))
+        target = directory / f"{kernel_name(kernel, dtype)}.{count}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with _whole(target) as scratch:
+                emitted = write_kernel(kernel, gpu, dtype, count, scratch, copies)
+        except OSError as error:
+            raise TraceError(f"{target}: cannot be written: {error.strerror or error}") from error
+        found.append(dataclasses.replace(emitted, directory=str(target)))
+    progress(1.0)
+    return found
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A new directory beside `target` that takes its place if nothing is raised."""
+    if target.exists() and not (target / KERNELS_LIST).exists():
+        raise TraceError(f"{target}: is there already, and no trace; it is left as it is")
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    scratch.mkdir()
+    try:
+        yield scratch
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,195 @@
+"""What the kernels that pimflow emits for Accel-Sim have in common: grids, operands, instruction text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.simulators.accel_sim_trace import (
+    SHARED_BASE,
+    STRIDED,
+    WARP_LANES,
+    Copy,
+    Instruction,
+    TraceHeader,
+    block_text,
+    compressed,
+)
+
+PC_BYTES = 16
+ZERO = 255  # the register that reads as zero
+ACCESS_BYTES = 16  # the most that a lane loads or stores at once
+OPERANDS_BASE = 0x7F1000000000
+OPERAND_PITCH_BYTES = 1 << 30  # operands begin at multiples of it
+_WIDTHS = {16: ".128", 8: ".64", 4: "", 2: ".U16"}
+
+
+@dataclass(frozen=True)
+class Code:
+    """Instructions as text.
+
+    Attributes
+    ----------
+    count : int
+        Instructions.
+    lanes : int
+        The same, once for each active lane: what Accel-Sim counts.
+    text : str
+        A line each.
+    """
+
+    count: int = 0
+    lanes: int = 0
+    text: str = ""
+
+    @classmethod
+    def of(cls, instructions: Iterable[Instruction]) -> Code:
+        instructions = list(instructions)
+        lines = "".join(f"{instruction}\n" for instruction in instructions)
+        return cls(len(instructions), sum(each.lanes for each in instructions), lines)
+
+
+def joined(parts: Iterable[Code]) -> Code:
+    """One code after the other."""
+    parts = list(parts)
+    return Code(
+        sum(part.count for part in parts),
+        sum(part.lanes for part in parts),
+        "".join(part.text for part in parts),
+    )
+
+
+class Listing:
+    """Instructions in order, each with the next program counter."""
+
+    def __init__(self, first_pc: int = 0, listed: bool = False):
+        self.pc, self.listed = first_pc, listed
+        self.instructions: list[Instruction] = []
+
+    def add(self, opcode: str, destination: int | None = None, *sources: int, **memory) -> None:
+        """One that all lanes execute, unless `memory` has a mask."""
+        destinations = () if destination is None else (destination,)
+        self.instructions.append(Instruction(self.pc, opcode, destinations, sources, **memory))
+        self.pc += PC_BYTES
+
+    def shared(self, opcode: str, destination: int | None, *sources: int, offset: int) -> None:
+        """An access of 16 bytes a lane to shared memory, lanes side by side."""
+        first = SHARED_BASE + offset
+        addresses = tuple(range(first, first + WARP_LANES * ACCESS_BYTES, ACCESS_BYTES))
+        self.add(opcode, destination, *sources, width_bytes=ACCESS_BYTES, addresses=addresses, mode=STRIDED)
+
+    def load(self, destination: int, source: int, addresses, active, width_bytes: int) -> None:
+        """A load from global memory by the active lanes; its place in the program alone, if none is."""
+        self._global(
+            f"LDG.E{_WIDTHS[width_bytes]}.SYS", destination, (source,), addresses, active, width_bytes
+        )
+
+    def store(self, source: int, addresses, active, width_bytes: int) -> None:
+        """A store to global memory."""
+        self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", None, (2, source), addresses, active, width_bytes)
+
+    def _global(self, opcode, destination, sources, addresses, active, width_bytes: int) -> None:
+        lanes = np.flatnonzero(active).tolist()
+        if not lanes:
+            self.pc += PC_BYTES
+            return
+        instruction = Instruction(
+            self.pc,
+            opcode,
+            () if destination is None else (destination,),
+            sources,
+            sum(1 << lane for lane in lanes),
+            width_bytes,
+            tuple(addresses[active].tolist()),
+        )
+        self.instructions.append(instruction if self.listed else compressed(instruction))
+        self.pc += PC_BYTES
+
+    def code(self) -> Code:
+        return Code.of(self.instructions)
+
+
+def width_bytes(contiguous_bytes: int) -> int:
+    """The widest access to rows of so many bytes, each row at a multiple of that."""
+    return math.gcd(ACCESS_BYTES, contiguous_bytes)
+
+
+def residual_reads(
+    offset: np.ndarray, active: np.ndarray, output_bytes: int, residual_bytes: int, width: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Offsets into what is added to results at `offset`, and which lanes read it.
+
+    As large as the results, or several times that, it is read at their places; smaller, it is repeated.
+    """
+    if residual_bytes < output_bytes:
+        if residual_bytes:
+            yield offset % max(width, residual_bytes // width * width), active
+        return
+    for first in range(0, residual_bytes, output_bytes):
+        yield first + offset, active & (first + offset < residual_bytes)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Addresses of what a kernel reads and writes, one operand after the other."""
+
+    sizes_bytes: tuple[int, ...]
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        bases, first = [], OPERANDS_BASE
+        for size in self.sizes_bytes:
+            bases.append(first)
+            first += -(-max(size, 1) // OPERAND_PITCH_BYTES) * OPERAND_PITCH_BYTES
+        return tuple(bases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A grid launch.
+
+    Attributes
+    ----------
+    name : str
+    grid : tuple of int
+        Thread blocks by (x, y, z).
+    threads : int
+        Of a block.
+    shared_memory_bytes, registers : int
+        Of a block, and of a thread.
+    warps : callable
+        From a block's (x, y, z) to the code of each of its warps.
+    inputs : tuple of Copy
+        What the host has put into memory before.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared_memory_bytes: int = 0
+    registers: int
+    warps: Callable[[tuple[int, int, int]], Sequence[Code]]
+    inputs: tuple[Copy, ...] = ()
+
+    def header(self, kernel_id: int) -> TraceHeader:
+        return TraceHeader(
+            name=self.name,
+            kernel_id=kernel_id,
+            grid=self.grid,
+            block=(self.threads, 1, 1),
+            shared_memory_bytes=self.shared_memory_bytes,
+            registers=self.registers,
+        )
+
+    def blocks(self) -> Iterator[tuple[str, int]]:
+        """The text of each thread block, and its instructions as Accel-Sim counts them, x fastest."""
+        width, height, depth = self.grid
+        for z in range(depth):
+            for y in range(height):
+                for x in range(width):
+                    codes = self.warps((x, y, z))
+                    text = block_text((x, y, z), [(code.count, code.text) for code in codes])
+                    yield text, sum(code.lanes for code in codes)

@@ -1,0 +1,317 @@
+"""What Accel-Sim prints of the kernels that it ran, and AccelWattch's power reports.
+
+Files are read a line at a time, so their size does not matter; those that end in ``.gz`` are unpacked.
+
+Source: logs that Accel-Sim printed (GPGPU-Sim 4.2.0); accel-sim/gpgpu-sim_distribution,
+``src/accelwattch/gpgpu_sim_wrapper.cc`` (``print_power_kernel_stats``), read 2026-11.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pimflow.errors import TraceError
+
+SENTINEL = "GPGPU-Sim: *** exit detected ***"
+DRAM_UNIT_BYTES = 32  # of what it counts as one DRAM read or write
+_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)"
+_WHOLE = r"\d{1,18}"
+# field -> (what the line begins with, its value)
+_FIELDS = {
+    "launch_uid": ("kernel_launch_uid", _WHOLE),
+    "cycles": ("gpu_sim_cycle", _WHOLE),
+    "instructions": ("gpu_sim_insn", _WHOLE),
+    "ipc": ("gpu_ipc", _NUMBER),
+    "total_cycles": ("gpu_tot_sim_cycle", _WHOLE),
+    "total_instructions": ("gpu_tot_sim_insn", _WHOLE),
+    "occupancy": ("gpu_occupancy", _NUMBER),
+    "l2": ("L2_BW", _NUMBER),
+    "reads": ("total dram reads", _WHOLE),
+    "writes": ("total dram writes", _WHOLE),
+}
+_BY_START = {start: field for field, (start, _) in _FIELDS.items()}
+_VALUES = {
+    field: re.compile(rf"{re.escape(start)} *= *({value})(?:%| GB/Sec)?", re.ASCII)
+    for field, (start, value) in _FIELDS.items()
+}
+_OPTIONS = {
+    "-gpgpu_n_mem": "channels",
+    "-gpgpu_clock_domains": "clock_mhz",
+    "-gpgpu_n_clusters": "clusters",
+    "-gpgpu_n_cores_per_cluster": "cores",
+}
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelLog:
+    """One kernel of a run.
+
+    Attributes
+    ----------
+    name : str
+    launch_uid : int
+        Its number in the run, from 1.
+    cycles : int
+        Of the core clock, launch included.
+    instructions : int
+        Of threads: a warp's count once a lane.
+    ipc : float
+        Instructions a cycle.
+    occupancy : float
+        Share of an SM's warps, over the SMs that had any.
+    l2_gb_s : float
+        Traffic between the SMs and the L2.
+    dram_read_bytes, dram_write_bytes : int
+        Writes that allocate in the L2 are read too.
+    """
+
+    name: str
+    launch_uid: int
+    cycles: int
+    instructions: int
+    ipc: float
+    occupancy: float
+    l2_gb_s: float
+    dram_read_bytes: int
+    dram_write_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccelSimLog:
+    """A run that ended.
+
+    Attributes
+    ----------
+    kernels : tuple of KernelLog
+    channels : int, optional
+        ``-gpgpu_n_mem`` of the configuration that the log repeats; None if it does not.
+    clock_mhz : float, optional
+        Of the cores.
+    sms : int, optional
+    """
+
+    kernels: tuple[KernelLog, ...]
+    channels: int | None = None
+    clock_mhz: float | None = None
+    sms: int | None = None
+
+    @property
+    def cycles(self) -> int:
+        return sum(kernel.cycles for kernel in self.kernels)
+
+    @property
+    def instructions(self) -> int:
+        return sum(kernel.instructions for kernel in self.kernels)
+
+    @property
+    def ipc(self) -> float:
+        return self.instructions / self.cycles
+
+    @property
+    def dram_bytes(self) -> int:
+        """In both directions."""
+        return sum(kernel.dram_read_bytes + kernel.dram_write_bytes for kernel in self.kernels)
+
+    @property
+    def occupancy(self) -> float:
+        """Mean over the kernels, by cycles."""
+        return self._mean([kernel.occupancy for kernel in self.kernels])
+
+    @property
+    def l2_gb_s(self) -> float:
+        """Mean over the kernels, by cycles."""
+        return self._mean([kernel.l2_gb_s for kernel in self.kernels])
+
+    def _mean(self, values: list[float]) -> float:
+        return sum(v * k.cycles for v, k in zip(values, self.kernels)) / self.cycles
+
+
+def lines_of(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text file that may be gzip'd."""
+    path = Path(path)
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+            yield from enumerate(file, 1)
+    except (OSError, EOFError) as error:  # gzip raises both on a file that was cut off
+        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_log(path: str | os.PathLike) -> AccelSimLog:
+    """Read the log of a run.
+
+    Raises
+    ------
+    TraceError
+        With file and line, if it is malformed, or if the run did not end.
+    """
+    reader, number, ended = _Reader(path), 0, False
+    for number, line in lines_of(path):
+        if line[:4] in _STARTS:
+            reader.take(number, line.rstrip())
+        elif line.startswith(SENTINEL):
+            ended = True
+    if not ended:
+        raise TraceError(f"{path}: no line '{SENTINEL}': the run was cut short; run Accel-Sim again")
+    reader.finish_kernel(number)
+    if not reader.kernels:
+        raise TraceError(f"{path}: no line 'kernel_name = …': Accel-Sim ran no kernel")
+    return reader.log()
+
+
+_STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
+
+
+class _Reader:
+    """What was found so far of a log."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path
+        self.kernels: list[KernelLog] = []
+        self.options: dict[str, str] = {}
+        self.name = ""
+        self.found: dict[str, str] = {}
+        self.before = dict.fromkeys(("total_cycles", "total_instructions", "reads", "writes"), 0)
+
+    def take(self, number: int, line: str) -> None:
+        if line.startswith("-gpgpu"):
+            words = line.split()
+            if words[0] in _OPTIONS and len(words) > 1:
+                self.options[_OPTIONS[words[0]]] = words[1]
+            return
+        start = line.partition("=")[0].strip()
+        if start == "kernel_name":
+            self.finish_kernel(number)
+            self.name = line.partition("=")[2].strip()
+            if not self.name:
+                raise TraceError(f"{self.path}:{number}: a kernel without a name")
+        elif start in _BY_START:
+            self._field(number, _BY_START[start], line)
+
+    def _field(self, number: int, field: str, line: str) -> None:
+        match = _VALUES[field].fullmatch(line)
+        if not match:
+            raise TraceError(f"{self.path}:{number}: malformed: {line[:_SHOWN_CHARACTERS]!r}")
+        if not self.name:
+            raise TraceError(f"{self.path}:{number}: '{_FIELDS[field][0]}' before the first kernel")
+        if field in self.found:
+            raise TraceError(f"{self.path}:{number}: '{_FIELDS[field][0]}' twice for '{self.name}'")
+        self.found[field] = match[1]
+
+    def finish_kernel(self, number: int) -> None:
+        """Close the kernel whose statistics ended before line `number`."""
+        if not self.name:
+            return
+        for field, (start, _) in _FIELDS.items():
+            if field not in self.found:
+                raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no line '{start} = …'")
+        found = self.found
+        values = {field: int(found[field]) for field in ("launch_uid", "cycles", "instructions")}
+        # Totals and DRAM counts go on from kernel to kernel.
+        grown = {field: int(found[field]) - before for field, before in self.before.items()}
+        if (grown["total_cycles"], grown["total_instructions"]) != (values["cycles"], values["instructions"]):
+            raise TraceError(
+                f"{self.path}:{number}: kernel '{self.name}' does not add up to gpu_tot_sim_cycle and "
+                f"gpu_tot_sim_insn: a kernel is missing before it, or several ran at once"
+            )
+        if values["cycles"] == 0 or min(grown.values()) < 0:
+            raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no cycles, or counts shrank")
+        self.before = {field: int(found[field]) for field in self.before}
+        self.kernels.append(
+            KernelLog(
+                name=self.name,
+                **values,
+                ipc=_float(found["ipc"]),
+                occupancy=_float(found["occupancy"]) / 100,
+                l2_gb_s=_float(found["l2"]),
+                dram_read_bytes=grown["reads"] * DRAM_UNIT_BYTES,
+                dram_write_bytes=grown["writes"] * DRAM_UNIT_BYTES,
+            )
+        )
+        self.name, self.found = "", {}
+
+    def log(self) -> AccelSimLog:
+        try:
+            options = {name: float(text.split(":")[0]) for name, text in self.options.items()}
+        except ValueError as error:
+            raise TraceError(f"{self.path}: malformed option of the configuration: {error}") from None
+        sms = options.get("clusters")
+        return AccelSimLog(
+            kernels=tuple(self.kernels),
+            channels=int(options["channels"]) if "channels" in options else None,
+            clock_mhz=options.get("clock_mhz"),
+            sms=None if sms is None else int(sms * options.get("cores", 1)),
+        )
+
+
+def _float(text: str) -> float:
+    """A rate; ``nan`` is how it prints 0/0."""
+    value = float(text)
+    return 0.0 if math.isnan(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPower:
+    """One kernel of an AccelWattch report.
+
+    Attributes
+    ----------
+    name : str
+    average_w : float
+    components_w : dict of str to float
+        What it is made of, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
+    run_average_w : float
+        Of all kernels up to and with this one.
+    """
+
+    name: str
+    average_w: float
+    components_w: dict[str, float]
+    run_average_w: float
+
+
+def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
+    """Read an AccelWattch power report.
+
+    Raises
+    ------
+    TraceError
+        With file and line, if it is malformed or ends within a kernel.
+    """
+    kernels: list[KernelPower] = []
+    name, average, components, number = "", None, {}, 0
+    for number, line in lines_of(path):
+        start, _, text = (part.strip() for part in line.partition("="))
+        if start == "kernel_name":
+            if name:
+                raise TraceError(f"{path}:{number}: kernel '{name}' has no line 'gpu_tot_avg_power = …'")
+            name, average, components = text, None, {}
+        elif start == "kernel_avg_power":
+            average = _watts(path, number, text)
+        elif match := re.fullmatch(r"gpu_avg_([A-Z0-9_]+P),?", start):  # the others are counts of events
+            components[match[1]] = _watts(path, number, text)
+        elif start == "gpu_tot_avg_power":
+            if not name or average is None:
+                raise TraceError(f"{path}:{number}: a total without 'kernel_name' and 'kernel_avg_power'")
+            total = _watts(path, number, text)
+            kernels.append(
+                KernelPower(name=name, average_w=average, components_w=components, run_average_w=total)
+            )
+            name = ""
+    if name or not kernels:
+        what = f"ends within kernel '{name}'" if name else "holds no kernel: not an AccelWattch report"
+        raise TraceError(f"{path}:{number}: {what}")
+    return tuple(kernels)
+
+
+def _watts(path: str | os.PathLike, number: int, text: str) -> float:
+    if not re.fullmatch(_NUMBER, text, re.ASCII) or math.isnan(float(text)) or float(text) < 0:
+        raise TraceError(f"{path}:{number}: no power in watts: {text[:_SHOWN_CHARACTERS]!r}")
+    return float(text)

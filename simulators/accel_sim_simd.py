@@ -1,0 +1,206 @@
+"""Kernels that compute without tensor cores, as Accel-Sim's instructions: streams, depthwise, GEMV.
+
+Operands are passed once, 16 bytes a lane where the rows allow it. Arithmetic is HFMA2, two fp16 a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.simulators.accel_sim_launch import (
+    ACCESS_BYTES,
+    ZERO,
+    Code,
+    Launch,
+    Listing,
+    residual_reads,
+    width_bytes,
+)
+from pimflow.simulators.accel_sim_trace import WARP_LANES
+
+ELEMENT = 2  # bytes: fp16
+THREADS = 256
+WARPS = THREADS // WARP_LANES
+STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
+ADDRESS_INSTRUCTIONS = 8
+A_REGISTER, B_REGISTER, SUM_REGISTER = 20, 24, 64
+REGISTERS = 72
+SHUFFLES = 5  # a warp's sum of 32 lanes
+
+
+def _begin(listed: bool) -> Listing:
+    listing = Listing(listed=listed)
+    for _ in range(ADDRESS_INSTRUCTIONS):
+        listing.add("IMAD.MOV.U32", 1, ZERO, ZERO)
+    return listing
+
+
+def _multiply(listing: Listing, count: int) -> None:
+    for product in range(count):
+        total = SUM_REGISTER + product % 4
+        listing.add("HFMA2", total, A_REGISTER, B_REGISTER, total)
+
+
+def _launch(
+    name: str, grid: tuple[int, int, int], listing: Callable[[tuple[int, int, int], int], Listing]
+) -> Launch:
+    """A launch whose warps are `listing` of a block's index and a warp's number, and then end."""
+
+    def warps(index: tuple[int, int, int]) -> list[Code]:
+        found = [listing(index, warp) for warp in range(WARPS)]
+        for each in found:
+            each.add("EXIT")
+        return [each.code() for each in found]
+
+    return Launch(name=name, grid=grid, threads=THREADS, registers=REGISTERS, warps=warps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Bytes read once and bytes written once, from the first on, with arithmetic between.
+
+    Attributes
+    ----------
+    read_base, write_base : int
+        Addresses.
+    read_bytes, write_bytes : int
+    macs : int
+    listed : bool
+    """
+
+    read_base: int
+    write_base: int
+    read_bytes: int
+    write_bytes: int
+    macs: int = 0
+    listed: bool = False
+
+
+def stream_launch(name: str, stream: Stream) -> Launch:
+    """As many blocks as the larger side needs at `STREAM_ACCESSES` accesses a thread."""
+    most = max(stream.read_bytes, stream.write_bytes)
+    blocks = max(1, -(-most // (ACCESS_BYTES * THREADS * STREAM_ACCESSES)))
+    products = -(-stream.macs // (2 * THREADS * blocks))
+
+    def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        found = _begin(stream.listed)
+        for at, active, access in _share(stream.read_bytes, index[0], blocks, warp):
+            found.load(A_REGISTER + 4 * access, 2, stream.read_base + at, active, ACCESS_BYTES)
+        _multiply(found, products)
+        source = SUM_REGISTER if products else A_REGISTER
+        for at, active, access in _share(stream.write_bytes, index[0], blocks, warp):
+            register = source if products else source + 4 * access
+            found.store(register, stream.write_base + at, active, ACCESS_BYTES)
+        return found
+
+    return _launch(name, (blocks, 1, 1), listing)
+
+
+def _share(size_bytes: int, block: int, blocks: int, warp: int):
+    """Offsets, active lanes and number of each access of a warp: a block's share, side by side."""
+    accesses = -(-size_bytes // ACCESS_BYTES)
+    first, last = accesses * block // blocks, accesses * (block + 1) // blocks
+    for access, begin in enumerate(range(first, last, THREADS)):
+        at = begin + warp * WARP_LANES + np.arange(WARP_LANES)
+        yield at * ACCESS_BYTES, at < last, access
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """A depthwise convolution, or the product of one row with a matrix.
+
+    Attributes
+    ----------
+    geometry : ConvGeometry
+    input_base, weight_base, output_base, residual_base : int
+        Addresses; depthwise filters are [kh, kw, oc], those of a GEMV [oc, c].
+    residual_bytes : int
+        Read at the places of the results, and added.
+    listed : bool
+    """
+
+    geometry: ConvGeometry
+    input_base: int
+    weight_base: int
+    output_base: int
+    residual_base: int = 0
+    residual_bytes: int = 0
+    listed: bool = False
+
+    def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
+        """Add the residual and store the results at `element`."""
+        output_bytes = self.geometry.pixels * self.geometry.oc * ELEMENT
+        reads = residual_reads(element * ELEMENT, active, output_bytes, self.residual_bytes, width)
+        for at, lanes in reads:
+            listing.load(A_REGISTER, 2, self.residual_base + at, lanes, width)
+            listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, A_REGISTER)
+        listing.store(SUM_REGISTER, self.output_base + element * ELEMENT, active, width)
+
+
+def depthwise_launch(name: str, convolution: Convolution) -> Launch:
+    """A thread computes one pixel of as many channels as it loads at once; it loads every tap."""
+    geometry = convolution.geometry
+    multiplier = geometry.oc // geometry.c
+    width = width_bytes(geometry.c * ELEMENT) if multiplier == 1 else ELEMENT
+    vector = width // ELEMENT
+    row = geometry.oc // vector
+    total = geometry.pixels * row
+    top, left, _, _ = geometry.padding
+
+    def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        found = _begin(convolution.listed)
+        thread = index[0] * THREADS + warp * WARP_LANES + np.arange(WARP_LANES)
+        active = thread < total
+        pixels, channel = np.divmod(np.minimum(thread, total - 1), row)
+        channel *= vector
+        image, within = np.divmod(pixels, geometry.oh * geometry.ow)
+        y, x = np.divmod(within, geometry.ow)
+        for tap in range(geometry.kh * geometry.kw):
+            down, right = divmod(tap, geometry.kw)
+            iy = y * geometry.stride[0] + down * geometry.dilation[0] - top
+            ix = x * geometry.stride[1] + right * geometry.dilation[1] - left
+            inside = active & (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
+            pixel = (image * geometry.h + iy) * geometry.w + ix
+            read = (pixel * geometry.c + channel // multiplier) * ELEMENT
+            weight = (tap * geometry.oc + channel) * ELEMENT
+            found.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
+            found.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
+            _multiply(found, max(1, vector // 2))
+        convolution.finish(found, pixels * geometry.oc + channel, active, width)
+        return found
+
+    return _launch(name, (-(-total // THREADS), 1, 1), listing)
+
+
+def gemv_launch(name: str, convolution: Convolution) -> Launch:
+    """A warp computes one output: its lanes share the reduction and add up their sums."""
+    geometry = convolution.geometry
+    outputs = geometry.oc // geometry.groups
+    width = width_bytes(geometry.reduction * ELEMENT)
+    vector = width // ELEMENT
+
+    def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        found = _begin(convolution.listed)
+        column = index[0] * WARPS + warp
+        if column >= outputs:
+            return found
+        row = index[1] * outputs + column
+        for first in range(0, geometry.reduction, WARP_LANES * vector):
+            k = first + np.arange(WARP_LANES) * vector
+            active = k < geometry.reduction
+            weight = convolution.weight_base + (row * geometry.reduction + k) * ELEMENT
+            read = convolution.input_base + (index[1] * geometry.reduction + k) * ELEMENT
+            found.load(B_REGISTER, 3, weight, active, width)
+            found.load(A_REGISTER, 2, read, active, width)
+            _multiply(found, max(1, vector // 2))
+        for _ in range(SHUFFLES):
+            found.add("SHFL.BFLY", 8, SUM_REGISTER)
+            found.add("FADD", SUM_REGISTER, SUM_REGISTER, 8)
+        convolution.finish(found, np.full(WARP_LANES, row), np.arange(WARP_LANES) == 0, ELEMENT)
+        return found
+
+    return _launch(name, (-(-outputs // WARPS), geometry.groups, 1), listing)

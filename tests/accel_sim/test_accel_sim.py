@@ -1,0 +1,423 @@
+"""Do Accel-Sim's cycles reach the costs, and does each failure end in one line?"""
+
+import dataclasses
+import gzip
+import itertools
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pimflow.core.candidate import Known
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
+from pimflow.hardware import GpuSpec
+from pimflow.simulators.accel_sim import AccelSim, AccelSimLogs
+from pimflow.simulators.accel_sim_accuracy import LeftOut, leave_one_out, summary, updated
+from pimflow.simulators.accel_sim_kernels import kernel_name, launches
+from pimflow.simulators.gpu_data import read_samples
+from pimflow.simulators.gpu_fit import fit
+from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.profiler import GpuProfiler, KernelRequest
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(__file__).parent / "data"
+CYCLES = ROOT / "tests" / "gpu_model" / "data" / "accelsim_rtx2060.csv"
+GPU = GpuSpec.load("rtx-2060-pim32")
+POINTWISE = convolution_kernel(ConvGeometry(n=1, h=28, w=28, c=32, oc=192), "fp16")
+COPY = Kernel(kind="stream", input_bytes=4096, output_bytes=4096)
+REQUESTS = [KernelRequest(kernel, channels) for kernel in (POINTWISE, COPY) for channels in (16, 32)]
+
+# Prints what the real logs print, of the traces and options that it was given; its clock is that of an
+# empty kernel, 1 cycle a line, and the fewer channels the more.
+FAKE = """#!{python}
+import pathlib, sys
+
+arguments = sys.argv[1:]
+assert arguments[0] == "-trace", arguments
+options = {{}}
+for option, value in zip(arguments[2::2], arguments[3::2]):
+    if option != "-config":
+        options[option] = value
+        continue
+    for line in pathlib.Path(value).read_text().splitlines():
+        if line.startswith("-"):
+            options[line.split()[0]] = line.split()[1]
+assert options["-trace_opcode_latency_initiation_int"] == "4,1"
+assert pathlib.Path("network.icnt").exists()
+open({runs!r}, "a").write(arguments[1] + "\\n")
+print("Accel-Sim [build accelsim]")
+for name in ("-gpgpu_n_mem", "-gpgpu_clock_domains", "-gpgpu_n_clusters"):
+    print(name, " ", options[name], "# what it means")
+cycles = instructions = reads = 0
+folder = pathlib.Path(arguments[1]).parent
+for number, file in enumerate(pathlib.Path(arguments[1]).read_text().split(), 1):
+    lines = (folder / file).read_text().splitlines()
+    name = next(line for line in lines if line.startswith("-kernel name = "))[15:]
+    masks = [line.split()[1] for line in lines if line[:1].isalnum() and "=" not in line]
+    count = sum(bin(int(mask, 16)).count("1") for mask in masks)
+    took = 5008 + len(masks) + 3200 // int(options["-gpgpu_n_mem"])
+    cycles, instructions, reads = cycles + took, instructions + count, reads + 100
+    print(f'''kernel_name = {{name}} 
+kernel_launch_uid = {{number}} 
+gpu_sim_cycle = {{took}}
+gpu_sim_insn = {{count}}
+gpu_ipc =      {{count / took:.4f}}
+gpu_tot_sim_cycle = {{cycles}}
+gpu_tot_sim_insn = {{instructions}}
+gpu_occupancy = 25.0000% 
+L2_BW  =      13.6500 GB/Sec
+total dram reads = {{reads}}
+total dram writes = {{50 * number}}
+''')
+{more}
+print("GPGPU-Sim: *** exit detected ***")
+"""
+CONFIG = """-gpgpu_n_clusters 30
+-gpgpu_n_mem 12
+-gpgpu_n_mem_per_ctrlr 1
+-gpgpu_clock_domains 1365:1365:1365:3500.5
+"""
+
+
+def install(folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE) -> Path:
+    """A directory with the stand-in and its configuration."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "config").mkdir()
+    program = folder / "bin" / "accel-sim.out"
+    program.write_text(text.format(python=sys.executable, runs=str(folder / "runs"), more=more))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (folder / "config" / "gpgpusim.config").write_text(config)
+    (folder / "config" / "trace.config").write_text("-trace_opcode_latency_initiation_int 4,1\n")
+    (folder / "config" / "network.icnt").write_text("")
+    return folder
+
+
+@pytest.fixture
+def installed(tmp_path):
+    return install(tmp_path / "accel-sim")
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "runs").read_text().splitlines())
+
+
+def cycles_of(kernel: Kernel, channels: int) -> int:
+    """What the stand-in's clock must be."""
+    total = 0
+    for launch in launches(kernel, GPU, "fp16", channels):
+        codes = (launch.warps(index[::-1]) for index in itertools.product(*map(range, launch.grid[::-1])))
+        total += 5008 + sum(code.count for block in codes for code in block) + 3200 // channels
+    return total
+
+
+# --- running it ---
+
+
+def test_its_clock_is_the_time(installed):
+    profiler: GpuProfiler = AccelSim(str(installed))
+    costs = profiler.costs([*REQUESTS, *REQUESTS], GPU, "fp16")
+    assert costs[:4] == costs[4:]
+    assert runs(installed) == len(REQUESTS)
+    for request, cost in zip(REQUESTS, costs):
+        count = len(launches(request.kernel, GPU, "fp16", request.channels))
+        cycles = cycles_of(request.kernel, request.channels)
+        assert cost.known is Known.SIMULATED
+        assert cost.launch_ns == GPU.launch_ns
+        assert cost.total_ns == pytest.approx(cycles / 1365 * 1e3)
+        assert cost.dram_bytes == 32 * 150 * count
+        assert cost.l2_bytes == pytest.approx(13.65 * cycles / 1365 * 1e3)
+
+
+def test_it_is_found_by_its_executable_too(installed):
+    whole, direct = AccelSim(str(installed)), AccelSim(str(installed / "bin" / "accel-sim.out"))
+    assert (whole.executable, whole.configurations) == (direct.executable, direct.configurations)
+    assert whole.name == direct.name
+    assert whole.name.startswith("accel-sim:")
+
+
+def test_its_name_changes_with_its_configuration(installed):
+    before = AccelSim(str(installed)).name
+    config = installed / "config" / "gpgpusim.config"
+    config.write_text(CONFIG + "-gpgpu_shmem_size 65536\n")
+    assert AccelSim(str(installed)).name != before
+
+
+def test_a_tested_configuration_of_a_checkout(tmp_path):
+    folder = install(tmp_path / "framework")
+    tested = folder / "gpu-simulator" / "gpgpu-sim" / "configs" / "tested-cfgs" / "SM75_RTX2060"
+    tested.mkdir(parents=True)
+    (folder / "config" / "gpgpusim.config").rename(tested / "gpgpusim.config")
+    (folder / "config" / "network.icnt").rename(tested / "network.icnt")
+    assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].known is Known.SIMULATED
+
+
+def test_it_leaves_nothing_behind(installed, tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    AccelSim(str(installed)).costs(REQUESTS[-1:], GPU, "fp16")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("sys.exit(3)", r"failed \(exit code 3\)"),
+        ("sys.exit('out of memory')", r"failed \(exit code 1: out of memory\)"),
+        ("import os; os.kill(os.getpid(), 11)", r"failed \(signal 11\)"),
+        ("sys.exit(0)", "no line 'GPGPU-Sim: .*exit detected"),
+        ("import os; os._exit(0)", "no line 'GPGPU-Sim: .*exit detected"),
+        ("print('kernel_name = more')", r"its output\.log.*kernel 'more' has no line"),
+        ("import time; sys.stdout.flush(); time.sleep(60)", "no end after 2 s"),
+    ],
+)
+def test_failures_of_the_simulator(more, said, tmp_path):
+    broken = AccelSim(str(install(tmp_path / "a", more)), timeout_seconds=2)
+    with pytest.raises(ProfilerError, match=said) as caught:
+        broken.costs(REQUESTS[-1:], GPU, "fp16")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"accel-sim '{tmp_path / 'a'}'")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("count = sum(", "count = 1 + sum(", "it counts .* instructions of 'stream_.* in a trace of"),
+        ("[15:]", "[16:]", "it ran tream_.* instead of stream_"),
+        ('options["-gpgpu_n_mem"])', 'options["-gpgpu_n_mem"]) - 2000', "cycles are fewer than the launch"),
+        ('options[name], "#', '{{**options, "-gpgpu_n_mem": 12}}[name], "#', "ran with 12 memory channels"),
+    ],
+)
+def test_a_log_of_something_else(old, new, said, tmp_path):
+    assert FAKE.count(old) == 1
+    other = install(tmp_path / "a", text=FAKE.replace(old, new))
+    with pytest.raises(ProfilerError, match=said):
+        AccelSim(str(other)).costs(REQUESTS[-1:], GPU, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("-gpgpu_clock_domains 1200:1:1:1", "-gpgpu_clock_domains 1200; gpu 'rtx-2060-pim32' has 1365"),
+        ("-gpgpu_n_clusters 34", r"SMs \(-gpgpu_n_clusters\) 34; .* has 30"),
+    ],
+)
+def test_a_configuration_of_another_gpu(option, said, tmp_path):
+    other = install(tmp_path / "a", config=f"{CONFIG}{option}\n")
+    with pytest.raises(SpecError, match=said):
+        AccelSim(str(other)).costs(REQUESTS[-1:], GPU, "fp16")
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(ProfilerError, match="there is no such file"):
+        AccelSim(str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ProfilerError, match=r"no accel-sim\.out in it or its bin"):
+        AccelSim(str(tmp_path / "empty"))
+    folder = install(tmp_path / "a")
+    (folder / "config" / "trace.config").unlink()
+    with pytest.raises(ProfilerError, match=r"no trace\.config beside it"):
+        AccelSim(str(folder))
+    (folder / "bin" / "accel-sim.out").chmod(0o644)
+    with pytest.raises(ProfilerError, match="is not an executable file"):
+        AccelSim(str(folder))
+
+
+def test_fp32_is_refused(installed):
+    with pytest.raises(UsageError, match="fp16 kernels"):
+        AccelSim(str(installed)).costs(REQUESTS[:1], GPU, "fp32")
+
+
+# --- logs ---
+
+
+def real_log(directory: Path, name: str = "", channels: int = 32, file: str | None = None) -> Path:
+    """The log of the real kernel, under the name of ours."""
+    text = gzip.decompress((DATA / "pw_784x192x32.32.log.gz").read_bytes()).decode()
+    name = name or kernel_name(POINTWISE, "fp16")
+    text = text.replace("pw_784x192x32", name)
+    text = text.replace("-gpgpu_n_mem                           32", f"-gpgpu_n_mem {channels}")
+    path = directory / (file or f"{name}.{channels}.log")
+    path.write_text(text)
+    return path
+
+
+def test_a_log_is_the_cost_and_the_rest_is_the_model(tmp_path):
+    real_log(tmp_path)
+    costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    assert [cost.known for cost in costs] == [
+        Known.ANALYTIC, Known.SIMULATED, Known.ANALYTIC, Known.ANALYTIC
+    ]  # fmt: skip
+    for request, cost in zip(REQUESTS, costs):
+        if cost.known is Known.ANALYTIC:
+            assert cost == kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels)
+    cost = costs[1]
+    assert cost.launch_ns == GPU.launch_ns
+    assert cost.total_ns == pytest.approx(9217 / 1365 * 1e3)
+    assert cost.dram_bytes == 32 * (11360 + 9408)
+    # 17952 packets of 32 bytes went into the network of this run.
+    assert cost.l2_bytes == pytest.approx(17952 * 32, rel=1e-5)
+
+
+def test_logs_by_their_content(tmp_path):
+    packed = real_log(tmp_path, file="whatever.log")
+    (tmp_path / "other.log.gz").write_bytes(gzip.compress(packed.read_bytes()))
+    packed.unlink()
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].known is Known.SIMULATED
+
+
+def test_what_it_ran_is_what_it_reads(installed, tmp_path):
+    """A log that the stand-in left for a whole trace, split-K included, costs the same as running it."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    run = AccelSim(str(installed))
+    kept = "import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {!r})"
+    want = []
+    for number, request in enumerate(REQUESTS):
+        path = logs / f"{kernel_name(request.kernel, 'fp16')}.{request.channels}.log"
+        folder = install(tmp_path / f"keeps{number}", more=kept.format(str(path)))
+        want += AccelSim(str(folder)).costs([request], GPU, "fp16")
+        path.write_text(path.read_text() + "GPGPU-Sim: *** exit detected ***\n")
+    assert AccelSimLogs(str(logs)).costs(REQUESTS, GPU, "fp16") == want == run.costs(REQUESTS, GPU, "fp16")
+
+
+def test_partial_sums_belong_to_their_kernel(tmp_path):
+    text = real_log(tmp_path).read_text()
+    (path,) = tmp_path.iterdir()
+    start, end = text.index("kernel_name = "), text.index("GPGPU-Sim: *** simulation thread")
+    more = text[start:end].replace(kernel_name(POINTWISE, "fp16"), kernel_name(POINTWISE, "fp16") + "_reduce")
+    for before, after in {
+        "gpu_tot_sim_cycle = 9217": "gpu_tot_sim_cycle = 18434",
+        "gpu_tot_sim_insn = 343296": "gpu_tot_sim_insn = 686592",
+        "total dram reads = 11360": "total dram reads = 11361",
+        "total dram writes = 9408": "total dram writes = 9408",
+    }.items():
+        more = more.replace(before, after)
+    path.write_text(text[:end] + more + text[end:])
+    (cost,) = AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")
+    assert cost.total_ns == pytest.approx(2 * 9217 / 1365 * 1e3)
+    assert cost.dram_bytes == 32 * (11361 + 9408)
+
+
+def test_its_name_changes_with_its_logs(tmp_path):
+    path = real_log(tmp_path)
+    first = AccelSimLogs(str(tmp_path)).name
+    (tmp_path / "notes.txt").write_text("not a log")
+    assert AccelSimLogs(str(tmp_path)).name == first
+    os.utime(path, ns=(1, 1))
+    second = AccelSimLogs(str(tmp_path)).name
+    real_log(tmp_path, channels=16)
+    assert len({first, second, AccelSimLogs(str(tmp_path)).name}) == 3
+
+
+def test_directories_that_are_none(tmp_path):
+    with pytest.raises(ProfilerError, match="there is no such directory"):
+        AccelSimLogs(str(tmp_path / "none"))
+    with pytest.raises(ProfilerError, match=r"no file \*\.log"):
+        AccelSimLogs(str(tmp_path))
+
+
+def test_logs_that_cannot_be_believed(tmp_path):
+    path = real_log(tmp_path)
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match="the run was cut short"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    path.write_text(whole)
+    real_log(tmp_path, file="again.log")
+    with pytest.raises(ProfilerError, match=r"is in .* too; keep one"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    (tmp_path / "again.log").unlink()
+    path.rename(tmp_path / "renamed.16.log")
+    with pytest.raises(ProfilerError, match="ran with 32 memory channels, not with 16"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    (tmp_path / "renamed.16.log").write_text(whole.replace("-gpgpu_n_mem ", "-n_mem "))
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].known is Known.SIMULATED
+    (tmp_path / "renamed.16.log").rename(tmp_path / "renamed.log")
+    with pytest.raises(ProfilerError, match=r"says no -gpgpu_n_mem; call it"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    (tmp_path / "renamed.log").unlink()
+    real_log(tmp_path)
+    other = dataclasses.replace(GPU, clock_mhz=1200.0)
+    with pytest.raises(SpecError, match="ran with -gpgpu_clock_domains 1365"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], other, "fp16")
+
+
+def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").partition("## Accel-Sim")[2]
+    work = tmp_path / "work"
+    shutil.copytree(installed / "config", work)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
+    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
+    assert runs(installed) == 2
+    costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
+    assert [cost.known is Known.SIMULATED for cost in costs] == [True, True, False, False]
+    assert costs[:2] == AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    named = kernel_name(POINTWISE, "fp16")
+    assert f"`{named}`" in page
+    assert "0100 ffffffff 0 STS.128 2 R2 R20 16 1 0x7f0000000000 16" in page
+    text = "".join(p.read_text() for p in (work / "traces" / f"{named}.32").glob("*.traceg"))
+    assert " STS.128 2 R2 R20 16 1 0x7f0000000000 16 \n" in text
+
+
+# --- the GPU model against it ---
+
+
+def test_a_kernel_left_out_is_predicted():
+    """The quickest of the table in docs/validation.md, which scripts/validate_accel_sim.py writes."""
+    samples = read_samples(CYCLES, GPU)
+    kept = [s for s in samples if s.shape in ("pw_784x192x32", "read1m", "write1m", "pw_49x960x160")]
+    found = leave_one_out(kept, GPU)
+    assert [each.kernel for each in found] == ["pw_49x960x160", "pw_784x192x32", "read1m", "write1m"]
+    assert {s.shape: s.measured_ns for s in kept if s.channels == 32} == pytest.approx(
+        {each.kernel: each.cycles[32][0] / 1.365 for each in found}
+    )
+    left_out = next(s for s in kept if s.shape == "pw_784x192x32" and s.channels == 32)
+    others = fit(GPU, [s for s in kept if s.shape != "pw_784x192x32"])
+    cost = kernel_cost(left_out.kernel, others, dtype="fp16", channels=32, tile=left_out.tile)
+    assert found[1].cycles[32] == (9217, pytest.approx(cost.total_ns * 1.365))
+
+
+def test_the_page_meets_what_was_asked():
+    """Its table is of the stored runs, and its sums follow from it."""
+    page = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- accel-sim begin -->")[2].partition("<!-- accel-sim end -->")[0]
+    errors, ratios, simulated = [], [], {}
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            kernel, *cells, ratio = (cell.strip(" `") for cell in line.strip("|").split("|"))
+            for channels, cell in zip((12, 16, 32), cells):
+                if cell:
+                    cycles, error = cell.replace(",", "").rstrip("%)").split(" (")
+                    simulated[kernel, channels] = int(cycles)
+                    errors.append(abs(float(error)) / 100)
+            ratios.append(abs(float(ratio.rstrip("%"))) / 100)
+    samples = read_samples(CYCLES, GPU)
+    assert simulated == {(s.shape, s.channels): round(s.measured_ns * 1.365) for s in samples}
+    mape = sum(errors) / len(errors)
+    assert mape <= 0.20 and max(ratios) <= 0.15
+    assert f"mean absolute error {mape:.1%}" in table
+
+
+def test_errors_and_their_sums():
+    kernels = [
+        LeftOut(kernel="a", cycles={16: (100, 110.0), 32: (50, 50.0)}),
+        LeftOut(kernel="b", cycles={12: (100, 80.0)}),
+    ]
+    assert kernels[0].errors == {16: pytest.approx(0.1), 32: 0.0}
+    assert kernels[0].ratio_error == pytest.approx(0.1)
+    assert kernels[1].ratio_error is None
+    found = summary(kernels)
+    assert found["mape"] == pytest.approx(0.1) and found["largest_ape"] == pytest.approx(0.2)
+    page = updated("x\n<!-- accel-sim begin -->\nold\n<!-- accel-sim end -->\ny\n", kernels)
+    assert "| `a` |  | 100 (+10.0%) | 50 (+0.0%) | +10.0% |" in page
+    assert "old" not in page and page.startswith("x\n") and page.endswith("\ny\n")
+    with pytest.raises(TraceError, match="no lines"):
+        updated("nothing", kernels)

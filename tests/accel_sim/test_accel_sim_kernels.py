@@ -1,0 +1,384 @@
+"""Do the emitted traces move and compute what the kernels do, no more and no less?"""
+
+import dataclasses
+import gzip
+import itertools
+import lzma
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.errors import TraceError, UsageError
+from pimflow.hardware import GpuSpec
+from pimflow.simulators.accel_sim_gemm import Gemm, gemm_launch
+from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_traces
+from pimflow.simulators.accel_sim_launch import Launch
+from pimflow.simulators.accel_sim_simd import (
+    Convolution,
+    Stream,
+    depthwise_launch,
+    gemv_launch,
+    stream_launch,
+)
+from pimflow.simulators.accel_sim_trace import Copy, read_kernels_list, read_trace
+from pimflow.simulators.gpu_roofline import TILES
+
+DATA = Path(__file__).parent / "data"
+GPU = GpuSpec.load("rtx-2060-pim32")
+A, B, C, D = (0x7F1000000000 + operand * 0x40000000 for operand in range(4))
+BASES = {"input_base": A, "weight_base": B, "output_base": C, "residual_base": D}
+SOME = settings(max_examples=25, derandomize=True, deadline=None)
+
+
+def text_of(launch: Launch) -> str:
+    return str(launch.header(1)) + "".join(text for text, _ in launch.blocks())
+
+
+def parsed(launch: Launch, tmp_path: Path) -> list:
+    """Thread blocks, through the file and the parser; what every kernel must keep to."""
+    path = tmp_path / f"{launch.name}.traceg"
+    path.write_text(text_of(launch), encoding="ascii", newline="\n")
+    header, blocks = read_trace(path)
+    blocks = list(blocks)
+    assert [block.index for block in blocks] == [
+        index[::-1] for index in itertools.product(*map(range, header.grid[::-1]))
+    ]
+    for block in blocks:
+        barriers = {sum(i.opcode == "BAR.SYNC" for i in warp) for warp in block.warps}
+        assert len(barriers) == 1, "warps that wait for one another for ever"
+        for warp in block.warps:
+            assert [i.opcode for i in warp].count("EXIT") == 1 and warp[-1].opcode == "EXIT"
+            assert all(len(i.destinations) <= 1 and len(i.sources) <= 4 and i.mask for i in warp)
+            assert all(i.width_bytes == 0 or i.addresses[0] % i.width_bytes == 0 for i in warp)
+    counted = sum(i.lanes for block in blocks for warp in block.warps for i in warp)
+    assert counted == sum(lanes for _, lanes in launch.blocks())
+    return blocks
+
+
+def traffic(blocks: list) -> tuple[set[int], Counter]:
+    """Elements (of 2 bytes) that are loaded, and how often each is stored."""
+    loads, stores = set(), Counter()
+    for block in blocks:
+        for warp in block.warps:
+            for i in warp:
+                if i.opcode.startswith(("LDG", "STG")):
+                    elements = [at + d for at in i.addresses for d in range(0, i.width_bytes, 2)]
+                    (loads if i.opcode.startswith("LDG") else stores).update(elements)
+    return loads, stores
+
+
+def needed(g: ConvGeometry, depthwise: bool) -> tuple[set[int], set[int]]:
+    """Addresses of input and filter elements, by the definition of a convolution."""
+    inputs, filters = set(), set()
+    cg, ng = g.c // g.groups, g.oc // g.groups
+    for n, y, x, o, dy, dx, c in itertools.product(
+        range(g.n), range(g.oh), range(g.ow), range(g.oc), range(g.kh), range(g.kw), range(cg)
+    ):
+        iy = y * g.stride[0] + dy * g.dilation[0] - g.padding[0]
+        ix = x * g.stride[1] + dx * g.dilation[1] - g.padding[1]
+        if 0 <= iy < g.h and 0 <= ix < g.w:
+            inputs.add(A + 2 * (((n * g.h + iy) * g.w + ix) * g.c + o // ng * cg + c))
+        tap = dy * g.kw + dx
+        if not depthwise:
+            filters.add(B + 2 * ((o * g.kh * g.kw + tap) * cg + c))
+        elif 0 <= iy < g.h and 0 <= ix < g.w:
+            filters.add(B + 2 * (tap * g.oc + o))
+    return inputs, filters
+
+
+@st.composite
+def geometries(draw, depthwise: bool = False) -> ConvGeometry:
+    kh, kw = draw(st.sampled_from(((1, 1), (3, 3), (1, 3))))
+    dilation = (draw(st.integers(1, 2)), 1)
+    channels = draw(st.sampled_from((1, 3, 4, 6, 8, 12, 16, 40)))
+    groups = channels if depthwise else draw(st.sampled_from((1, 1, 2)))
+    assume(not depthwise or channels > 1)
+    outputs = channels * draw(st.integers(1, 2)) if depthwise else groups * draw(st.integers(1, 40))
+    geometry = ConvGeometry(
+        n=draw(st.integers(1, 2)),
+        h=draw(st.integers(1, 6)),
+        w=draw(st.integers(1, 6)),
+        c=channels if depthwise else channels * groups,
+        oc=outputs,
+        kh=kh,
+        kw=kw,
+        stride=draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        dilation=dilation,
+        padding=tuple(draw(st.tuples(*(st.integers(0, 1),) * 4))),
+        groups=groups,
+    )
+    whole = geometry.h + sum(geometry.padding[::2]) >= (kh - 1) * dilation[0] + 1
+    assume(whole and geometry.w + sum(geometry.padding[1::2]) >= kw)
+    assume(geometry.depthwise == depthwise)
+    return geometry
+
+
+# --- the kernel that was simulated ---
+
+
+def simulated(m: tuple[int, int], k: int, n: int, **how) -> Launch:
+    gemm = Gemm(geometry=ConvGeometry(n=1, h=m[0], w=m[1], c=k, oc=n), tile=(64, 64), **BASES, **how)
+    return gemm_launch(f"pw_{m[0] * m[1]}x{n}x{k}", gemm)
+
+
+def test_the_trace_that_accel_sim_ran_byte_by_byte():
+    real = lzma.decompress((DATA / "pw_784x192x32.traceg.xz").read_bytes()).decode()
+    assert text_of(simulated((28, 28), 32, 192, listed=True)) == real
+
+
+def test_instructions_of_another_that_it_ran():
+    log = gzip.decompress((DATA / "pw_49x960x160.16.log.gz").read_bytes()).decode()
+    counted = int(re.search(r"^gpu_sim_insn = (\d+)", log, re.M)[1])
+    # Of rows 48 to 55 it stored all with full warps, of which only row 48, 4 lanes, exists.
+    idle = 30 * 28
+    assert sum(lanes for _, lanes in simulated((7, 7), 160, 960).blocks()) == counted - idle
+
+
+def test_shorter_addresses_mean_the_same(tmp_path):
+    listed = parsed(simulated((7, 7), 64, 64, listed=True), tmp_path)
+    short = parsed(simulated((7, 7), 64, 64), tmp_path)
+    assert {i.mode for b in short for w in b.warps for i in w if i.addresses} == {1, 2}
+
+    def plain(blocks):
+        return [[[dataclasses.replace(i, mode=0) for i in w] for w in b.warps] for b in blocks]
+
+    assert plain(listed) == plain(short)
+
+
+# --- what moves ---
+
+
+def is_residual(touched: set[int], size_bytes: int, output_bytes: int) -> bool:
+    """Whether what is added to the results is read: all of it, or, if it is smaller, within an access."""
+    whole = {D + 2 * i for i in range(size_bytes // 2)}
+    return touched == whole if size_bytes >= output_bytes else touched <= whole | {D + i for i in range(16)}
+
+
+def residuals(times: int, geometry: ConvGeometry) -> int:
+    """None, a few bytes, or `times` - 1 tensors like the result."""
+    return (0, 10)[times] if times < 2 else (times - 1) * geometry.pixels * geometry.oc * 2
+
+
+@SOME
+@given(geometries(), st.sampled_from(TILES[-7:]), st.integers(0, 3))
+def test_an_implicit_gemm_touches_its_operands(tmp_path_factory, geometry, tile, times):
+    residual = residuals(times, geometry)
+    gemm = Gemm(geometry=geometry, tile=tile, residual_bytes=residual, **BASES)
+    blocks = parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
+    loads, stores = traffic(blocks)
+    inputs, filters = needed(geometry, False)
+    outputs = geometry.pixels * geometry.oc
+    assert {at for at in loads if at < D} == inputs | filters
+    assert is_residual({at for at in loads if at >= D}, residual, 2 * outputs)
+    assert stores == Counter(C + 2 * o for o in range(outputs))
+
+
+@SOME
+@given(geometries(), st.sampled_from(TILES[-3:]), st.sampled_from((2, 4, 8)))
+def test_split_k_stores_every_partial_sum_once(tmp_path_factory, geometry, tile, split):
+    gemm = Gemm(geometry=geometry, tile=tile, split=split, residual_bytes=10, **BASES)
+    loads, stores = traffic(parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t")))
+    inputs, filters = needed(geometry, False)
+    assert loads == inputs | filters
+    assert stores == Counter(C + 2 * half for half in range(2 * split * geometry.pixels * geometry.oc))
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_computes_its_products(tile):
+    geometry = ConvGeometry(n=1, h=20, w=13, c=72, oc=130, kh=1, kw=1)
+    launch = gemm_launch("gemm", Gemm(geometry=geometry, tile=tile, **BASES))
+    blocks = launch.grid[0] * launch.grid[1]
+    assert blocks == -(-260 // tile[0]) * -(-130 // tile[1])
+    # 3 iterations of 32 for K = 72; an HMMA.1688 is 16 x 8 x 8.
+    assert text_of(launch).count(" HMMA.1688.F32 ") * 16 * 8 * 8 == blocks * tile[0] * tile[1] * 96
+    assert launch.shared_memory_bytes == (tile[0] + tile[1]) * 32 * 2 <= GPU.shared_memory_bytes
+    assert launch.registers <= 255 and launch.threads * launch.registers * 4 <= GPU.registers_bytes
+
+
+@SOME
+@given(geometries(depthwise=True), st.integers(0, 3))
+def test_a_depthwise_convolution_touches_its_operands(tmp_path_factory, geometry, times):
+    residual = residuals(times, geometry)
+    launch = depthwise_launch("dw", Convolution(geometry=geometry, residual_bytes=residual, **BASES))
+    loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
+    inputs, filters = needed(geometry, True)
+    outputs = geometry.pixels * geometry.oc
+    assert {at for at in loads if at < D} == inputs | filters
+    assert is_residual({at for at in loads if at >= D}, residual, 2 * outputs)
+    assert stores == Counter(C + 2 * o for o in range(outputs))
+
+
+@SOME
+@given(st.integers(1, 700), st.integers(1, 40), st.sampled_from((1, 2)))
+def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
+    geometry = ConvGeometry(n=1, h=1, w=1, c=k * groups, oc=n * groups, groups=groups)
+    launch = gemv_launch("gemv", Convolution(geometry=geometry, **BASES))
+    loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
+    assert loads == {A + 2 * i for i in range(k * groups)} | {B + 2 * i for i in range(k * n * groups)}
+    assert stores == Counter(C + 2 * o for o in range(n * groups))
+
+
+@SOME
+@given(st.integers(0, 60000), st.integers(0, 60000), st.integers(0, 10000))
+def test_a_stream_passes_its_bytes_once(tmp_path_factory, reads, writes, macs):
+    stream = Stream(read_base=A, write_base=C, read_bytes=reads, write_bytes=writes, macs=macs)
+    blocks = parsed(stream_launch("stream", stream), tmp_path_factory.mktemp("t"))
+    loads, stores = traffic(blocks)
+    assert loads == {A + 2 * i for i in range(-(-reads // 16) * 8)}
+    assert stores == Counter(C + 2 * i for i in range(-(-writes // 16) * 8))
+    products = sum(i.opcode == "HFMA2" for block in blocks for warp in block.warps for i in warp) * 64
+    assert macs <= products < macs + 512 * len(blocks)
+
+
+# --- from kernels to launches ---
+
+LAYERS = {
+    "pointwise": ConvGeometry(n=1, h=14, w=14, c=96, oc=64),
+    "3x3": ConvGeometry(n=1, h=14, w=14, c=64, oc=64, kh=3, kw=3, padding=(1,) * 4),
+    "image": ConvGeometry(n=1, h=32, w=32, c=3, oc=32, kh=3, kw=3, stride=(2, 2), padding=(1,) * 4),
+    "depthwise": ConvGeometry(n=1, h=14, w=14, c=96, oc=96, kh=3, kw=3, padding=(1,) * 4, groups=96),
+    "fc": ConvGeometry(n=1, h=1, w=1, c=512, oc=100),
+    "long": ConvGeometry(n=1, h=4, w=4, c=2048, oc=64),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_kernel_moves_at_least_its_footprint(layer, tmp_path):
+    kernel = convolution_kernel(LAYERS[layer], "fp16", fused_input_bytes=64)
+    found = launches(kernel, GPU, "fp16", 16)
+    loads, stores = set(), Counter()
+    for launch in found:
+        more, written = traffic(parsed(launch, tmp_path))
+        loads |= more
+        stores += written
+    assert 2 * len(loads) >= kernel.input_bytes + kernel.weight_bytes
+    assert 2 * sum(stores.values()) >= kernel.output_bytes
+    assert found[0].name == kernel_name(kernel, "fp16")
+    if len(found) == 1:
+        assert 2 * sum(stores.values()) == kernel.output_bytes
+    assert {copy.size_bytes for copy in found[0].inputs} >= {kernel.weight_bytes, 64}
+
+
+def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
+    split = dataclasses.replace(
+        GPU, efficiency={**GPU.efficiency, "split_cycles": 1.0, "gemv": 0.001, "iteration_cycles": 3000.0}
+    )
+    gemm, reduce = launches(convolution_kernel(LAYERS["long"], "fp16"), split, "fp16")
+    assert reduce.name == gemm.name + "_reduce"
+    _, partial = traffic(parsed(gemm, tmp_path))
+    read, written = traffic(parsed(reduce, tmp_path))
+    assert read == set(partial)
+    assert len(written) * 2 == 16 * 64 * 2
+
+
+def test_kernels_without_a_convolution():
+    plain = Kernel(
+        kind="gemm",
+        m=49,
+        n=64,
+        k=40,
+        macs=49 * 64 * 40,
+        input_bytes=3920,
+        weight_bytes=5120,
+        output_bytes=6272,
+    )
+    conv = convolution_kernel(ConvGeometry(n=1, h=7, w=7, c=40, oc=64), "fp16")
+    assert dataclasses.replace(conv, geometry=None) == plain
+    one, other = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))
+    assert one.split("\n", 1)[1] == other.split("\n", 1)[1]
+    with pytest.raises(UsageError, match="a trace needs its convolution"):
+        launches(dataclasses.replace(plain, window=9), GPU, "fp16")
+    with pytest.raises(UsageError, match="fp16 kernels, for tensor cores; not of fp32"):
+        launches(plain, GPU, "fp32")
+
+
+def test_names_are_stable():
+    named = kernel_name(convolution_kernel(LAYERS["3x3"], "fp16", 64), "fp16")
+    assert named == "gemm_m196_n64_k576_h14w14c64o64_f3x3_p1x1x1x1_in25152_fp16"
+    stream = Kernel(kind="stream", macs=7, input_bytes=10, output_bytes=20)
+    assert kernel_name(stream, "fp16") == "stream_macs7_in10_out20_fp16"
+
+
+@st.composite
+def any_kernels(draw) -> Kernel:
+    if draw(st.booleans()):
+        kernel = convolution_kernel(draw(geometries(draw(st.booleans()))), "fp16", draw(st.integers(0, 3)))
+    else:
+        small = st.integers(0, 3)
+        sizes = [draw(small) for _ in range(7)]
+        names = ("m", "n", "k", "macs", "input_bytes", "weight_bytes", "output_bytes")
+        kernel = Kernel(kind="gemm", **dict(zip(names, sizes)), groups=draw(st.integers(1, 2)))
+    return kernel
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(any_kernels(), any_kernels(), st.sampled_from(("fp16", "fp32")))
+def test_no_two_kernels_have_the_same_name(one, other, dtype):
+    names = kernel_name(one, "fp16"), kernel_name(other, dtype)
+    assert (names[0] == names[1]) == (one == other and dtype == "fp16")
+    assert all(re.fullmatch(r"[A-Za-z0-9_]{1,200}", name) for name in names)
+
+
+# --- on disk ---
+
+SMALL = [Kernel(kind="stream", input_bytes=100, output_bytes=32), convolution_kernel(LAYERS["fc"], "fp16")]
+
+
+def test_traces_on_disk(tmp_path):
+    told = []
+    found = write_traces([*SMALL, SMALL[0]], GPU, "fp16", [16, 32], tmp_path / "t", told.append)
+    assert [Path(each.directory).name for each in found] == [
+        f"{kernel_name(kernel, 'fp16')}.{channels}" for kernel in SMALL for channels in (16, 32)
+    ]
+    assert sorted(p.name for p in (tmp_path / "t").iterdir()) == sorted(Path(e.directory).name for e in found)
+    assert told == sorted(told) and told[-1] == 1
+    for each in found:
+        entries = read_kernels_list(Path(each.directory) / "kernelslist.g")
+        assert entries == [f"kernel-{n}.traceg" for n in range(1, len(each.launches) + 1)]
+        headers = [read_trace(Path(each.directory) / entry)[0] for entry in entries]
+        assert tuple(header.name for header in headers) == each.launches
+        sizes = [(Path(each.directory) / entry).stat().st_size for entry in entries]
+        assert sum(sizes) == each.size_bytes
+
+
+def test_copies_are_said_on_demand(tmp_path):
+    (found,) = write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path, copies=True)
+    assert read_kernels_list(Path(found.directory) / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
+
+
+def test_same_kernels_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        write_traces(SMALL, GPU, "fp16", [32], tmp_path / name)
+    one, other = (
+        {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*g")}
+        for n in ("a", "b")
+    )
+    assert one == other and len(one) >= 4
+
+
+def test_what_is_not_a_trace_is_left(tmp_path):
+    theirs = tmp_path / f"{kernel_name(SMALL[0], 'fp16')}.32"
+    theirs.mkdir()
+    (theirs / "notes").write_text("mine")
+    with pytest.raises(TraceError, match="no trace; it is left as it is"):
+        write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path)
+    assert (theirs / "notes").read_text() == "mine"
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(TraceError, match="cannot be written"):
+        write_traces(SMALL[:1], GPU, "fp16", [32], file)
+
+
+def test_nothing_is_left_of_what_failed(tmp_path, monkeypatch):
+    def full(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Launch, "blocks", full)
+    with pytest.raises(TraceError, match="No space left on device"):
+        write_traces(SMALL, GPU, "fp16", [32], tmp_path)
+    assert list(tmp_path.iterdir()) == []
