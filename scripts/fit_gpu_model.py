@@ -1,7 +1,9 @@
-"""Fit a GPU preset's efficiency constants: ``fit_gpu_model.py CSV --gpu NAME [--split hash|all]``.
+"""Fit a GPU preset's efficiency constants: ``fit_gpu_model.py CSV --gpu NAME [--learned] [--split hash|all]``.
 
 Prints the errors on the held-out half (with ``--split all``: on every row, all of them fitted to) and
-rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names.
+rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--learned`` fits
+the learned model of an embedded GPU instead, on top of its constants as they are. What an embedded GPU was
+fitted to by halves is recorded, for ``validate_gpu_model.py`` to leave out.
 """
 
 from __future__ import annotations
@@ -14,28 +16,38 @@ from pathlib import Path
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
-from pimflow.simulators.gpu_data import read_samples, validate
+from pimflow.simulators.gpu_data import read_samples, validate, write_fitted
 from pimflow.simulators.gpu_fit import fit, provenance, write_efficiency
+from pimflow.simulators.gpu_learned_fit import learn_dtypes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")
+    parser.add_argument("--learned", action="store_true", help="fit the learned model, not the constants")
     parser.add_argument("--split", choices=("hash", "all"), default="hash")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the file as it is")
     arguments = parser.parse_args()
     try:
         gpu = GpuSpec.load(arguments.gpu)
-        samples = [sample for sample in read_samples(arguments.csv, gpu) if not sample.fused]
-        every = arguments.split == "all"
-        used = [sample for sample in samples if every or sample.fit]
-        gpu = fit(gpu, used)
-        print(json.dumps(validate(samples if every else [s for s in samples if not s.fit], gpu), indent=1))
-        if not arguments.dry_run:
-            embedded = SPECS / "gpu" / f"{arguments.gpu}.toml"
-            path = embedded if embedded.exists() else Path(arguments.gpu)
-            write_efficiency(path, gpu, provenance(gpu, used, Path(arguments.csv).name, arguments.split))
+        embedded = SPECS / "gpu" / f"{arguments.gpu}.toml"
+        data, every = Path(arguments.csv).name, arguments.split == "all"
+        samples = read_samples(arguments.csv, gpu)
+        fitted = [sample for sample in samples if every or sample.fit]
+        if arguments.learned:
+            for residual in learn_dtypes(gpu, fitted, data, write=not arguments.dry_run):
+                print(json.dumps(residual.about, indent=1))
+        else:
+            used = [sample for sample in fitted if not sample.fused]
+            gpu = fit(gpu, used)
+            judged = [s for s in samples if not s.fused and (every or not s.fit)]
+            print(json.dumps(validate(judged, gpu), indent=1))
+            if not arguments.dry_run:
+                path = embedded if embedded.exists() else Path(arguments.gpu)
+                write_efficiency(path, gpu, provenance(gpu, used, data, arguments.split))
+        if embedded.exists() and not every and not arguments.dry_run:
+            write_fitted(gpu.name, fitted)
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,7 @@
-"""Errors of the GPU model on measured kernels: ``validate_gpu_model.py CSV --gpu NAME [--split hash|all]``.
+"""Errors of the GPU model on measured kernels: ``validate_gpu_model.py CSV --gpu NAME [--profiler best]``.
 
-Rows of the half that the constants were fitted to are left out; ``--split all`` takes every row.
+Scores every row that the model was not fitted to; ``--split all`` takes every row. Of a file with rows of
+several GPUs, those of NAME count.
 """
 
 from __future__ import annotations
@@ -8,26 +9,36 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import format_accuracy, read_samples, validate
+from pimflow.simulators.gpu_data import format_accuracy, held_out, read_samples, validate
+from pimflow.simulators.gpu_learned import PREDICTIONS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")
+    parser.add_argument("--profiler", choices=tuple(PREDICTIONS), default="analytic")
     parser.add_argument("--split", choices=("hash", "all"), default="hash")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
-        found = validate([s for s in samples if arguments.split == "all" or not s.fit], gpu)
+        scored = samples if arguments.split == "all" else held_out(samples, gpu)
+        found = validate(scored, gpu, PREDICTIONS[arguments.profiler])
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    if len(scored) < len(samples):
+        print(
+            f"{len(samples) - len(scored)} rows of shapes that were fitted to are left out", file=sys.stderr
+        )
+    for dtype, count in sorted(Counter(s.dtype for s in scored if s.dtype not in found).items()):
+        print(f"{count} rows of {dtype}, which the model has no rate for, are left out", file=sys.stderr)
     print(json.dumps(found, indent=1) if arguments.json else format_accuracy(found))
     return 0
 

@@ -1,29 +1,41 @@
 """Measured GPU kernels: CSV files into samples, and how well a model predicts them.
 
-Two forms are known by their columns: convolution latencies (``n,ic,ih,iw,oc,k,stride,dtype,ms``, whole
-kernel, launch included) and Accel-Sim cycles (``kernel,M,N,K,tile_m,tile_n,n_mem,gpu_sim_cycle``).
+Forms are known by their columns, in any order and among others: convolution latencies of TensorRT
+(``n,ic,ih,iw,oc,k,stride,type,dtype,ms``) and of DeepBench (``n,ic,ih,iw,oc,kh,kw,pad_h,pad_w,stride_h,
+stride_w,dtype,ms``), launch included, and Accel-Sim cycles (``kernel,M,N,K,tile_m,tile_n,n_mem,
+gpu_sim_cycle``).
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
 
 import numpy as np
 from scipy.stats import kendalltau
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.errors import TraceError
+from pimflow.errors import SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu_roofline import has_rate
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "stream")
-SMALL_ROWS = 56  # input rows of what `small` means: batch 1, and the maps that CNNs spend most layers on
+SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # most input rows and channels of what `small` means: layers of CNNs
+TENSORRT = {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"}
+DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w", "dtype", "ms"}
+ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
+# What DeepBench calls storage in fp16: on tensor cores, or widened to fp32.
+STORAGE = {"fp16_tc": "fp16", "fp16_storage_fp32_math": "fp16"}
+FITTED = Path(__file__).parent / "fitted"
 STREAM = re.compile(r"(read|write|copy)(\d+)m(_r)?")
 
 
@@ -58,7 +70,7 @@ class Sample:
     @property
     def fused(self) -> bool:
         """Whether a residual addition is fused in; the library then has fewer kernels to choose from,
-        which the model does not know, so such rows are neither fitted to nor counted in ``all``."""
+        which the analytic model does not know, so its constants are not fitted to such rows."""
         return "fused" in self.classes
 
     @property
@@ -70,16 +82,16 @@ class Sample:
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
     """The classes of `CLASSES` that a convolution counts in."""
     if geometry.depthwise:
-        return ("all", "depthwise")
-    if geometry.kh == 3:
+        family = "depthwise"
+    elif (geometry.kh, geometry.kw) == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
         family = f"3x3_s{geometry.stride[0]}"
     else:
-        family = "1x1" if geometry.kh == 1 else "other"
-    small = ("small",) if geometry.n == 1 and geometry.h <= SMALL_ROWS else ()
+        family = "1x1" if (geometry.kh, geometry.kw) == (1, 1) else "other"
+    small = ("small",) if geometry.h <= SMALL_ROWS and geometry.c <= SMALL_CHANNELS else ()
     return ("all", family, *small)
 
 
-def _convolution(row: dict[str, str]) -> Sample:
+def _tensorrt(row: dict[str, str]) -> Sample:
     n, ic, ih, iw, oc, k, stride = (int(row[name]) for name in ("n", "ic", "ih", "iw", "oc", "k", "stride"))
     geometry = ConvGeometry(
         n=n,
@@ -91,19 +103,43 @@ def _convolution(row: dict[str, str]) -> Sample:
         kw=k,
         stride=(stride, stride),
         padding=(k // 2,) * 4,
-        groups=ic if row["type"] == "Depthwise" else 1,
+        groups=ic if row["type"].lower() == "depthwise" else 1,
     )
-    kernel = convolution_kernel(geometry, row["dtype"])
-    classes = convolution_classes(geometry)
-    if int(row.get("elmt_fused") or 0):
+    fused = bool(int(row.get("elmt_fused") or 0))
+    return _convolution(geometry, row, f"{n},{ic},{ih},{iw},{oc},{k},{stride}", fused)
+
+
+def _deepbench(row: dict[str, str]) -> Sample:
+    names = ("n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w")
+    sizes = [int(row[name]) for name in names]
+    n, ic, ih, iw, oc, kh, kw, pad_h, pad_w, stride_h, stride_w = sizes
+    geometry = ConvGeometry(
+        n=n,
+        h=ih,
+        w=iw,
+        c=ic,
+        oc=oc,
+        kh=kh,
+        kw=kw,
+        stride=(stride_h, stride_w),
+        padding=(pad_h, pad_w, pad_h, pad_w),
+    )
+    return _convolution(geometry, row, ",".join(map(str, sizes)))
+
+
+def _convolution(geometry: ConvGeometry, row: dict[str, str], shape: str, fused: bool = False) -> Sample:
+    dtype, measured_ns = STORAGE.get(row["dtype"], row["dtype"]), float(row["ms"]) * 1e6
+    if min(geometry.n, geometry.c, geometry.oc, geometry.oh, geometry.ow) < 1 or not 0 < measured_ns < inf:
+        raise ValueError("sizes and latency are positive numbers")
+    kernel = convolution_kernel(geometry, dtype)
+    if fused:
         kernel = dataclasses.replace(kernel, input_bytes=kernel.input_bytes + kernel.output_bytes)
-        classes = ("fused",)
     return Sample(
         kernel=kernel,
-        dtype=row["dtype"],
-        measured_ns=float(row["ms"]) * 1e6,
-        classes=classes,
-        shape=f"{n},{ic},{ih},{iw},{oc},{k},{stride}",
+        dtype=dtype,
+        measured_ns=measured_ns,
+        classes=convolution_classes(geometry) + ("fused",) * fused,
+        shape=shape,
     )
 
 
@@ -144,50 +180,115 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
 
 
 def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
-    """Samples of a CSV file of either form.
+    """Samples of a CSV file of any form: where its column ``gpu`` names several, those of `gpu`.
 
     Raises
     ------
     TraceError
-        If the file cannot be read, has neither form, or has a malformed row.
+        If the file cannot be read, has no known form, has rows of several GPUs and none of this one, or
+        has a malformed row.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             columns = set(reader.fieldnames or ())
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
+            rows = list(enumerate(reader, start=2))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
+    if columns >= TENSORRT:
+        parse = _tensorrt
+    elif columns >= DEEPBENCH:
+        parse = _deepbench
+    elif columns >= ACCELSIM:
+        parse = functools.partial(_simulated, gpu=gpu)
+    else:
+        raise TraceError(f"{path}: columns are neither those of latencies nor of Accel-Sim cycles")
     samples = []
-    for line, row in enumerate(rows, start=2):
+    for line, row in _rows_of(gpu, rows, path):
         try:
-            if {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"} <= columns:
-                sample = _convolution(row)
-            elif {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"} <= columns:
-                sample = _simulated(row, gpu)
-            else:
-                raise TraceError(f"{path}: columns are neither those of latencies nor of Accel-Sim cycles")
-        except (ValueError, KeyError, TypeError) as error:
+            sample = parse(row)
+        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise TraceError(f"{path}:{line}: malformed row: {error}") from error
         if sample is not None:
             samples.append(sample)
     return samples
 
 
-def validate(samples: Iterable[Sample], gpu: GpuSpec) -> dict[str, dict[str, dict[str, float]]]:
-    """Errors of the model on `samples`, launch included, by dtype and class.
+def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike) -> list[tuple[int, dict]]:
+    names = sorted({row.get("gpu") or "" for _, row in rows})
+    if len(names) < 2:
+        return rows
+    own = [(line, row) for line, row in rows if _plain(row.get("gpu") or "") == _plain(gpu.name)]
+    if not own:
+        raise TraceError(f"{path}: no rows of gpu '{gpu.name}'; there are {', '.join(filter(None, names))}")
+    return own
+
+
+def _plain(name: str) -> str:
+    """``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def held_out(samples: Iterable[Sample], gpu: GpuSpec) -> list[Sample]:
+    """Samples that no constant of `gpu` was fitted to.
+
+    Those are the samples of shapes that are not in the record of the fit, or of the half that may not be
+    fitted to, where there is no record.
+    """
+    samples, path = list(samples), FITTED / f"{gpu.name}.txt"
+    if not path.exists():
+        return [sample for sample in samples if not sample.fit]
+    known = set(path.read_text(encoding="ascii").split())
+    return [sample for sample in samples if not (sample.fit and shape_digest(sample.shape) in known)]
+
+
+def write_fitted(name: str, samples: Iterable[Sample]) -> None:
+    """Record the shapes that an embedded GPU was fitted to, besides those it has on record."""
+    path = FITTED / f"{name}.txt"
+    known = set(path.read_text(encoding="ascii").split()) if path.exists() else set()
+    lines = sorted(known | {shape_digest(sample.shape) for sample in samples})
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial.write_text("\n".join([*lines, ""]), encoding="ascii")
+        os.replace(partial, path)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from error
+
+
+def shape_digest(shape: str) -> str:
+    """What the record of a fit calls a shape."""
+    return f"{zlib.crc32(shape.encode()):08x}"
+
+
+def analytic_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """What the analytic model gives for `samples`, launch included."""
+    return [
+        kernel_cost(s.kernel, gpu, dtype=s.dtype, channels=s.channels, tile=s.tile).total_ns for s in samples
+    ]
+
+
+def validate(
+    samples: Iterable[Sample],
+    gpu: GpuSpec,
+    predicted_ns: Callable[[Sequence[Sample], GpuSpec], Sequence[float]] = analytic_ns,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Errors of a model on `samples`, launch included, by dtype and class.
+
+    Samples of a dtype that the GPU has no rate for are left out.
 
     Returns
     -------
     dict
-        ``{dtype: {class: {count, median_ape, mape, kendall_tau}}}``, errors as fractions.
+        ``{dtype: {class: {count, median_ape, mape, kendall_tau}}}``, errors as fractions; the rank
+        correlation of fewer than two kernels, or of equal times, is None.
     """
+    known = [sample for sample in samples if has_rate(gpu, sample.dtype)]
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for sample in samples:
-        cost = kernel_cost(sample.kernel, gpu, dtype=sample.dtype, channels=sample.channels, tile=sample.tile)
+    for sample, total_ns in zip(known, predicted_ns(known, gpu)):
         for name in sample.classes:
             pairs = groups.setdefault(sample.dtype, {}).setdefault(name, [])
-            pairs.append((sample.measured_ns, cost.total_ns))
+            pairs.append((sample.measured_ns, total_ns))
     return {
         dtype: {name: _errors(classes[name]) for name in CLASSES if name in classes}
         for dtype, classes in sorted(groups.items())
@@ -199,7 +300,8 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
     lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'tau':>7}"]
     for dtype, classes in accuracy.items():
         for name, row in classes.items():
-            errors = f"{row['median_ape']:8.1%} {row['mape']:8.1%} {row['kendall_tau']:7.3f}"
+            tau = "-" if row["kendall_tau"] is None else f"{row['kendall_tau']:.3f}"
+            errors = f"{row['median_ape']:8.1%} {row['mape']:8.1%} {tau:>7}"
             lines.append(f"{dtype:6} {name:10} {row['count']:6} {errors}")
     return "\n".join(lines)
 
@@ -207,10 +309,10 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
 def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
     measured, predicted = np.array(pairs).T
     ape = np.abs(predicted / measured - 1)
-    tau = kendalltau(measured, predicted).statistic if len(pairs) > 1 else float("nan")
+    tau = kendalltau(measured, predicted).statistic if len(pairs) > 1 else inf
     return {
         "count": len(pairs),
         "median_ape": float(np.median(ape)),
         "mape": float(ape.mean()),
-        "kendall_tau": float(tau),
+        "kendall_tau": float(tau) if isfinite(tau) else None,
     }

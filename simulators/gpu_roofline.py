@@ -83,6 +83,11 @@ class Demand:
     ways: Ways | None = None
 
 
+def has_rate(gpu: GpuSpec, dtype: str) -> bool:
+    """Whether the model knows how fast `gpu` computes in `dtype`."""
+    return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
+
+
 class Machine:
     """A GPU at one dtype with some of its channels: rates per core cycle.
 
@@ -95,7 +100,7 @@ class Machine:
     """
 
     def __init__(self, gpu: GpuSpec, dtype: str, channels: int | None = None, family: str = "stream"):
-        if dtype not in ITERATION_K or dtype not in gpu.fma_per_sm_cycle:
+        if not has_rate(gpu, dtype):
             raise SpecError(f"gpu '{gpu.name}': field 'fma_per_sm_cycle' has no '{dtype}'")
         channels = gpu.memory_channels if channels is None else channels
         if not 0 < channels <= gpu.memory_channels:

@@ -1,0 +1,306 @@
+"""What a library's convolutions take beyond the analytic GPU model, learned from measurements.
+
+The time of a kernel is the analytic one times a factor, which gradient-boosted trees (xgboost) give from
+the analytic model's terms::
+
+    total = max(factor * (execution + launch) - launch, LEAST * execution) + launch
+
+The terms are those of the layer's square map: one image of the layer's width, all memory channels. So a
+layer has one factor, whatever share of its rows and however many memory channels a kernel gets, and
+within a layer more rows, more bytes or fewer memory channels are never faster, as in the analytic model. An
+epilogue that reads another tensor can only raise the factor (a monotone constraint). Input and output channels
+may lower it: libraries have other code for a multiple of eight or sixty-four of them.
+
+A model is one file, ``learned/<gpu>.<dtype>.ubj.xz``, written by ``scripts/fit_gpu_model.py --learned``; it
+names its data and is refused if the GPU's constants are no longer those it corrects. Classes of convolutions in which
+the factor did not help in a cross-validation keep the analytic time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import lzma
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.errors import SpecError, UnknownNameError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu_data import Sample, analytic_ns, convolution_classes
+from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+from pimflow.simulators.gpu_roofline import (
+    TILES,
+    Batch,
+    Machine,
+    demands,
+    every_way,
+    execution_cycles,
+    family,
+)
+
+if TYPE_CHECKING:
+    import xgboost
+
+    from pimflow.simulators.profiler import KernelRequest
+
+FOLDER = Path(__file__).parent / "learned"
+SUFFIX = ".ubj.xz"
+LEAST = 0.1  # share of the analytic execution that is left where launches are most of the time
+MOST_ALIGNMENT = 7  # factors of two in a number of channels that tell kernels apart
+TERMS = ("compute", "l2", "dram")
+SHAPE = (
+    "input_channels",
+    "output_channels",
+    "reduction",
+    "window",
+    "stride",
+    "pixels",
+    "macs",
+    "input_bytes",
+    "weight_bytes",
+    "output_bytes",
+    "output_per_input_channel",
+    "input_channel_blocks",
+    "output_channel_blocks",
+)
+BLOCK_CHANNELS = 32
+FEATURES = (
+    "epilogue_reads",
+    "depthwise",
+    "image",
+    *(f"{name}_alignment" for name in ("input", "output", "pixel")),
+    *(f"log_{name}" for name in SHAPE),
+    "log_total_ns",
+    *(f"log_{name}_ns" for name in TERMS),
+    *(f"log_ns_{tm}x{tn}" for tm, tn in TILES),
+    *(f"log_waves_{tm}x{tn}" for tm, tn in TILES),
+)
+
+
+def learned_gpus() -> list[str]:
+    """Names of the GPUs that have a learned model."""
+    return sorted({path.name.split(".")[0] for path in FOLDER.glob(f"*{SUFFIX}")})
+
+
+def residual_path(name: str, dtype: str) -> Path:
+    """The file of the learned model of an embedded GPU."""
+    return FOLDER / f"{name}.{dtype}{SUFFIX}"
+
+
+def constants_digest(gpu: GpuSpec) -> str:
+    """Of what the analytic time depends on besides the launch."""
+    values = {
+        f.name: getattr(gpu, f.name)
+        for f in dataclasses.fields(gpu)
+        if f.name not in ("name", "description", "launch_ns", "energy", "sources")
+    }
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """A learned model of one GPU at one dtype.
+
+    Attributes
+    ----------
+    booster : xgboost.Booster
+        log(measured / analytic) from `FEATURES`.
+    about : dict
+        ``gpu``, ``dtype``, ``constants`` (`constants_digest`), ``launch_ns`` of the rows it was fitted to,
+        ``source``, and ``classes``: by class ``rows`` and the cross-validated median errors ``analytic``
+        and ``learned``, fractions.
+    """
+
+    booster: xgboost.Booster
+    about: dict
+
+    def uses(self, geometry: ConvGeometry) -> bool:
+        """Whether the factor was found to help convolutions of this class."""
+        errors = self.about["classes"].get(residual_class(geometry))
+        return errors is not None and errors["learned"] < errors["analytic"]
+
+    def factors(self, kernels: Sequence[Kernel], gpu: GpuSpec) -> np.ndarray:
+        """Measured over analytic time, as predicted; 1 for kernels that nothing was learned about."""
+        factors = np.ones(len(kernels))
+        at = [i for i, k in enumerate(kernels) if k.geometry is not None and self.uses(k.geometry)]
+        if at:
+            table = features([kernels[i] for i in at], gpu, self.about["dtype"])
+            factors[at] = np.exp(self.booster.inplace_predict(table))
+        return factors
+
+
+def residual_class(geometry: ConvGeometry) -> str:
+    """The class in which is decided whether the factor helps."""
+    return convolution_classes(geometry)[1]
+
+
+@functools.cache
+def load_residual(path: Path) -> Residual:
+    """A learned model's file.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, or is no learned model.
+    """
+    import xgboost
+
+    try:
+        booster = xgboost.Booster(params={"nthread": 1})
+        booster.load_model(bytearray(lzma.decompress(path.read_bytes())))
+        return Residual(booster, json.loads(booster.attr("about") or ""))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except (lzma.LZMAError, xgboost.core.XGBoostError, ValueError) as error:
+        raise SpecError(f"{path}: not a learned model: {str(error).splitlines()[0]}") from error
+
+
+def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
+    """The learned model of `gpu` at `dtype`.
+
+    Raises
+    ------
+    UnknownNameError
+        If the GPU has none; it names those that have.
+    SpecError
+        If there is none for `dtype`, or the GPU's constants are not those that the model corrects.
+    """
+    if gpu.name not in learned_gpus():
+        raise UnknownNameError("GPU with a learned model", gpu.name, learned_gpus())
+    path = residual_path(gpu.name, dtype)
+    if not path.exists():
+        raise SpecError(f"gpu '{gpu.name}': no learned model of '{dtype}'; use the analytic model")
+    residual = load_residual(path)
+    if residual.about["constants"] != constants_digest(gpu):
+        raise SpecError(
+            f"gpu '{gpu.name}': its learned model corrects other constants; fit it again with "
+            "scripts/fit_gpu_model.py --learned, or use the analytic model"
+        )
+    return residual
+
+
+def square_map(geometry: ConvGeometry) -> ConvGeometry:
+    """The layer on one image as high as it is wide: what a layer's shares of rows have in common."""
+    side = max(geometry.w, (geometry.kh - 1) * geometry.dilation[0] + 1)
+    _, left, _, right = geometry.padding
+    return dataclasses.replace(geometry, n=1, h=side, padding=(left, left, right, right))
+
+
+def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
+    """`FEATURES` of kernels that have a geometry, one row each."""
+    table = np.full((len(kernels), len(FEATURES)), np.nan, dtype=np.float32)
+    squares = [convolution_kernel(square_map(kernel.geometry), dtype) for kernel in kernels]
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, (kernel, square) in enumerate(zip(kernels, squares)):
+        table[index, : -len(TERMS) - 1 - 2 * len(TILES)] = _shape_features(kernel, square, dtype)
+        members.setdefault((square.kind, family(square)), []).append(index)
+    for (kind, name), rows in members.items():
+        terms = _analytic_features(kind, [squares[i] for i in rows], Machine(gpu, dtype, None, name))
+        table[rows, -len(TERMS) - 1 - 2 * len(TILES) :] = terms
+    return table
+
+
+def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
+    geometry = square.geometry
+    alone = convolution_kernel(kernel.geometry, dtype)
+    pixels = geometry.pixels
+    sizes = (
+        geometry.c,
+        geometry.oc,
+        geometry.reduction,
+        square.window,
+        square.stride,
+        pixels,
+        square.macs,
+        square.input_bytes,
+        square.weight_bytes,
+        square.output_bytes,
+        geometry.oc / geometry.c,
+        -(-geometry.c // BLOCK_CHANNELS),
+        -(-geometry.oc // BLOCK_CHANNELS),
+    )
+    alignment = (min((n & -n).bit_length() - 1, MOST_ALIGNMENT) for n in (geometry.c, geometry.oc, pixels))
+    flags = (
+        kernel.input_bytes > alone.input_bytes,
+        geometry.depthwise,
+        family(square) == "image",
+    )
+    return [*flags, *alignment, *np.log(sizes)]
+
+
+def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: Machine) -> np.ndarray:
+    batch = Batch(kernels)
+    found = demands(kind, batch, machine)
+    cycles = execution_cycles(found[0], machine)
+    total = np.min([execution_cycles(d, machine).min(axis=1) for d in found], axis=0)
+    terms = [getattr(found[0], name).min(axis=1) for name in TERMS]
+    times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
+    if kind != "gemm":
+        return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])
+    tiles = cycles.reshape(len(kernels), len(TILES), -1).min(axis=2) / machine.cycles_per_ns
+    whole = every_way(1.0)
+    blocks = batch.groups * np.ceil(batch.m / whole.tm) * np.ceil(batch.n / whole.tn)
+    return np.hstack([times, np.log(tiles), np.log(np.ceil(blocks / machine.gpu.sms))])
+
+
+def corrected(cost: KernelCost, factor: float, launch_ns: float) -> KernelCost:
+    """`cost` with its total, launches as in the measurements, times `factor`; the demands stay analytic."""
+    scaled = factor * (cost.execution_ns + launch_ns) - launch_ns
+    return dataclasses.replace(cost, execution_ns=max(scaled, LEAST * cost.execution_ns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """The analytic model, corrected by what was learned about the GPU's library."""
+
+    name: str = "learned"
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """One cost a request, in order.
+
+        Raises
+        ------
+        UnknownNameError
+            If nothing was learned about the GPU; it names those that have a learned model.
+        SpecError
+            If nothing was at `dtype`, or its learned model corrects other constants than it has.
+        """
+        residual = residual_of(gpu, dtype)
+        factors = residual.factors([request.kernel for request in requests], gpu)
+        return [
+            corrected(
+                kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels),
+                float(factor),
+                residual.about["launch_ns"],
+            )
+            if factor != 1
+            else kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
+            for request, factor in zip(requests, factors)
+        ]
+
+
+def learned_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """What the learned model gives for measured kernels, launch included."""
+    from pimflow.simulators.profiler import KernelRequest
+
+    total_ns = [0.0] * len(samples)
+    for dtype in sorted({sample.dtype for sample in samples}):
+        at = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
+        requests = [KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in at]
+        for i, cost in zip(at, Learned().costs(requests, gpu, dtype)):
+            total_ns[i] = cost.total_ns
+    return total_ns
+
+
+def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """What the learned model gives where the GPU has one, and the analytic model elsewhere."""
+    return (learned_ns if gpu.name in learned_gpus() else analytic_ns)(samples, gpu)
+
+
+PREDICTIONS = {"analytic": analytic_ns, "learned": learned_ns, "best": best_ns}

@@ -1,0 +1,140 @@
+"""Fit of the learned GPU model: what the analytic model leaves, on the half of the shapes that is fitted to."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import xgboost
+
+from pimflow.errors import SpecError
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu_data import Sample
+from pimflow.simulators.gpu_fit import group
+from pimflow.simulators.gpu_learned import (
+    FEATURES,
+    Residual,
+    constants_digest,
+    features,
+    residual_class,
+    residual_path,
+)
+from pimflow.simulators.gpu_roofline import has_rate
+
+TREES = 200
+FOLDS = 5
+PARAMETERS = {
+    "objective": "reg:pseudohubererror",
+    "huber_slope": 0.2,  # of the logarithm: beyond it, a library's odd choice of kernel
+    "base_score": 0.0,
+    "max_depth": 7,
+    "learning_rate": 0.06,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+    "min_child_weight": 2,
+    "tree_method": "hist",
+    "max_bin": 256,
+    "seed": 0,
+    "monotone_constraints": tuple(int(name == "epilogue_reads") for name in FEATURES),
+}
+
+
+def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
+    """The residual of `gpu` on `samples` of one dtype, which the caller has chosen from the half to fit to.
+
+    Whether a class of convolutions is better with it is decided by cross-validation over their shapes.
+    """
+    table, residual, used = _training_table(gpu, samples)
+    folds = _folds(used)
+    predicted = np.empty_like(residual)
+    for fold in range(FOLDS):
+        out = folds == fold
+        booster = _train(table[~out], residual[~out])
+        predicted[out] = booster.inplace_predict(table[out])
+    about = {
+        "gpu": gpu.name,
+        "dtype": used[0].dtype,
+        "constants": constants_digest(gpu),
+        "launch_ns": gpu.launch_ns,
+        "source": source,
+        "classes": _errors(used, residual, predicted),
+    }
+    booster = _train(table, residual)
+    booster.set_attr(about=json.dumps(about, sort_keys=True))
+    return Residual(booster, about)
+
+
+def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
+    """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored in the package."""
+    found = []
+    for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
+        rows = [sample for sample in samples if sample.dtype == dtype]
+        source = (
+            f"scripts/fit_gpu_model.py --learned, {len(rows)} rows of {data} (half of its shapes, by hash)"
+        )
+        residual = learn(gpu, rows, source)
+        if write:
+            write_residual(residual_path(gpu.name, dtype), residual)
+        found.append(residual)
+    return found
+
+
+def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
+    tables, residuals, used = [], [], []
+    for members in group(s for s in samples if s.kernel.geometry is not None and s.channels is None):
+        kernels = [sample.kernel for sample in members.samples]
+        tables.append(features(kernels, gpu, members.dtype))
+        residuals.append(-members.error(gpu))
+        used += members.samples
+    if not used:
+        raise SpecError(f"gpu '{gpu.name}': no convolutions to learn from")
+    return np.vstack(tables), np.concatenate(residuals), used
+
+
+def _folds(samples: Sequence[Sample]) -> np.ndarray:
+    """A fold for each sample; all samples of a shape are in one."""
+    shapes = {shape: i % FOLDS for i, shape in enumerate(sorted({sample.shape for sample in samples}))}
+    return np.array([shapes[sample.shape] for sample in samples])
+
+
+def _train(table: np.ndarray, residual: np.ndarray) -> xgboost.Booster:
+    data = xgboost.DMatrix(table, residual, feature_names=list(FEATURES))
+    booster = xgboost.train(PARAMETERS, data, TREES)
+    booster.feature_names = None  # what predicts gives bare arrays
+    return booster
+
+
+def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarray) -> dict:
+    classes = np.array([residual_class(s.kernel.geometry) for s in samples])
+    analytic = np.abs(np.expm1(-residual))
+    learned = np.abs(np.expm1(predicted - residual))
+    return {
+        str(name): {
+            "rows": int((classes == name).sum()),
+            "analytic": round(float(np.median(analytic[classes == name])), 4),
+            "learned": round(float(np.median(learned[classes == name])), 4),
+        }
+        for name in sorted(set(classes))
+    }
+
+
+def write_residual(path: str | os.PathLike, residual: Residual) -> None:
+    """Write a learned model, whole or not at all.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial.write_bytes(lzma.compress(bytes(residual.booster.save_raw("ubj"))))
+        os.replace(partial, path)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from error
