@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.simulators.accel_sim import AccelSim, AccelSimLogs
+from pimflow.simulators.gpu_learned import Learned
 from pimflow.simulators.profiler import Analytic, GpuProfiler, PimProfiler
 from pimflow.simulators.ramulator_adapter import Ramulator
 
@@ -49,6 +51,9 @@ def _cuda(l2: str) -> GpuProfiler:
 
 GPU_SOURCES = {
     "analytic": Source(lambda _: Analytic()),
+    "learned": Source(lambda _: Learned()),
+    "accel-sim": Source(AccelSim, "PATH"),
+    "accel-sim-logs": Source(AccelSimLogs, "DIR"),
     "cuda": Source(_cuda, "cold|warm", optional=True),
 }
 

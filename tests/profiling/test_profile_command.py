@@ -106,5 +106,6 @@ def test_profilers_that_there_are_not(texts, says):
 
 
 def test_the_forms_are_those_that_are_taken():
-    assert {"gpu=analytic", "pim=ramulator:PATH"} <= set(forms())
+    gpu = ("analytic", "learned", "accel-sim:PATH", "accel-sim-logs:DIR", "cuda[:cold|warm]")
+    assert forms() == [*(f"gpu={form}" for form in gpu), "pim=ramulator:PATH"]
     assert parse_profilers([]) == (None, None)

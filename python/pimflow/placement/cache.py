@@ -33,11 +33,11 @@ def default_path() -> Path:
 
 @functools.cache
 def sources_digest(packages: tuple[str, ...] = COMPUTED_BY) -> str:
-    """Of the Python sources of packages: the same on every machine that has them."""
+    """Of the Python sources of packages, and of models trained for them: the same on every machine."""
     digest = hashlib.sha256()
     for package in packages:
         folder = Path(importlib.util.find_spec(f"pimflow.{package}").origin).parent
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted([*folder.glob("*.py"), *folder.glob("learned/*.xz")]):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
