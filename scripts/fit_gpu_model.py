@@ -1,9 +1,10 @@
-"""Fit a GPU preset's efficiency constants: ``fit_gpu_model.py CSV --gpu NAME [--learned] [--split hash|all]``.
+"""Fit the GPU model: ``fit_gpu_model.py CSV --gpu NAME [--launch | --learned] [--split hash|all]``.
 
 Prints the errors on the held-out half (with ``--split all``: on every row, all of them fitted to) and
-rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--learned`` fits
-the learned model of an embedded GPU instead, on top of its constants as they are. What an embedded GPU was
-fitted to by halves is recorded, for ``validate_gpu_model.py`` to leave out.
+rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--launch`` fits
+``launch_ns`` alone, to fp32 rows, where the constants are another GPU's; ``--learned`` fits the learned
+model of an embedded GPU, on top of its constants as they are. What an embedded GPU was fitted to by halves
+is recorded, for ``validate_gpu_model.py`` to leave out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.gpu_data import read_samples, validate, write_fitted
-from pimflow.simulators.gpu_fit import fit, provenance, write_efficiency
+from pimflow.simulators.gpu_fit import fit, fit_launch, provenance, write_efficiency, write_launch
 from pimflow.simulators.gpu_learned_fit import learn_dtypes
 
 
@@ -25,7 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")
-    parser.add_argument("--learned", action="store_true", help="fit the learned model, not the constants")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--launch", action="store_true", help="fit the launch, not the constants")
+    only.add_argument("--learned", action="store_true", help="fit the learned model, not the constants")
     parser.add_argument("--split", choices=("hash", "all"), default="hash")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the file as it is")
     arguments = parser.parse_args()
@@ -34,18 +37,19 @@ def main() -> int:
         embedded = SPECS / "gpu" / f"{arguments.gpu}.toml"
         data, every = Path(arguments.csv).name, arguments.split == "all"
         samples = read_samples(arguments.csv, gpu)
-        fitted = [sample for sample in samples if every or sample.fit]
+        fitted = [s for s in samples if (every or s.fit) and (s.dtype == "fp32" or not arguments.launch)]
         if arguments.learned:
             for residual in learn_dtypes(gpu, fitted, data, write=not arguments.dry_run):
                 print(json.dumps(residual.about, indent=1))
         else:
             used = [sample for sample in fitted if not sample.fused]
-            gpu = fit(gpu, used)
+            gpu = fit_launch(gpu, used) if arguments.launch else fit(gpu, used)
             judged = [s for s in samples if not s.fused and (every or not s.fit)]
             print(json.dumps(validate(judged, gpu), indent=1))
             if not arguments.dry_run:
                 path = embedded if embedded.exists() else Path(arguments.gpu)
-                write_efficiency(path, gpu, provenance(gpu, used, data, arguments.split))
+                write = write_launch if arguments.launch else write_efficiency
+                write(path, gpu, provenance(gpu, used, data, arguments.split, arguments.launch))
         if embedded.exists() and not every and not arguments.dry_run:
             write_fitted(gpu.name, fitted)
     except PimflowError as error:

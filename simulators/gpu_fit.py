@@ -14,8 +14,8 @@ from scipy.optimize import least_squares
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_data import Sample
-from pimflow.simulators.gpu_roofline import Batch, Machine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu_data import Sample, analytic_ns
+from pimflow.simulators.gpu_roofline import Batch, Machine, Ways, demands, execution_cycles, family, has_rate
 
 # constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
 OF_THE_GPU = {
@@ -48,6 +48,7 @@ WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) n
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
 STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
+LAUNCHES_NS = range(0, 50_000, 100)  # what a transfer tries
 OWN_CONSTANTS = 30  # samples that a family needs to have constants of its own
 MOST_ROUNDS = 12
 CONVERGED = 0.005  # least relative gain of a round that is worth another
@@ -191,8 +192,34 @@ def _solve(gpu: GpuSpec, members: Sequence[Group], free: Mapping[str, tuple[floa
     return _with(gpu, constants(found.x))
 
 
-def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -> str:
-    """Source of the constants of a fit to `samples`; begins with ``assumed`` if some are not fitted."""
+def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> GpuSpec:
+    """`gpu` with the launch that fits `samples` of one dtype best, all else as it is.
+
+    That is all that is fitted where constants are transferred to another GPU, driver or library. The
+    error is the median: in a transfer some families of kernels are wrong as a whole, and would be
+    charged to the launch of all.
+    """
+    rows = [sample for sample in samples if sample.dtype == dtype and has_rate(gpu, dtype)]
+    if not rows:
+        raise SpecError(f"gpu '{gpu.name}': no kernels of '{dtype}' to fit the launch to")
+    execution_ns = np.array(analytic_ns(rows, dataclasses.replace(gpu, launch_ns=0.0)))
+    measured_ns = np.array([sample.measured_ns for sample in rows])
+
+    def median_ape(launch_ns: float) -> float:
+        return float(np.median(np.abs((execution_ns + launch_ns) / measured_ns - 1)))
+
+    return dataclasses.replace(gpu, launch_ns=float(min(LAUNCHES_NS, key=median_ape)))
+
+
+def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, launch: bool = False) -> str:
+    """Source of the constants, or of the launch, of a fit to `samples`.
+
+    It begins with ``assumed`` if some are not fitted.
+    """
+    half = "half of its shapes, by hash" if split == "hash" else "all of it"
+    if launch:
+        rows = sum(sample.dtype == "fp32" for sample in samples)
+        return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({half})"
     groups = group(samples)
     fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
@@ -201,7 +228,6 @@ def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -
         if _splits([member]):
             fitted.add(f"split_limit{suffix}")
     assumed = sorted(key for key in gpu.efficiency if key not in fitted)
-    half = "half of its shapes, by hash" if split == "hash" else "all of it"
     source = f"scripts/fit_gpu_model.py, {len(samples)} rows of {data} ({half})"
     return f"assumed: {', '.join(assumed)}; others fitted by {source}" if assumed else source
 
@@ -214,16 +240,32 @@ def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None
     SpecError
         If the file cannot be read or written, or has no such table.
     """
+    values = "".join(f"{key} = {value:g}\n" for key, value in sorted(gpu.efficiency.items()))
+    fitted = f"[efficiency]\nsource = {json.dumps(source)}\n[efficiency.value]\n{values}\n"
+    _rewrite(path, "efficiency", r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", fitted)
+
+
+def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
+    """Replace the field ``launch_ns`` of a GPU's TOML file, which is one line; the rest stays as it is.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read or written, or has no such line.
+    """
+    line = f"launch_ns = {{ value = {gpu.launch_ns:g}, source = {json.dumps(source)} }}\n"
+    _rewrite(path, "launch_ns", r"^launch_ns = [^\n]*\n", line)
+
+
+def _rewrite(path: str | os.PathLike, field: str, pattern: str, replacement: str) -> None:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        table, count = re.subn(r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", "\0", text, flags=re.S | re.M)
+        text, count = re.subn(pattern, lambda _: replacement, text, flags=re.S | re.M)
         if count != 1:
-            raise SpecError(f"{path}: has no table 'efficiency'")
-        values = "".join(f"{key} = {value:g}\n" for key, value in sorted(gpu.efficiency.items()))
-        fitted = f"[efficiency]\nsource = {json.dumps(source)}\n[efficiency.value]\n{values}\n"
+            raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(table.replace("\0", fitted), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error

@@ -7,13 +7,13 @@ the analytic model's terms::
 
 The terms are those of the layer's square map: one image of the layer's width, all memory channels. So a
 layer has one factor, whatever share of its rows and however many memory channels a kernel gets, and
-within a layer more rows, more bytes or fewer memory channels are never faster, as in the analytic model. An
-epilogue that reads another tensor can only raise the factor (a monotone constraint). Input and output channels
-may lower it: libraries have other code for a multiple of eight or sixty-four of them.
+within a layer more rows, more bytes or fewer memory channels are never faster, as in the analytic model.
+An epilogue that reads another tensor can only raise the factor (a monotone constraint). More channels of
+the layer may lower it: libraries have other code for multiples of eight or of sixty-four.
 
 A model is one file, ``learned/<gpu>.<dtype>.ubj.xz``, written by ``scripts/fit_gpu_model.py --learned``; it
-names its data and is refused if the GPU's constants are no longer those it corrects. Classes of convolutions in which
-the factor did not help in a cross-validation keep the analytic time.
+names its data and is refused if the GPU's constants are no longer those it corrects. Classes of
+convolutions in which the factor did not help in a cross-validation keep the analytic time.
 """
 
 from __future__ import annotations
@@ -50,6 +50,21 @@ if TYPE_CHECKING:
     from pimflow.simulators.profiler import KernelRequest
 
 FOLDER = Path(__file__).parent / "learned"
+# Fields of a GPU that decide its analytic times.
+DECISIVE = (
+    "sms",
+    "clock_mhz",
+    "fma_per_sm_cycle",
+    "simd_fma_per_sm_cycle",
+    "shared_memory_bytes",
+    "registers_bytes",
+    "memory_channels",
+    "channel_bytes_per_ns",
+    "l2_bytes_per_channel",
+    "l2_bytes_per_channel_cycle",
+    "write_factor",
+    "efficiency",
+)
 SUFFIX = ".ubj.xz"
 LEAST = 0.1  # share of the analytic execution that is left where launches are most of the time
 MOST_ALIGNMENT = 7  # factors of two in a number of channels that tell kernels apart
@@ -95,11 +110,7 @@ def residual_path(name: str, dtype: str) -> Path:
 
 def constants_digest(gpu: GpuSpec) -> str:
     """Of what the analytic time depends on besides the launch."""
-    values = {
-        f.name: getattr(gpu, f.name)
-        for f in dataclasses.fields(gpu)
-        if f.name not in ("name", "description", "launch_ns", "energy", "sources")
-    }
+    values = {name: getattr(gpu, name) for name in DECISIVE}
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 

@@ -1,4 +1,4 @@
-"""Fit of the learned GPU model: what the analytic model leaves, on the half of the shapes that is fitted to."""
+"""Fit of the learned GPU model to what the analytic model leaves."""
 
 from __future__ import annotations
 

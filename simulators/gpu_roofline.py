@@ -88,6 +88,12 @@ def has_rate(gpu: GpuSpec, dtype: str) -> bool:
     return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
 
 
+def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
+    """Whose kernels compute `dtype`: without tensor cores, those of fp32, on fewer bytes."""
+    simd = gpu.simd_fma_per_sm_cycle
+    return "fp32" if gpu.fma_per_sm_cycle[dtype] == simd.get(dtype) == simd.get("fp32") else dtype
+
+
 class Machine:
     """A GPU at one dtype with some of its channels: rates per core cycle.
 
@@ -106,8 +112,16 @@ class Machine:
         if not 0 < channels <= gpu.memory_channels:
             raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
         self.gpu, self.dtype = gpu, dtype
+        self.arithmetic = arithmetic = _arithmetic(gpu, dtype)
         kind = family.partition("_")[0]
-        self.keys = (f"_{family}_{dtype}", f"_{family}", f"_{kind}_{dtype}", f"_{kind}", f"_{dtype}", "")
+        self.keys = (
+            f"_{family}_{arithmetic}",
+            f"_{family}",
+            f"_{kind}_{arithmetic}",
+            f"_{kind}",
+            f"_{arithmetic}",
+            "",
+        )
         self.cycles_per_ns = gpu.clock_mhz / 1e3
         self.fma = gpu.fma_per_sm_cycle[dtype]
         self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
@@ -180,8 +194,8 @@ def family(kernel: Kernel) -> str:
 
 def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     """Demands of implicit GEMMs, one column per way."""
-    gpu, dtype = machine.gpu, machine.dtype
-    element, tk, align = ELEMENT_BYTES[dtype], ITERATION_K[dtype], CHANNEL_ALIGNMENT[dtype]
+    gpu, arithmetic = machine.gpu, machine.arithmetic
+    element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
     k = batch.window * np.ceil(batch.k / batch.window / align) * align
     rows, columns = np.ceil(batch.m / ways.tm), np.ceil(batch.n / ways.tn)
     iterations = np.ceil(np.ceil(k / tk) / ways.split)

@@ -283,3 +283,33 @@ def test_devices_are_what_their_papers_say():
     assert [newton.elements_per_row(dtype) for dtype in ("fp16", "fp32")] == [512, 256]
     assert [newton.readres_bursts(dtype) for dtype in ("fp16", "fp32")] == [1, 2]
     assert newton.tCK_ns == pytest.approx(8 / 7)
+
+
+# --- values that begin as another device's ---
+
+
+def test_a_table_begins_as_another_devices(tmp_path):
+    text = (SPECS / "gpu" / "v100.toml").read_text()
+    head, energy = text.partition("[efficiency]")[0], text.partition("[energy]")[2]
+    path = tmp_path / "mine.toml"
+    own = '[efficiency]\nas = "v100"\nsource = "assumed: a test"\n[efficiency.value]\ndram = 0.5\n'
+    path.write_text(f"{head}{own}\n[energy]{energy}")
+    mine, theirs = GpuSpec.load(path), GpuSpec.load("v100")
+    assert mine.efficiency == {**theirs.efficiency, "dram": 0.5}
+    assert theirs.efficiency["dram"] != 0.5
+    assert mine.sources["efficiency"] == "assumed: a test"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('efficiency = { as = "v1000" }', "field 'efficiency': no other embedded device 'v1000'.*v100"),
+        ('efficiency = { as = "v100", value = 3 }', "field 'efficiency': only a table"),
+        ('sms = { as = "v100" }', "field 'sms': only a table"),
+    ],
+)
+def test_a_device_to_begin_as_that_there_is_not(tmp_path, line, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(line)
+    with pytest.raises(SpecError, match=message):
+        GpuSpec.load(path)

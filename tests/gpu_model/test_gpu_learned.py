@@ -145,13 +145,13 @@ def test_a_batch_is_its_members_one_by_one():
 
 def test_a_gpu_without_a_learned_model_lists_those_that_have():
     layer = convolution_kernel(ConvGeometry(n=1, h=7, w=7, c=8, oc=8), "fp16")
-    with pytest.raises(UnknownNameError, match="GPU with a learned model.*'rtx-2060'.*v100"):
+    with pytest.raises(UnknownNameError, match=r"GPU with a learned model.*'rtx-2060'.*v100"):
         total_ns(layer, "fp16", 12, GpuSpec.load("rtx-2060"))
 
 
 def test_other_constants_are_refused():
     gpu = dataclasses.replace(V100, efficiency={**V100.efficiency, "dram": 0.5})
-    with pytest.raises(SpecError, match="corrects other constants.*--learned"):
+    with pytest.raises(SpecError, match=r"corrects other constants.*--learned"):
         residual_of(gpu, "fp16")
 
 
@@ -165,7 +165,7 @@ def test_files_that_are_no_model(tmp_path, content):
     path = tmp_path / "x.fp16.ubj.xz"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SpecError, match="cannot be read|not a learned model"):
+    with pytest.raises(SpecError, match=r"cannot be read|not a learned model"):
         load_residual(path)
 
 

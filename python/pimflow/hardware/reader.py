@@ -2,7 +2,9 @@
 
 A value is either bare (``clock_mhz = 1365``) or carries where it comes from
 (``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so may every value of a section such
-as ``[energy]``. A source that says ``assumed`` is shown in every report.
+as ``[energy]``. A source that says ``assumed`` is shown in every report. A table of values may begin as that
+of an embedded device (``efficiency = { as = "v100", source = "…", value = { … } }``); what it gives itself
+comes in its place.
 """
 
 from __future__ import annotations
@@ -40,11 +42,27 @@ def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
     else:
         raise UnknownNameError(kind, text, spec_names(kind))
     try:
-        return path.stem, tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.stem, {field: _inherited(path, field, entry) for field, entry in table.items()}
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # TOML, its encoding, and numbers beyond what Python reads
         raise SpecError(f"{path}: not a TOML file: {error}") from error
+
+
+def _inherited(path: Path, field: str, entry: object) -> object:
+    """`entry`, with the values of the device that it begins as in place of the device's name."""
+    if not isinstance(entry, dict) or "as" not in entry:
+        return entry
+    where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
+    others = {other.stem: other.parent.name for other in SPECS.glob("*/*.toml") if other != path}
+    if name not in others:
+        raise SpecError(f"{where}: no other embedded device '{name}' to begin as; {hint(name, others)}")
+    theirs, _ = sourced(read_toml(others[name], name)[1].get(field))
+    if not isinstance(own, dict) or not isinstance(theirs, dict):
+        raise SpecError(f"{where}: only a table of values can begin as another")
+    rest = {key: value for key, value in entry.items() if key not in ("as", "value")}
+    return {**rest, "value": {**theirs, **own}}
 
 
 def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
