@@ -56,7 +56,7 @@ def text_of(rows: list[dict], columns) -> str:
 # --- reading ---
 
 
-def only(tmp_path, folder: Path, text: str, gpu: GpuSpec):
+def only(folder: Path, text: str, gpu: GpuSpec):
     path = folder / "rows.csv"
     path.write_text(text)
     (sample,) = read_samples(path, gpu)
