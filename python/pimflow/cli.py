@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import devices, zoo
+from pimflow import devices, memory_command, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 from pimflow.hardware.system import ACCOUNTINGS, SCHEDULINGS, TIMINGS
@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
+    memory_command.add_arguments(command("memory", memory_command.run, memory_command.SUMMARY))
     command("models", _models, "list the networks of the zoo")
 
     sub = command("devices", _devices, "list PIM devices, GPUs and systems, or show one with its sources")
