@@ -50,7 +50,7 @@ def write(
     # Without a salt of its own and with a date, the same plan would give other bytes every time.
     with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        _figure(lifetimes, plan, title).savefig(picture, format=kind, dpi=150, metadata=metadata)
+        figure(lifetimes, plan, title).savefig(picture, format=kind, dpi=150, metadata=metadata)
     data = picture.getvalue()
     if suffix == ".html":
         data = _page(title, data)
@@ -65,15 +65,16 @@ def _page(title: str, svg: bytes) -> bytes:
     return f"{head}{body}</html>\n".encode()
 
 
-def _figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str):
+def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str):
+    """The picture, as a matplotlib Figure with one Axes a memory region."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5 * max(len(plan.pools), 1)), layout="constrained")
-    figure.suptitle(title)
+    whole = Figure(figsize=(10, 5 * max(len(plan.pools), 1)), layout="constrained")
+    whole.suptitle(title)
     for index, pool in enumerate(plan.pools):
-        axes = figure.add_subplot(len(plan.pools), 1, index + 1)
+        axes = whole.add_subplot(len(plan.pools), 1, index + 1)
         _draw(axes, [life for life in lifetimes if life.memory == pool.memory], plan, pool)
-    return figure
+    return whole
 
 
 def _draw(axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> None:
@@ -104,4 +105,4 @@ def _draw(axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> 
     axes.set_xlabel("step")
     axes.set_ylabel("offset (B)")
     axes.set_title(f"{pool.memory}: {pool.policy}")
-    axes.legend(loc="upper right")
+    axes.legend(loc="upper right", bbox_to_anchor=(1, -0.08), ncols=2, frameon=False)
