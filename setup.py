@@ -11,6 +11,7 @@ PACKAGES = {
     "pimflow.core": "python/pimflow/core",
     "pimflow.frontend": "python/pimflow/frontend",
     "pimflow.hardware": "python/pimflow/hardware",
+    "pimflow.memory": "python/pimflow/memory",
     "pimflow.placement": "python/pimflow/placement",
     "pimflow.relay": "python/pimflow/relay",
     "pimflow.zoo": "python/pimflow/zoo",
@@ -18,6 +19,9 @@ PACKAGES = {
     "pimflow.pim_backend": "pim_backend",
     "pimflow.simulators": "simulators",
 }
+
+
+SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src")
 
 
 class BuildCore(build_ext):
@@ -43,8 +47,8 @@ setup(
     ext_modules=[
         Extension(
             "pimflow.libpimflow_core",
-            sources=sorted(glob("simulators/src/*.cc") + glob("pim_backend/src/*.cc")),
-            depends=sorted(glob("simulators/src/*.h") + glob("pim_backend/src/*.h")),
+            sources=sorted(file for folder in SOURCES for file in glob(f"{folder}/*.cc")),
+            depends=sorted(file for folder in SOURCES for file in glob(f"{folder}/*.h")),
             libraries=["tvm_ffi"],
             language="c++",
             # Results are bit-identical on every machine only if no product is contracted into an FMA.

@@ -22,8 +22,8 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native", "arguments"),
-    ("relay_passes", "pim_backend", "simulators", "zoo"),
+    ("errors", "core", "hardware", "native"),
+    ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("placement",),
     (
         "frontend",
@@ -43,7 +43,17 @@ LAYERS = (
         "profilers",
         "simulation",
     ),
-    ("api", "cli", "__main__", "profiling", "relay", "pass_options", "tvm_extension"),
+    (
+        "api",
+        "arguments",
+        "cli",
+        "memory_command",
+        "__main__",
+        "profiling",
+        "relay",
+        "pass_options",
+        "tvm_extension",
+    ),
 )
 # Below these every part of a layer stands alone.
 SEPARATE = LAYERS[1]
@@ -53,12 +63,14 @@ WITHOUT_TVM = (
     "hardware",
     "native",
     "simulators",
+    "memory",
     "zoo",
     "placement",
     "report",
     "devices",
     "arguments",
     "cli",
+    "memory_command",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 
@@ -184,6 +196,8 @@ def test_every_part_has_a_layer():
         ("pimflow.relay_passes.flat", "from pimflow.placement.solve import solve_dp"),
         ("pimflow.placement.solve", "from pimflow import verify"),
         ("pimflow.verify", "from pimflow.api import compile"),
+        ("pimflow.memory.exact", "from pimflow.simulators.timing import time_program"),
+        ("pimflow.memory.exact", "import tvm"),
         ("pimflow.zoo.weights", "from pimflow.core.region import Region"),
         ("pimflow.zoo.weights", "from ..hardware import system"),
         ("pimflow.api", "import simulators"),
@@ -228,6 +242,6 @@ def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     import subprocess
 
-    names = "pimflow, pimflow.zoo, pimflow.placement, pimflow.simulators.timing, pimflow.cli"
+    names = "pimflow, pimflow.zoo, pimflow.placement, pimflow.simulators.timing, pimflow.memory, pimflow.cli"
     code = f"import sys, {names}; sys.exit('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
+from pimflow import memory_command
 from pimflow.hardware.system import ACCOUNTINGS, SCHEDULINGS, TIMINGS
 
 
@@ -88,6 +89,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
+    memory_command.add_arguments(command("memory", memory_command.SUMMARY))
     command("models", "list the networks of the zoo")
 
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import arguments, devices, zoo
+from pimflow import arguments, devices, memory_command, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 
@@ -321,6 +321,7 @@ HANDLERS = {
     "run": _run,
     "simulate": _simulate,
     "trace": _trace,
+    "memory": memory_command.run,
     "models": _models,
     "devices": _devices,
 }

@@ -59,6 +59,10 @@ class TraceError(PimflowError):
     """A ``.pim`` or ``.pimprog`` file that is malformed."""
 
 
+class LifetimeError(PimflowError):
+    """A table of buffers and lifetimes that is malformed, or that no memory can hold as it stands."""
+
+
 class ProfilerError(PimflowError):
     """A simulator of somebody else's that is not there, fails, or prints what cannot be understood."""
 
@@ -73,6 +77,10 @@ class ArtifactError(PimflowError):
 
 class UnsupportedOpError(PimflowError):
     """An operator that the front end or a back end cannot handle."""
+
+
+def _exact(amount: float) -> str:
+    return str(amount) if isinstance(amount, int) else f"{amount:g}"
 
 
 class InfeasibleError(PimflowError):
@@ -95,7 +103,7 @@ class InfeasibleError(PimflowError):
     def __init__(self, what: str, demand: float, bound: float, unit: str, levers: Iterable[str] = ()):
         self.demand, self.bound, self.unit, self.levers = demand, bound, unit, tuple(levers)
         hint = f"; try {' or '.join(self.levers)}" if self.levers else ""
-        super().__init__(f"{what}: needs {demand:g} {unit}, {bound:g} {unit} available{hint}")
+        super().__init__(f"{what}: needs {_exact(demand)} {unit}, {_exact(bound)} {unit} available{hint}")
 
 
 class VerificationError(PimflowError):

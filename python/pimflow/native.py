@@ -33,6 +33,7 @@ for _error in (
     errors.ModelError,
     errors.SpecError,
     errors.TraceError,
+    errors.LifetimeError,
     errors.PlanError,
     errors.ArtifactError,
     errors.UnsupportedOpError,

@@ -22,6 +22,10 @@ class Lifetime:
         Buffers of one alias class share their bytes; its own name for most.
     pinned : bool
         Graph inputs and outputs, which outlive the steps.
+    alignment_bytes : int
+        Its offset is a multiple of this.
+    offset_bytes : int, optional
+        Where it has to lie in its memory region; anywhere if None.
     """
 
     name: str
@@ -31,6 +35,8 @@ class Lifetime:
     memory: str = "gpu"
     alias: str = ""
     pinned: bool = False
+    alignment_bytes: int = 1
+    offset_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

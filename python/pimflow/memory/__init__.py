@@ -1,0 +1,143 @@
+"""Planned memory: one pool a memory region, an offset for every buffer, and how far it is from the best.
+
+`plan` places lifetimes (`core.liveness`) under one of Occamy's policies, under the best of the four, or
+with a search that proves the smallest pool; `validator.check` certifies every plan that it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import InfeasibleError, UnknownNameError
+from pimflow.memory import exact, ortools_solver, validator
+from pimflow.memory.policies import POLICIES, place
+from pimflow.memory.pools import (
+    MemoryPlan,
+    Pool,
+    alias_class,
+    blocks,
+    lower_bound_bytes,
+    memories,
+    pool_end_bytes,
+)
+
+__all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "plan", "policy_bytes"]
+
+# Solvers take the best plan of the policies and improve it.
+_SOLVERS = {"exact": exact.solve, "ortools": ortools_solver.solve}
+PLANNERS = ("best", *_SOLVERS, *POLICIES)
+TIME_LIMIT_SECONDS = 60.0
+
+
+def plan(
+    lifetimes: Sequence[Lifetime],
+    policy: str = "exact",
+    *,
+    capacity_bytes: int | Mapping[str, int] | None = None,
+    seconds: float = TIME_LIMIT_SECONDS,
+) -> MemoryPlan:
+    """Place every buffer in the pool of its memory region.
+
+    Parameters
+    ----------
+    lifetimes : sequence of Lifetime
+        Alias classes are placed once, at their largest size, from their first step to their last.
+    policy : str
+        ``"first-fit"``, ``"best-fit"``, ``"longer-first"`` or ``"bigger-first"``; ``"best"`` of the four;
+        ``"exact"``, which goes on to the smallest pool; ``"ortools"``, the same with CP-SAT.
+    capacity_bytes : int or mapping, optional
+        Largest pool, of every memory region or by its name. Exact planners stop as soon as the buffers fit.
+    seconds : float
+        Time limit of exact planners; the best plan so far has its gap to the bound.
+
+    Raises
+    ------
+    InfeasibleError
+        The buffers do not fit in the capacity, or no plan was found that does.
+    LifetimeError
+        Lifetimes that make no sense (`pools.memories`, `pools.blocks`).
+    UnknownNameError
+        Another policy.
+    KeyboardInterrupt
+        On Ctrl-C, from exact planners too.
+    """
+    if policy not in PLANNERS:
+        raise UnknownNameError("policy", policy, PLANNERS)
+    start = time.monotonic()
+    regions = memories(lifetimes)
+    capacities = _capacities(capacity_bytes, regions)
+    pools, offsets = [], {}
+    for memory, members in regions.items():
+        placed = blocks(members)
+        limit = capacities.get(memory)
+        bound = lower_bound_bytes(placed)
+        _check_capacity(memory, bound, bound, limit)
+        left = max(start + seconds - time.monotonic(), 0.0)
+        at, bound, by = _place(placed, policy, left, limit)
+        pools.append(
+            Pool(
+                memory=memory,
+                pool_bytes=pool_end_bytes(placed, at),
+                lower_bound_bytes=bound,
+                policy=by,
+            )
+        )
+        _check_capacity(memory, pools[-1].pool_bytes, bound, limit)
+        by_class = {alias_class(block): offset for block, offset in zip(placed, at)}
+        for life in members:
+            offsets[life.name] = by_class.get(alias_class(life), life.offset_bytes or 0)
+    validator.check(lifetimes, offsets, {pool.memory: pool.pool_bytes for pool in pools}, capacities)
+    return MemoryPlan(
+        policy=policy, pools=tuple(pools), offsets_bytes=offsets, seconds=time.monotonic() - start
+    )
+
+
+def policy_bytes(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
+    """Pool bytes under each of Occamy's policies, over all memory regions."""
+    regions = [blocks(members) for members in memories(lifetimes).values()]
+    return {
+        policy: sum(pool_end_bytes(placed, place(placed, policy)) for placed in regions)
+        for policy in POLICIES
+    }
+
+
+def _place(
+    placed: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
+) -> tuple[list[int], int, str]:
+    """Offsets, the lower bound that is proved, and the policy that gave them."""
+    bound = lower_bound_bytes(placed)
+    if policy in POLICIES:
+        return place(placed, policy), bound, policy
+    plans = [(place(placed, name), name) for name in POLICIES]
+    at, by = min(plans, key=lambda each: pool_end_bytes(placed, each[0]))
+    if policy == "best" or pool_end_bytes(placed, at) == bound:
+        return at, bound, by
+    solution = _SOLVERS[policy](placed, at, seconds, limit)
+    improved = solution.pool_bytes < pool_end_bytes(placed, at)
+    return solution.offsets, solution.lower_bound_bytes, policy if improved else by
+
+
+def _capacities(capacity_bytes: int | Mapping[str, int] | None, regions: Mapping) -> dict[str, int]:
+    if capacity_bytes is None:
+        return {}
+    if isinstance(capacity_bytes, int):
+        return dict.fromkeys(regions, capacity_bytes)
+    for name in capacity_bytes:
+        if name not in regions:
+            raise UnknownNameError("memory region", name, regions)
+    return dict(capacity_bytes)
+
+
+def _check_capacity(memory: str, demand: int, bound: int, limit: int | None) -> None:
+    if limit is None or demand <= limit:
+        return
+    if bound > limit:
+        what = (
+            f"every plan of memory '{memory}' (lower bound {bound} B, {bound - limit} B above the capacity)"
+        )
+        raise InfeasibleError(what, bound, limit, "B", [f"a capacity from {bound} B on (--capacity)"])
+    what = f"the best plan found of memory '{memory}' (lower bound {bound} B, gap {demand - bound} B)"
+    levers = ["--policy exact", "a longer --time-limit", f"a capacity of {demand} B (--capacity)"]
+    raise InfeasibleError(what, demand, limit, "B", levers)

@@ -1,0 +1,161 @@
+"""Buffers and plans as MiniMalloc's CSV: ``id,lower,upper,size``, a buffer a line.
+
+A buffer is live in the steps [lower, upper). Optional columns: ``alignment``, ``offset`` (where it has to
+lie; what a plan has for every buffer), ``memory`` and ``alias``. Empty cells take the default.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import LifetimeError, hint
+
+REQUIRED = ("id", "lower", "upper", "size")
+OPTIONAL = ("alignment", "offset", "memory", "alias")
+LARGEST = 2**63 - 1
+MEMORY = "pool"
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+
+
+def read(path: str | os.PathLike, alignment_bytes: int = 1) -> list[Lifetime]:
+    """Buffers of a file.
+
+    Parameters
+    ----------
+    alignment_bytes : int
+        Of buffers without one of their own.
+
+    Raises
+    ------
+    LifetimeError
+        What is wrong, with file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise LifetimeError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise LifetimeError(f"{path}: not a CSV file (byte {error.start} is no UTF-8)") from error
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lifetimes: list[Lifetime] = []
+    lines: dict[str, int] = {}
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        _check_header(header, f"{path}:1")
+        for cells in rows:
+            if not any(cell.strip() for cell in cells):
+                continue
+            where = f"{path}:{rows.line_num}"
+            if len(cells) != len(header):
+                raise LifetimeError(f"{where}: {len(cells)} cells, {len(header)} columns; give one for each")
+            life = _lifetime(
+                {name: cell.strip() for name, cell in zip(header, cells)}, where, alignment_bytes
+            )
+            if life.name in lines:
+                raise LifetimeError(
+                    f"{where}: id '{life.name}' is that of line {lines[life.name]} too; rename one"
+                )
+            lines[life.name] = rows.line_num
+            lifetimes.append(life)
+    except csv.Error as error:
+        raise LifetimeError(f"{path}:{rows.line_num}: {error}; write one buffer a line") from error
+    if not lifetimes:
+        raise LifetimeError(f"{path}: no buffers; write one a line, as {','.join(REQUIRED)}")
+    return lifetimes
+
+
+def _check_header(header: Sequence[str], where: str) -> None:
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise LifetimeError(
+            f"{where}: column '{missing[0]}' is missing; the first line has to name {','.join(REQUIRED)}"
+        )
+    for index, name in enumerate(header):
+        if name not in REQUIRED + OPTIONAL:
+            raise LifetimeError(f"{where}: unknown column '{name}'; {hint(name, REQUIRED + OPTIONAL)}")
+        if name in header[:index]:
+            raise LifetimeError(f"{where}: column '{name}' is there twice; remove one")
+
+
+def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lifetime:
+    if not cells["id"]:
+        raise LifetimeError(f"{where}: the id is empty; give every buffer a name")
+    begin, end = _integer(cells, "lower", where), _integer(cells, "upper", where)
+    if end <= begin:
+        raise LifetimeError(
+            f"{where}: upper {end} is not above lower {begin}; a buffer lives in [lower, upper)"
+        )
+    size = _integer(cells, "size", where, least=0)
+    has_own = bool(cells.get("alignment"))
+    alignment = _integer(cells, "alignment", where, least=1) if has_own else alignment_bytes
+    offset = _integer(cells, "offset", where, least=0) if cells.get("offset") else None
+    if offset is not None and offset % alignment:
+        raise LifetimeError(f"{where}: offset {offset} is no multiple of the alignment, {alignment}")
+    return Lifetime(
+        name=cells["id"],
+        begin=begin,
+        end=end,
+        size_bytes=size,
+        memory=cells.get("memory") or MEMORY,
+        alias=cells.get("alias", ""),
+        alignment_bytes=alignment,
+        offset_bytes=offset,
+    )
+
+
+def _integer(cells: Mapping[str, str], column: str, where: str, least: int | None = None) -> int:
+    text = cells[column]
+    if not _INTEGER.fullmatch(text):
+        raise LifetimeError(f"{where}: {column} '{text[:40]}' is not an integer")
+    value = int(text)
+    if abs(value) > LARGEST:
+        raise LifetimeError(f"{where}: {column} {text[:40]} is beyond 2^63 - 1")
+    if least is not None and value < least:
+        raise LifetimeError(f"{where}: {column} {value} is below {least}")
+    return value
+
+
+def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
+    """Write a plan in MiniMalloc's output form; the file appears whole or not at all.
+
+    ``alignment``, ``memory`` and ``alias`` have a column where a buffer needs one.
+
+    Raises
+    ------
+    LifetimeError
+        The file cannot be written.
+    """
+    extra = {
+        "alignment": [life.alignment_bytes for life in lifetimes],
+        "memory": [life.memory for life in lifetimes],
+        "alias": [life.alias for life in lifetimes],
+    }
+    defaults = {"alignment": 1, "memory": MEMORY, "alias": ""}
+    shown = [name for name, column in extra.items() if any(value != defaults[name] for value in column)]
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*REQUIRED, *shown, "offset"])
+    for index, life in enumerate(lifetimes):
+        cells = [life.name, life.begin, life.end, life.size_bytes]
+        table.writerow([*cells, *(extra[name][index] for name in shown), offsets_bytes[life.name]])
+    replace_file(path, text.getvalue().encode())
+
+
+def replace_file(path: str | os.PathLike, data: bytes) -> None:
+    """Write `data` to a scratch file beside `path`, and rename it."""
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(data)
+        scratch.replace(path)
+    except OSError as error:
+        raise LifetimeError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)

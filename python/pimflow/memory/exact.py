@@ -1,0 +1,128 @@
+"""The smallest pool, with its proof: repeated search for a plan below a capacity.
+
+The search is ``src/canonical_search.cc``. It says for a capacity that there is a plan, that there is
+none, or that its nodes did not suffice; nodes, not seconds, decide what is tried next, so that the same
+buffers give the same plan unless the time runs out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow import native
+from pimflow.core.liveness import Lifetime
+from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes, sections, step_bytes
+
+_search = native.get("pimflow.memory.search")
+_FOUND, _NONE, _STOPPED = range(3)
+_FIRST_NODES = 20_000
+
+
+@dataclass
+class Solution:
+    """Offsets and what is known of the smallest pool.
+
+    Attributes
+    ----------
+    offsets : list of int
+        The best so far, in bytes.
+    pool_bytes, lower_bound_bytes : int
+        Equal if the pool is proved the smallest.
+    nodes : int
+        Nodes searched.
+    """
+
+    offsets: list[int]
+    pool_bytes: int
+    lower_bound_bytes: int
+    nodes: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether no plan is smaller."""
+        return self.pool_bytes <= self.lower_bound_bytes
+
+
+def solve(
+    placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
+) -> Solution:
+    """Improve the plan `start` of one memory region.
+
+    Parameters
+    ----------
+    start : sequence of int
+        Offsets of a plan, in bytes.
+    seconds : float
+        When to stop at the latest.
+    capacity_bytes : int, optional
+        Decision form: stop at the first plan of at most so many bytes, or at the proof that none exists
+        (`lower_bound_bytes` above the capacity).
+
+    Raises
+    ------
+    KeyboardInterrupt
+        On Ctrl-C.
+    """
+    step = step_bytes(placed)
+    found = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    deadline = time.monotonic() + seconds
+    rows, count = _rows(placed)
+    goal = math.inf if capacity_bytes is None else capacity_bytes
+    decide = capacity_bytes is not None
+
+    def settled() -> bool:
+        if decide and (found.pool_bytes <= goal or found.lower_bound_bytes > goal):
+            return True
+        return found.closed or time.monotonic() >= deadline
+
+    nodes = _FIRST_NODES
+    while not settled():
+        # Below `low` nothing is known to fit, or the nodes of this round did not tell.
+        low = found.lower_bound_bytes
+        capacity = capacity_bytes if decide else low
+        while not settled() and low < found.pool_bytes:
+            outcome = _try(found, placed, rows, count, capacity, nodes, deadline - time.monotonic())
+            if outcome == _NONE:
+                found.lower_bound_bytes = max(found.lower_bound_bytes, min(capacity + step, found.pool_bytes))
+            if decide:
+                break
+            if outcome != _FOUND:
+                low = capacity + step
+            capacity = low + (found.pool_bytes - low) // (2 * step) * step
+        nodes *= 2
+    return found
+
+
+def _try(
+    found: Solution,
+    placed: Sequence[Lifetime],
+    rows: np.ndarray,
+    count: int,
+    capacity: int,
+    nodes: int,
+    seconds: float,
+) -> int:
+    offsets = np.zeros(len(placed), np.int64)
+    outcome, searched = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
+    found.nodes += searched
+    if outcome == _FOUND:
+        found.offsets = offsets.tolist()
+        found.pool_bytes = pool_end_bytes(placed, found.offsets)
+    return outcome
+
+
+def _rows(placed: Sequence[Lifetime]) -> tuple[np.ndarray, int]:
+    first, last, count = sections(placed)
+    rows = [
+        (
+            *(begin, end, life.end - life.begin, life.size_bytes, life.alignment_bytes),
+            -1 if life.offset_bytes is None else life.offset_bytes,
+        )
+        for life, begin, end in zip(placed, first, last)
+    ]
+    return np.array(rows, np.int64).reshape(len(placed), 6), count

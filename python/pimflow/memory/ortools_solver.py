@@ -1,0 +1,63 @@
+"""A second exact planner, to compare with: OR-Tools' CP-SAT on rectangles of steps and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import UsageError
+from pimflow.memory.exact import Solution
+from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes
+
+
+def solve(
+    placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
+) -> Solution:
+    """Improve the plan `start`; parameters as of `exact.solve`.
+
+    Raises
+    ------
+    UsageError
+        OR-Tools is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise UsageError("the planner 'ortools' needs OR-Tools; pip install 'pimflow[ortools]'") from error
+    found = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    if found.closed or (capacity_bytes is not None and found.pool_bytes <= capacity_bytes):
+        return found
+    model = cp_model.CpModel()
+    goal = found.pool_bytes - 1 if capacity_bytes is None else min(capacity_bytes, found.pool_bytes - 1)
+    if goal < found.lower_bound_bytes:
+        return found
+    offsets, spans, lifetimes = [], [], []
+    pool = model.new_int_var(found.lower_bound_bytes, goal, "pool")
+    for life in placed:
+        multiple = model.new_int_var(0, goal // life.alignment_bytes, life.name)
+        offset = multiple * life.alignment_bytes
+        if life.offset_bytes is not None:
+            model.add(offset == life.offset_bytes)
+        model.add(offset + life.size_bytes <= pool)
+        offsets.append(offset)
+        spans.append(model.new_fixed_size_interval_var(offset, life.size_bytes, life.name))
+        lifetimes.append(model.new_fixed_size_interval_var(life.begin, life.end - life.begin, life.name))
+    model.add_no_overlap_2d(lifetimes, spans)
+    if capacity_bytes is None:
+        model.minimize(pool)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_time_in_seconds = seconds
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        found.offsets = [solver.value(offset) for offset in offsets]
+        found.pool_bytes = pool_end_bytes(placed, found.offsets)
+    if capacity_bytes is None and status == cp_model.OPTIMAL:
+        found.lower_bound_bytes = found.pool_bytes
+    elif status == cp_model.INFEASIBLE:
+        found.lower_bound_bytes = goal + 1
+    elif capacity_bytes is None:
+        bound = math.ceil(solver.best_objective_bound - 1e-6)
+        found.lower_bound_bytes = min(max(found.lower_bound_bytes, bound), found.pool_bytes)
+    return found

@@ -1,0 +1,85 @@
+"""Occamy's four placement policies (Lee et al., section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from pimflow.core.liveness import Lifetime
+
+Hole = tuple[int, int | None]  # begin and end in bytes; the topmost has no end
+
+
+def place_in_order(placed: Sequence[Lifetime], order: Sequence[int], best_hole: bool) -> list[int]:
+    """Offsets of `placed`, taken in `order`, each in the lowest hole that is big enough.
+
+    Parameters
+    ----------
+    order : sequence of int
+        Indices; buffers with a required offset go first, wherever they stand in it.
+    best_hole : bool
+        Take the smallest such hole instead of the lowest.
+    """
+    begin = np.array([life.begin for life in placed])
+    end = np.array([life.end for life in placed])
+    size = np.array([life.size_bytes for life in placed])
+    offset = np.zeros(len(placed), np.int64)
+    done = np.zeros(len(placed), bool)
+    for index, life in enumerate(placed):
+        if life.offset_bytes is not None:
+            offset[index] = life.offset_bytes
+            done[index] = True
+    for index in order:
+        if done[index]:
+            continue
+        life = placed[index]
+        others = np.flatnonzero(done & (begin < life.end) & (end > life.begin))
+        others = others[np.argsort(offset[others], kind="stable")]
+        holes = _holes(offset[others], offset[others] + size[others], life)
+        offset[index] = min(holes, key=_slack)[0] if best_hole else next(holes)[0]
+        done[index] = True
+    return [int(x) for x in offset]
+
+
+def _holes(low: np.ndarray, high: np.ndarray, life: Lifetime) -> Iterator[Hole]:
+    """Holes between occupied ranges, sorted by `low`, that have room for `life`, lowest first."""
+    covered = np.maximum.accumulate(np.concatenate(([0], high)))
+    starts = -(-covered // life.alignment_bytes) * life.alignment_bytes
+    for index in np.flatnonzero(low - starts[:-1] >= life.size_bytes):
+        yield int(starts[index]), int(low[index])
+    yield int(starts[-1]), None
+
+
+def _slack(hole: Hole) -> tuple[bool, int]:
+    return (hole[1] is None, 0 if hole[1] is None else hole[1] - hole[0])
+
+
+def _defined(life: Lifetime) -> int:
+    return life.begin
+
+
+def _longer(life: Lifetime) -> tuple[int, int]:
+    return (life.begin - life.end, life.begin)
+
+
+def _bigger(life: Lifetime) -> tuple[int, int]:
+    return (-life.size_bytes, life.begin)
+
+
+# Order and whether the smallest hole is taken. The paper leaves the order of the first two open: it is
+# here the order in which the program defines the buffers, which also breaks every tie.
+_POLICIES: dict[str, tuple[Callable, bool]] = {
+    "first-fit": (_defined, False),
+    "best-fit": (_defined, True),
+    "longer-first": (_longer, False),
+    "bigger-first": (_bigger, False),
+}
+POLICIES = tuple(_POLICIES)
+
+
+def place(placed: Sequence[Lifetime], policy: str) -> list[int]:
+    """Offsets of the buffers of one memory region under one of `POLICIES`, in bytes."""
+    key, best_hole = _POLICIES[policy]
+    order = sorted(range(len(placed)), key=lambda index: key(placed[index]))
+    return place_in_order(placed, order, best_hole)

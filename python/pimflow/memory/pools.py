@@ -1,0 +1,239 @@
+"""What a memory plan is: an offset for every buffer, and a pool for every memory region."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import InfeasibleError, LifetimeError
+
+# Sums of sizes stay below it, so that no planner overflows 64 bits.
+LARGEST_POOL_BYTES = 2**61
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """One allocation that holds all buffers of a memory region.
+
+    Attributes
+    ----------
+    memory : str
+    pool_bytes : int
+        End of its highest buffer.
+    lower_bound_bytes : int
+        No plan takes less.
+    policy : str
+        What placed the buffers.
+    """
+
+    memory: str
+    pool_bytes: int
+    lower_bound_bytes: int
+    policy: str
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proved that no plan is smaller."""
+        return self.pool_bytes == self.lower_bound_bytes
+
+    @property
+    def gap(self) -> float:
+        """Bytes above the bound, as a fraction of the bound; 0 for an empty pool."""
+        return (self.pool_bytes - self.lower_bound_bytes) / max(self.lower_bound_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Where every buffer lies.
+
+    Attributes
+    ----------
+    policy : str
+        What was asked for; each pool says what placed its buffers.
+    pools : tuple of Pool
+        By name of the memory region.
+    offsets_bytes : dict of str to int
+        Of every buffer, in its pool.
+    seconds : float
+        Time that planning took.
+    """
+
+    policy: str
+    pools: tuple[Pool, ...]
+    offsets_bytes: dict[str, int]
+    seconds: float
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.pool_bytes for pool in self.pools)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Lower bounds of all pools."""
+        return sum(pool.lower_bound_bytes for pool in self.pools)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proved that no pool can be smaller."""
+        return all(pool.optimal for pool in self.pools)
+
+
+def memories(lifetimes: Sequence[Lifetime]) -> dict[str, list[Lifetime]]:
+    """Lifetimes of each memory region, regions by name.
+
+    Raises
+    ------
+    LifetimeError
+        Two buffers of one name, an empty lifetime, or a size, alignment or offset out of range.
+    """
+    seen: set[str] = set()
+    for life in lifetimes:
+        if life.name in seen:
+            raise LifetimeError(f"buffer '{life.name}' is there twice; give every buffer its own name")
+        seen.add(life.name)
+        _check(life)
+    names = sorted({life.memory for life in lifetimes})
+    return {name: [life for life in lifetimes if life.memory == name] for name in names}
+
+
+def _check(life: Lifetime) -> None:
+    where = f"buffer '{life.name}'"
+    if life.end <= life.begin:
+        raise LifetimeError(f"{where} ends at step {life.end}, not after it begins ({life.begin})")
+    if life.size_bytes < 0:
+        raise LifetimeError(f"{where}: size {life.size_bytes} B is negative")
+    if life.alignment_bytes < 1:
+        raise LifetimeError(f"{where}: alignment {life.alignment_bytes} B is not positive")
+    if life.offset_bytes is not None and (life.offset_bytes < 0 or life.offset_bytes % life.alignment_bytes):
+        raise LifetimeError(
+            f"{where}: required offset {life.offset_bytes} B is negative or no multiple of its alignment, "
+            f"{life.alignment_bytes} B"
+        )
+
+
+def alias_class(life: Lifetime) -> tuple[str, str]:
+    """What two lifetimes of one memory region share if they share their bytes."""
+    return ("alias", life.alias) if life.alias else ("name", life.name)
+
+
+def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+    """The buffers to place in one memory region: each alias class once.
+
+    A class is one buffer of its largest size, from its first step to its last. What takes no bytes is
+    left out.
+
+    Raises
+    ------
+    LifetimeError
+        Buffers of one class with different required offsets, or required offsets that collide.
+    InfeasibleError
+        More bytes together than 64-bit offsets address.
+    """
+    classes: dict[tuple[str, str], Lifetime] = {}
+    for life in lifetimes:
+        key = alias_class(life)
+        classes[key] = _joined(classes[key], life) if key in classes else life
+    placed = [life for life in classes.values() if life.size_bytes > 0]
+    alignment = max((life.alignment_bytes for life in placed), default=1)
+    demand = sum(life.size_bytes + alignment for life in placed)
+    demand += max((life.offset_bytes or 0 for life in placed), default=0)
+    if demand > LARGEST_POOL_BYTES:
+        what = f"buffers of memory '{placed[0].memory}' side by side"
+        raise InfeasibleError(what, demand, LARGEST_POOL_BYTES, "B", ["smaller buffers"])
+    _check_fixed([life for life in placed if life.offset_bytes is not None])
+    return placed
+
+
+def _joined(a: Lifetime, b: Lifetime) -> Lifetime:
+    if None not in (a.offset_bytes, b.offset_bytes) and a.offset_bytes != b.offset_bytes:
+        raise LifetimeError(
+            f"buffers '{a.name}' and '{b.name}' share their bytes and have to lie at offsets "
+            f"{a.offset_bytes} and {b.offset_bytes}; give one offset"
+        )
+    return replace(
+        a,
+        begin=min(a.begin, b.begin),
+        end=max(a.end, b.end),
+        size_bytes=max(a.size_bytes, b.size_bytes),
+        alignment_bytes=math.lcm(a.alignment_bytes, b.alignment_bytes),
+        offset_bytes=b.offset_bytes if a.offset_bytes is None else a.offset_bytes,
+    )
+
+
+def _check_fixed(fixed: Sequence[Lifetime]) -> None:
+    by_offset = sorted(fixed, key=lambda life: life.offset_bytes)
+    for index, low in enumerate(by_offset):
+        end = low.offset_bytes + low.size_bytes
+        for high in by_offset[index + 1 :]:
+            if high.offset_bytes >= end:
+                break
+            if low.begin < high.end and high.begin < low.end:
+                raise LifetimeError(
+                    f"buffers '{low.name}' and '{high.name}' are live at once, and their required offsets "
+                    f"{low.offset_bytes} and {high.offset_bytes} B make them overlap"
+                )
+
+
+def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
+    """The largest sets of buffers live at once, in order of time.
+
+    Returns
+    -------
+    first, last : list of int
+        Sections [first, last) in which each buffer is live.
+    count : int
+    """
+    begins = sorted({life.begin for life in placed})
+    ends = sorted({life.end for life in placed})
+    times = []
+    for time, following in zip(begins, [*begins[1:], math.inf]):
+        # If nothing ends before the next begins, that one's set contains this one's.
+        if ends[bisect.bisect_right(ends, time)] <= following:
+            times.append(time)
+    first = [bisect.bisect_left(times, life.begin) for life in placed]
+    last = [bisect.bisect_left(times, life.end) for life in placed]
+    return first, last, len(times)
+
+
+def step_bytes(placed: Sequence[Lifetime]) -> int:
+    """What the pool of every packed plan is a multiple of: sizes stacked, and offsets rounded up."""
+    step = math.gcd(*(life.size_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
+    alignments = {life.alignment_bytes for life in placed}
+    while clashes := [a for a in alignments if step % a and a % step]:
+        step = math.gcd(step, clashes[0])
+    return max(step, 1)
+
+
+def lower_bound_bytes(placed: Sequence[Lifetime]) -> int:
+    """Bytes that every plan of one memory region takes.
+
+    Buffers that are live at once are stacked, each but the topmost up to where the next can begin: the
+    next multiple of the unit that all alignments and required offsets share. Any plan can be packed, and
+    packed pools are multiples of `step_bytes`.
+    """
+    if not placed:
+        return 0
+    unit = math.gcd(*(life.alignment_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
+    first, last, count = sections(placed)
+    change = np.zeros(count + 1, np.int64)
+    spare = np.zeros(count, np.int64)
+    for life, begin, end in zip(placed, first, last):
+        stacked = -(-life.size_bytes // unit) * unit
+        change[begin] += stacked
+        change[end] -= stacked
+        np.maximum(spare[begin:end], stacked - life.size_bytes, out=spare[begin:end])
+    ends = [life.offset_bytes + life.size_bytes for life in placed if life.offset_bytes is not None]
+    bound = max(int((np.cumsum(change[:-1]) - spare).max()), *ends, 0)
+    step = step_bytes(placed)
+    return -(-bound // step) * step
+
+
+def pool_end_bytes(placed: Sequence[Lifetime], offsets: Sequence[int]) -> int:
+    """End of the highest buffer."""
+    return max((int(offset) + life.size_bytes for life, offset in zip(placed, offsets)), default=0)

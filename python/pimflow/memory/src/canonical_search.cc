@@ -1,0 +1,403 @@
+#include "canonical_search.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+namespace pimflow {
+namespace memory {
+namespace {
+
+constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+// A level of the recursion takes some 500 bytes of stack, of which a thread may have 8 MiB.
+constexpr int64_t kMaxDepth = 8000;
+constexpr int64_t kFirstRun = 1000;  // nodes
+constexpr int64_t kFailureBytes = int64_t{64} << 20;
+constexpr size_t kFailuresOfASet = 16;
+constexpr int64_t kPollNodes = 64;
+constexpr double kWeightGrowth = 1.0005, kLargestWeight = 1e100;
+
+/*! \brief What runs differ by; which one is lucky differs from one set of buffers to the next. */
+struct Strategy {
+  bool lowest_first;             // begin anywhere at the lowest bound, not in the tightest section
+  int64_t capacity_to_softness;  // the smaller, the less slack counts beside past failures
+  bool shuffled;                 // a few places of the order are swapped
+};
+constexpr std::array<Strategy, 6> kStrategies = {{{false, 200, false},
+                                                  {false, 20, true},
+                                                  {true, 20, false},
+                                                  {false, 20, false},
+                                                  {false, 200, true},
+                                                  {true, 20, true}}};
+
+int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+void Problem::Prepare() {
+  int64_t unit = 0;
+  for (const Buffer& b : buffers) unit = std::gcd(std::gcd(unit, b.alignment), std::max<int64_t>(b.fixed, 0));
+  std::vector<int64_t> live(sections, 0);
+  spare.assign(sections, 0);
+  for (Buffer& b : buffers) {
+    b.stacked = RoundUp(b.size, unit);
+    for (int64_t t = b.first; t < b.last; ++t) {
+      live[t] += b.stacked;
+      spare[t] = std::max(spare[t], b.stacked - b.size);
+    }
+  }
+  for (Buffer& b : buffers) b.total = *std::max_element(live.begin() + b.first, live.begin() + b.last);
+}
+
+CanonicalSearch::CanonicalSearch(const Problem& problem, int64_t capacity)
+    : problem_(problem),
+      buffers_(problem.buffers),
+      capacity_(capacity),
+      offset_(buffers_.size(), 0),
+      postponed_at_(buffers_.size(), -1),
+      rank_(buffers_.size(), 0),
+      floor_(problem.sections),
+      remaining_(problem.sections),
+      candidates_(problem.sections),
+      lowest_(problem.sections),
+      weight_(problem.sections, 0),
+      zobrist_(buffers_.size()) {
+  for (uint64_t& bits : zobrist_) bits = random_();
+}
+
+Outcome CanonicalSearch::Run(int64_t node_limit, Clock::time_point deadline,
+                             const std::function<void()>& poll) {
+  all_nodes_ = 0;
+  all_limit_ = node_limit;
+  deadline_ = deadline;
+  poll_ = &poll;
+  exhausted_ = false;
+  Ids ids(buffers_.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int a, int b) { return buffers_[a].first < buffers_[b].first; });
+  int64_t length = kFirstRun;
+  for (size_t run = 0; !exhausted_; ++run) {
+    if (run && run % kStrategies.size() == 0) length += length / 2;  // every strategy, then longer
+    nodes_ = 0;
+    run_limit_ = length;
+    trail_.clear();
+    Rank(run);
+    bool fits = true;
+    for (size_t j = 0; j < buffers_.size(); ++j) {
+      offset_[j] = std::max<int64_t>(buffers_[j].fixed, 0);
+      postponed_at_[j] = -1;
+      fits = fits && offset_[j] + buffers_[j].size <= capacity_;
+    }
+    if (!fits) return Outcome::kNone;
+    const Outcome outcome = Descend(ids);
+    if (outcome != Outcome::kStopped) return outcome;
+  }
+  return Outcome::kStopped;
+}
+
+/*! \brief Sets what a run begins at, and which of two buffers with one bound it takes first. */
+void CanonicalSearch::Rank(size_t run) {
+  const Strategy& strategy = kStrategies[run % kStrategies.size()];
+  lowest_first_ = strategy.lowest_first;
+  softness_ = capacity_ / strategy.capacity_to_softness + 1;
+  Ids order(buffers_.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto key = [&](int j) {
+    const Problem::Buffer& b = buffers_[j];
+    const double area = static_cast<double>(b.width) * static_cast<double>(b.size);
+    const int64_t first = lowest_first_ ? b.total : b.width, second = lowest_first_ ? b.width : b.total;
+    return std::make_tuple(-first, -second, -area, j);
+  };
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
+  if (strategy.shuffled) {
+    for (size_t a = 0; a + 1 < order.size(); ++a) {
+      if (random_() % 8 == 0) std::swap(order[a], order[std::min(order.size() - 1, a + 1 + random_() % 4)]);
+    }
+  }
+  for (size_t a = 0; a < order.size(); ++a) rank_[order[a]] = static_cast<int>(a);
+}
+
+bool CanonicalSearch::OutOfBudget() {
+  ++nodes_;
+  if (++all_nodes_ > all_limit_ || depth_ > kMaxDepth) {
+    exhausted_ = true;
+  } else if (all_nodes_ % kPollNodes == 0) {
+    (*poll_)();
+    exhausted_ = exhausted_ || Clock::now() >= deadline_;
+  }
+  return exhausted_ || nodes_ > run_limit_;
+}
+
+Outcome CanonicalSearch::Descend(const Ids& ids) {
+  if (ids.empty()) return Outcome::kFound;
+  if (OutOfBudget()) return Outcome::kStopped;
+  const size_t mark = trail_.size();
+  if (!Settle(ids)) {
+    UndoTo(mark);
+    return Outcome::kNone;
+  }
+  std::vector<Ids> parts;
+  int64_t reach = -1;
+  for (int j : ids) {
+    if (buffers_[j].first >= reach) parts.emplace_back();
+    parts.back().push_back(j);
+    reach = std::max(reach, buffers_[j].last);
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const Ids& a, const Ids& b) { return a.size() < b.size(); });
+  Outcome outcome = Outcome::kFound;
+  for (size_t p = 0; p < parts.size() && outcome == Outcome::kFound; ++p) {
+    // What a postponed buffer may not do was searched with all the parts together. It says something about
+    // this part alone only where the others are known to have a plan.
+    if (p + 1 < parts.size()) {
+      for (int j : parts[p]) {
+        if (postponed_at_[j] >= 0) Save(j), postponed_at_[j] = -1;
+      }
+    }
+    outcome = Branch(parts[p]);
+  }
+  if (outcome != Outcome::kFound) UndoTo(mark);
+  return outcome;
+}
+
+Outcome CanonicalSearch::Branch(const Ids& ids) {
+  const uint64_t key = Key(ids);
+  if (KnownFailure(key, ids)) return Outcome::kNone;
+  const size_t mark = trail_.size();
+  for (;;) {
+    const int buffer = Pick(ids);
+    const size_t before = trail_.size();
+    const Outcome outcome = Try(ids, buffer);
+    if (outcome == Outcome::kFound) return outcome;
+    UndoTo(outcome == Outcome::kStopped ? mark : before);
+    if (outcome == Outcome::kStopped) return outcome;
+    if (!Postpone(ids, buffer) || !Settle(ids)) break;
+  }
+  UndoTo(mark);
+  KeepFailure(key, ids);
+  return Outcome::kNone;
+}
+
+Outcome CanonicalSearch::Try(const Ids& ids, int buffer) {
+  if (!Place(ids, buffer)) return Outcome::kNone;
+  Ids rest;
+  rest.reserve(ids.size() - 1);
+  for (int j : ids) {
+    if (j != buffer) rest.push_back(j);
+  }
+  ++depth_;
+  const Outcome outcome = Descend(rest);
+  --depth_;
+  return outcome;
+}
+
+bool CanonicalSearch::Place(const Ids& ids, int buffer) {
+  const int64_t bottom = offset_[buffer], top = Top(buffer);
+  for (int j : ids) {
+    if (j == buffer || !Overlap(j, buffer)) continue;
+    if (postponed_at_[j] >= 0 && bottom < postponed_at_[j] + buffers_[j].stacked) {
+      Save(j);
+      postponed_at_[j] = -1;  // it has something to rest on
+    }
+    if (Raise(j, top)) continue;
+    const int64_t begin = std::max(buffers_[j].first, buffers_[buffer].first);
+    const int64_t end = std::min(buffers_[j].last, buffers_[buffer].last);
+    for (int64_t t = begin; t < end; ++t) Blame(t, 1.0 / static_cast<double>(end - begin));
+    return false;
+  }
+  return true;
+}
+
+/*! \brief The lowest top of what can still reach into the place of `buffer` at `bottom`. */
+int64_t CanonicalSearch::LowestSupport(const Ids& ids, int buffer, int64_t bottom) const {
+  int64_t lowest = kFar;
+  const int64_t top = bottom + buffers_[buffer].stacked;
+  for (int j : ids) {
+    if (offset_[j] < top && Overlap(j, buffer) && j != buffer) lowest = std::min(lowest, Top(j));
+  }
+  return lowest;
+}
+
+bool CanonicalSearch::Postpone(const Ids& ids, int buffer) {
+  if (buffers_[buffer].fixed >= 0) return false;
+  const int64_t support = LowestSupport(ids, buffer, offset_[buffer]);
+  if (support == kFar) return false;
+  Save(buffer);
+  // An older demand that is not met yet is the stronger one.
+  if (postponed_at_[buffer] < 0) postponed_at_[buffer] = offset_[buffer];
+  return Raise(buffer, support);
+}
+
+/*! \brief Draw the consequences of the bounds; false if there is no plan. */
+bool CanonicalSearch::Settle(const Ids& ids) {
+  for (bool changed = true; changed;) {
+    if (!SettlePostponed(ids) || !StackSections(ids) || !RaiseAboveOnlyLowest(ids, &changed)) return false;
+  }
+  return true;
+}
+
+bool CanonicalSearch::SettlePostponed(const Ids& ids) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int j : ids) {
+      if (postponed_at_[j] < 0) continue;
+      const int64_t support = LowestSupport(ids, j, postponed_at_[j]);
+      if (support == kFar) return false;
+      if (support <= offset_[j]) continue;
+      if (!Raise(j, support)) return false;
+      changed = true;
+    }
+  }
+  return true;
+}
+
+void CanonicalSearch::Span(const Ids& ids, int64_t* begin, int64_t* end) const {
+  *begin = buffers_[ids.front()].first;
+  *end = 0;
+  for (int j : ids) *end = std::max(*end, buffers_[j].last);
+}
+
+bool CanonicalSearch::StackSections(const Ids& ids) {
+  int64_t begin, end;
+  Span(ids, &begin, &end);
+  std::fill(floor_.begin() + begin, floor_.begin() + end, kFar);
+  std::fill(remaining_.begin() + begin, remaining_.begin() + end, 0);
+  for (int j : ids) {
+    const int64_t offset = offset_[j], stacked = buffers_[j].stacked;
+    for (int64_t t = buffers_[j].first; t < buffers_[j].last; ++t) {
+      floor_[t] = std::min(floor_[t], offset);
+      remaining_[t] += stacked;
+    }
+  }
+  for (int64_t t = begin; t < end; ++t) {
+    if (remaining_[t] && floor_[t] + remaining_[t] - problem_.spare[t] > capacity_) {
+      Blame(t);
+      return false;
+    }
+  }
+  return true;
+}
+
+/*! \brief Where a section has one buffer that can be its lowest, the others lie above that one. */
+bool CanonicalSearch::RaiseAboveOnlyLowest(const Ids& ids, bool* changed) {
+  *changed = false;
+  int64_t begin, end;
+  Span(ids, &begin, &end);
+  std::fill(candidates_.begin() + begin, candidates_.begin() + end, 0);
+  for (int j : ids) {
+    for (int64_t t = buffers_[j].first; t < buffers_[j].last; ++t) {
+      if (offset_[j] + remaining_[t] - problem_.spare[t] > capacity_) continue;
+      ++candidates_[t];
+      lowest_[t] = j;
+    }
+  }
+  for (int j : ids) {
+    for (int64_t t = buffers_[j].first; t < buffers_[j].last; ++t) {
+      if (candidates_[t] != 1 || lowest_[t] == j || offset_[j] >= Top(lowest_[t])) continue;
+      *changed = true;
+      if (!Raise(j, Top(lowest_[t]))) {
+        Blame(t);
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool CanonicalSearch::Better(int j, int than) const {
+  if (than < 0) return true;
+  return offset_[j] != offset_[than] ? offset_[j] < offset_[than] : rank_[j] < rank_[than];
+}
+
+/*! \brief The lowest buffer, of the tightest section or of all; if another fits below it, that one, and so on. */
+int CanonicalSearch::Pick(const Ids& ids) const {
+  const int64_t section = lowest_first_ ? -1 : TightestSection(ids);
+  int best = -1;
+  for (int j : ids) {
+    const bool there = section < 0 || (buffers_[j].first <= section && section < buffers_[j].last);
+    if (there && Better(j, best)) best = j;
+  }
+  for (;;) {
+    int below = -1;
+    for (int j : ids) {
+      if (j != best && Top(j) <= offset_[best] && Overlap(j, best) && Better(j, below)) below = j;
+    }
+    if (below < 0) return best;
+    best = below;
+  }
+}
+
+int CanonicalSearch::TightestSection(const Ids& ids) const {
+  int64_t begin, end;
+  Span(ids, &begin, &end);
+  int tightest = -1;
+  double most = -1;
+  for (int64_t t = begin; t < end; ++t) {
+    if (!remaining_[t]) continue;
+    const int64_t slack = capacity_ - (floor_[t] + remaining_[t] - problem_.spare[t]);
+    const double score = (weight_[t] / weight_step_ + 1e-3) / static_cast<double>(slack + softness_);
+    if (score > most) most = score, tightest = static_cast<int>(t);
+  }
+  return tightest;
+}
+
+bool CanonicalSearch::Raise(int buffer, int64_t bound) {
+  if (offset_[buffer] >= bound) return true;
+  if (buffers_[buffer].fixed >= 0) return false;
+  Save(buffer);
+  offset_[buffer] = RoundUp(bound, buffers_[buffer].alignment);
+  return offset_[buffer] + buffers_[buffer].size <= capacity_;
+}
+
+void CanonicalSearch::UndoTo(size_t mark) {
+  for (; trail_.size() > mark; trail_.pop_back()) {
+    const Undo& undo = trail_.back();
+    offset_[undo.buffer] = undo.offset;
+    postponed_at_[undo.buffer] = undo.postponed_at;
+  }
+}
+
+void CanonicalSearch::Blame(int64_t section, double share) {
+  weight_[section] += share * weight_step_;
+  weight_step_ *= kWeightGrowth;
+  if (weight_step_ < kLargestWeight) return;
+  for (double& weight : weight_) weight /= weight_step_;
+  weight_step_ = 1;
+}
+
+uint64_t CanonicalSearch::Key(const Ids& ids) const {
+  uint64_t key = 0;
+  for (int j : ids) key ^= zobrist_[j];
+  return key;
+}
+
+bool CanonicalSearch::KnownFailure(uint64_t key, const Ids& ids) const {
+  const auto found = failures_.find(key);
+  if (found == failures_.end()) return false;
+  for (const Failure& failure : found->second) {
+    if (failure.ids != ids) continue;
+    size_t a = 0;
+    while (a < ids.size() && failure.offsets[a] <= offset_[ids[a]]) ++a;
+    if (a == ids.size()) return true;
+  }
+  return false;
+}
+
+void CanonicalSearch::KeepFailure(uint64_t key, const Ids& ids) {
+  if (failure_bytes_ > kFailureBytes) return;
+  Failure failure{ids, {}};
+  failure.offsets.reserve(ids.size());
+  for (int j : ids) failure.offsets.push_back(offset_[j]);
+  std::vector<Failure>& kept = failures_[key];
+  if (kept.size() < kFailuresOfASet) {
+    failure_bytes_ += static_cast<int64_t>(sizeof(Failure) + ids.size() * (sizeof(int) + sizeof(int64_t)));
+    kept.push_back(std::move(failure));
+  } else {
+    kept[random_() % kFailuresOfASet] = std::move(failure);
+  }
+}
+
+}  // namespace memory
+}  // namespace pimflow

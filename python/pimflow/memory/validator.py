@@ -1,0 +1,107 @@
+"""Is a memory plan legal? Brute force over all pairs; shares nothing with what proposes plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import VerificationError
+
+
+def check(
+    lifetimes: Sequence[Lifetime],
+    offsets_bytes: Mapping[str, int],
+    pools_bytes: Mapping[str, int],
+    capacities_bytes: Mapping[str, int] | None = None,
+) -> None:
+    """Certify a plan.
+
+    Parameters
+    ----------
+    offsets_bytes : mapping
+        Offset of every buffer by its name.
+    pools_bytes : mapping
+        Size of the pool of every memory region.
+    capacities_bytes : mapping, optional
+        Largest pool of the regions that have a limit.
+
+    Raises
+    ------
+    VerificationError
+        Naming the first buffer that has no offset or lies outside of its pool, off its alignment or away
+        from its required offset; the first two that overlap in time and in bytes; the first two of an alias
+        class at different offsets; or the first pool above its capacity.
+    """
+    for life in lifetimes:
+        _check_alone(life, offsets_bytes.get(life.name), pools_bytes.get(life.memory))
+    unknown = sorted(set(offsets_bytes) - {life.name for life in lifetimes})
+    if unknown:
+        raise VerificationError(f"the plan has an offset for '{unknown[0]}', which is no buffer")
+    for memory, capacity in (capacities_bytes or {}).items():
+        if pools_bytes.get(memory, 0) > capacity:
+            raise VerificationError(
+                f"the pool of memory '{memory}' takes {pools_bytes[memory]} B, its capacity is {capacity} B"
+            )
+    _check_aliases(lifetimes, offsets_bytes)
+    _check_pairs(lifetimes, offsets_bytes)
+
+
+def _check_alone(life: Lifetime, offset: int | None, pool: int | None) -> None:
+    where = f"buffer '{life.name}'"
+    if offset is None:
+        raise VerificationError(f"{where} has no offset")
+    if pool is None:
+        raise VerificationError(f"{where} lies in memory '{life.memory}', which has no pool")
+    if offset < 0 or (life.size_bytes and offset + life.size_bytes > pool):
+        raise VerificationError(
+            f"{where} takes bytes {offset} to {offset + life.size_bytes}, outside of its pool of {pool} B"
+        )
+    if offset % life.alignment_bytes:
+        raise VerificationError(f"{where} lies at {offset} B, no multiple of {life.alignment_bytes} B")
+    if life.offset_bytes is not None and offset != life.offset_bytes:
+        raise VerificationError(f"{where} lies at {offset} B and has to lie at {life.offset_bytes} B")
+
+
+def _check_aliases(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
+    first: dict[tuple[str, str], Lifetime] = {}
+    for life in lifetimes:
+        if not life.alias:
+            continue
+        other = first.setdefault((life.memory, life.alias), life)
+        if offsets_bytes[life.name] != offsets_bytes[other.name]:
+            raise VerificationError(
+                f"buffers '{other.name}' and '{life.name}' share their bytes and lie at "
+                f"{offsets_bytes[other.name]} and {offsets_bytes[life.name]} B"
+            )
+
+
+def _check_pairs(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
+    def column(values: list[int]) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    begin = column([life.begin for life in lifetimes])
+    end = column([life.end for life in lifetimes])
+    low = column([offsets_bytes[life.name] for life in lifetimes])
+    size = column([life.size_bytes for life in lifetimes])
+    regions = {name: number for number, name in enumerate(sorted({life.memory for life in lifetimes}))}
+    region = column([regions[life.memory] for life in lifetimes])
+    groups: dict[tuple[str, str], int] = {}
+    group = column(
+        [groups.setdefault((life.alias, life.alias and life.memory), len(groups)) for life in lifetimes]
+    )
+    for index, life in enumerate(lifetimes):
+        rest = slice(index + 1, None)
+        clash = (begin[rest] < life.end) & (end[rest] > life.begin)
+        clash &= (low[rest] < low[index] + size[index]) & (low[rest] + size[rest] > low[index])
+        clash &= (size[rest] > 0) & (life.size_bytes > 0) & (region[rest] == region[index])
+        if life.alias:
+            clash &= group[rest] != group[index]
+        if clash.any():
+            other = lifetimes[index + 1 + int(np.argmax(clash))]
+            raise VerificationError(
+                f"buffers '{life.name}' and '{other.name}' are both live in step "
+                f"{max(life.begin, other.begin)} and share byte "
+                f"{max(offsets_bytes[life.name], offsets_bytes[other.name])} of memory '{life.memory}'"
+            )

@@ -1,0 +1,115 @@
+"""Does ``pimflow memory`` print, write and draw what the planner found, and exit with the right code?"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pimflow import memory
+from pimflow.cli import main
+from pimflow.memory import csv_form, validator
+
+DATA = Path(__file__).parent / "data"
+TABLE = str(DATA / "input.12.csv")
+
+
+def test_json_has_the_keys_and_the_plan_is_legal(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    assert main(["memory", TABLE, "--json", "--quiet", "-o", str(path)]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert err == ""
+    assert (row["pool_bytes"], row["lower_bound_bytes"], row["optimal"]) == (12, 12, True)
+    assert row["seconds"] >= 0
+    assert set(row["policies"]) == {*memory.POLICIES, "best", "exact"}
+    offsets = {each["id"]: each["offset"] for each in row["allocations"]}
+    lifetimes = csv_form.read(TABLE)
+    assert {each["id"]: each["bytes"] for each in row["allocations"]} == {
+        life.name: life.size_bytes for life in lifetimes
+    }
+    validator.check(lifetimes, offsets, {csv_form.MEMORY: 12})
+    assert {life.name: life.offset_bytes for life in csv_form.read(path)} == offsets
+
+
+def test_a_plan_that_was_written_is_planned_as_it_is(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    table = str(DATA / "F.1048576.csv")
+    rows = []
+    for arguments in ([table, "--policy", "bigger-first", "-o", str(path)], [str(path)]):
+        assert main(["memory", *arguments, "--json", "--quiet"]) == 0
+        rows.append(json.loads(capsys.readouterr().out))
+    assert rows[0]["allocations"] == rows[1]["allocations"]
+    assert not rows[0]["optimal"] and rows[1]["optimal"]  # no offset is free any more
+
+
+def test_policies_stand_side_by_side(capsys):
+    assert main(["memory", str(DATA / "A.1048576.csv"), "--policy", "best"]) == 0
+    out, err = capsys.readouterr()
+    expected = memory.policy_bytes(csv_form.read(DATA / "A.1048576.csv"))
+    for policy, size_bytes in expected.items():
+        assert f"  {policy:<12} {size_bytes:>14} B" in out
+    assert f"  {'best':<12} {min(expected.values()):>14} B" in out
+    assert "lower bound 1048576 B" in out and "planning 154 buffers" in err
+
+
+def test_alignment(capsys):
+    assert main(["memory", TABLE, "--alignment", "64", "--json", "--quiet"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["pool_bytes"] == 64 + 64 + 4
+    assert all(each["offset"] % 64 == 0 for each in row["allocations"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            [TABLE, "--capacity", "11"],
+            4,
+            "lower bound 12 B, 1 B above the capacity): needs 12 B, 11 B available",
+        ),
+        ([TABLE, "--policy", "exakt"], 2, "unknown policy 'exakt'; did you mean exact"),
+        ([TABLE, "--alignment", "0"], 2, "--alignment 0"),
+        ([TABLE, "--capacity", "-1"], 2, "--capacity -1"),
+        ([TABLE, "--time-limit", "0"], 2, "--time-limit 0"),
+        ([TABLE, "--time-limit", "nan"], 2, "--time-limit nan"),
+        (["nothing.csv"], 3, "nothing.csv: cannot be read"),
+        ([TABLE, "-o", "no/such/folder.csv"], 3, "cannot be written"),
+        ([TABLE, "--plot", "plot.gif"], 2, ".png, .svg, .html"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(arguments, code, message, capsys):
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
+    assert main(["memory", *arguments, "--quiet"]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
+def test_plots(tmp_path, suffix, capsys):
+    pytest.importorskip("matplotlib")
+    paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
+    for path in paths:
+        assert main(["memory", TABLE, "--quiet", "--plot", str(path)]) == 0
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}
+    assert first.startswith(starts[suffix])
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_a_plot_shows_every_buffer_where_it_lies(tmp_path):
+    pytest.importorskip("matplotlib")
+    from pimflow.memory import plot
+
+    lifetimes = csv_form.read(TABLE)
+    plan = memory.plan(lifetimes)
+    plot.write(tmp_path / "a.svg", lifetimes, plan)
+    axes = plot.figure(lifetimes, plan, "memory").axes[0]
+    corners = [path.get_extents().bounds for path in axes.collections[0].get_paths()]
+    expected = [
+        (life.begin, plan.offsets_bytes[life.name], life.end - life.begin, life.size_bytes)
+        for life in lifetimes
+    ]
+    assert corners == expected
+    assert axes.get_xlabel() == "step" and axes.get_ylabel() == "offset (B)"

@@ -1,0 +1,107 @@
+"""Does the validator refuse every illegal plan, and only those?"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from lifetimes import at_once, bytes_of, collide, tables
+
+from pimflow import memory
+from pimflow.core.liveness import Lifetime
+from pimflow.errors import VerificationError
+from pimflow.memory import validator
+
+
+def legal(lifetimes, offsets, pool):
+    """The definition, a byte at a time."""
+    for index, life in enumerate(lifetimes):
+        offset = offsets[life.name]
+        if offset % life.alignment_bytes or life.offset_bytes not in (None, offset):
+            return False
+        if not bytes_of(life, offset) <= set(range(pool)):
+            return False
+        for other in lifetimes[:index]:
+            shared = bytes_of(life, offset) & bytes_of(other, offsets[other.name])
+            if shared and at_once(life, other):
+                return False
+    return True
+
+
+def accepts(lifetimes, offsets, pool):
+    try:
+        validator.check(lifetimes, offsets, {"gpu": pool})
+    except VerificationError:
+        return False
+    return True
+
+
+@settings(max_examples=400)
+@given(tables(), st.data())
+def test_a_moved_buffer_is_seen(lifetimes, data):
+    assume(not collide(lifetimes))
+    plan = memory.plan(lifetimes)
+    moved = data.draw(st.sampled_from(lifetimes))
+    offset = data.draw(st.integers(0, plan.pool_bytes))
+    offsets = plan.offsets_bytes | {moved.name: offset}
+    assert accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes)
+    assert accepts(lifetimes, offsets, plan.pool_bytes) == legal(lifetimes, offsets, plan.pool_bytes)
+    assert not accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes - 1)
+
+
+@settings(max_examples=200)
+@given(tables(), st.data())
+def test_a_lifetime_that_grew_is_seen(lifetimes, data):
+    assume(not collide(lifetimes))
+    plan = memory.plan(lifetimes)
+    index = data.draw(st.integers(0, len(lifetimes) - 1))
+    grown = list(lifetimes)
+    grown[index] = replace(grown[index], begin=0, end=8)
+    expected = legal(grown, plan.offsets_bytes, plan.pool_bytes)
+    assert accepts(grown, plan.offsets_bytes, plan.pool_bytes) == expected
+
+
+def life(name, **fields):
+    return Lifetime(**{"name": name, "begin": 0, "end": 2, "size_bytes": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "offsets", "message"),
+    [
+        ([life("a")], {}, "'a' has no offset"),
+        ([life("a")], {"a": 0, "b": 0}, "'b', which is no buffer"),
+        ([life("a", memory="pim")], {"a": 0}, "'pim', which has no pool"),
+        ([life("a")], {"a": -1}, "takes bytes -1 to 3, outside of its pool of 8 B"),
+        ([life("a")], {"a": 5}, "outside of its pool"),
+        ([life("a", alignment_bytes=4)], {"a": 2}, "no multiple of 4 B"),
+        ([life("a", offset_bytes=4)], {"a": 0}, "has to lie at 4 B"),
+        ([life("a"), life("b", begin=1)], {"a": 0, "b": 3}, "both live in step 1 and share byte 3"),
+        (
+            [life("a", alias="s"), life("b", alias="s")],
+            {"a": 0, "b": 4},
+            "share their bytes and lie at 0 and 4",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(lifetimes, offsets, message):
+    with pytest.raises(VerificationError, match=message):
+        validator.check(lifetimes, offsets, {"gpu": 8})
+
+
+def test_a_pool_above_its_capacity_is_refused():
+    with pytest.raises(VerificationError, match="takes 8 B, its capacity is 7 B"):
+        validator.check([life("a")], {"a": 0}, {"gpu": 8}, {"gpu": 7})
+
+
+def test_what_may_share_bytes():
+    after = life("after", begin=2, end=3)
+    other_region = life("other", memory="pim")
+    same_class = [life("x", alias="s"), life("y", alias="s")]
+    empty = life("empty", size_bytes=0)
+    lifetimes = [*same_class, after, other_region, empty]
+    validator.check(lifetimes, dict.fromkeys(["x", "y", "after", "other", "empty"], 0), {"gpu": 4, "pim": 4})
+
+
+def test_a_class_of_that_name_in_another_region_is_another():
+    lifetimes = [life("x", alias="s"), life("y", alias="s", memory="pim")]
+    validator.check(lifetimes, {"x": 0, "y": 4}, {"gpu": 4, "pim": 8})
