@@ -11,6 +11,7 @@ from pimflow.memory import csv_form, validator
 
 DATA = Path(__file__).parent / "data"
 TABLE = str(DATA / "input.12.csv")
+LARGE = str(DATA / "A.1048576.csv")
 
 
 def test_json_has_the_keys_and_the_plan_is_legal(capsys, tmp_path):
@@ -67,6 +68,8 @@ def test_alignment(capsys):
             4,
             "lower bound 12 B, 1 B above the capacity): needs 12 B, 11 B available",
         ),
+        ([LARGE, "--capacity", "1048575"], 4, "needs 1048576 B, 1048575 B available"),
+        ([LARGE, "--capacity", "1048576", "--policy", "best"], 4, "try --policy exact or"),
         ([TABLE, "--policy", "exakt"], 2, "unknown policy 'exakt'; did you mean exact"),
         ([TABLE, "--alignment", "0"], 2, "--alignment 0"),
         ([TABLE, "--capacity", "-1"], 2, "--capacity -1"),

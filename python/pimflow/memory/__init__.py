@@ -70,28 +70,28 @@ def plan(
     capacities = _capacities(capacity_bytes, regions)
     pools, offsets = [], {}
     for memory, members in regions.items():
-        placed = blocks(members)
-        limit = capacities.get(memory)
-        bound = lower_bound_bytes(placed)
-        _check_capacity(memory, bound, bound, limit)
         left = max(start + seconds - time.monotonic(), 0.0)
-        at, bound, by = _place(placed, policy, left, limit)
-        pools.append(
-            Pool(
-                memory=memory,
-                pool_bytes=pool_end_bytes(placed, at),
-                lower_bound_bytes=bound,
-                policy=by,
-            )
-        )
-        _check_capacity(memory, pools[-1].pool_bytes, bound, limit)
-        by_class = {alias_class(block): offset for block, offset in zip(placed, at)}
-        for life in members:
-            offsets[life.name] = by_class.get(alias_class(life), life.offset_bytes or 0)
+        pool, at = _plan_region(memory, members, policy, left, capacities.get(memory))
+        pools.append(pool)
+        offsets |= at
     validator.check(lifetimes, offsets, {pool.memory: pool.pool_bytes for pool in pools}, capacities)
     return MemoryPlan(
         policy=policy, pools=tuple(pools), offsets_bytes=offsets, seconds=time.monotonic() - start
     )
+
+
+def _plan_region(
+    memory: str, members: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
+) -> tuple[Pool, dict[str, int]]:
+    placed = blocks(members)
+    bound = lower_bound_bytes(placed)
+    _check_capacity(memory, bound, bound, limit)
+    at, bound, by = _place(placed, policy, seconds, limit)
+    end = pool_end_bytes(placed, at)
+    _check_capacity(memory, end, bound, limit)
+    by_class = {alias_class(block): offset for block, offset in zip(placed, at)}
+    offsets = {life.name: by_class.get(alias_class(life), life.offset_bytes or 0) for life in members}
+    return Pool(memory=memory, pool_bytes=end, lower_bound_bytes=bound, policy=by), offsets
 
 
 def policy_bytes(lifetimes: Sequence[Lifetime]) -> dict[str, int]:

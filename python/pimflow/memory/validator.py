@@ -88,9 +88,7 @@ def _check_pairs(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]
     regions = {name: number for number, name in enumerate(sorted({life.memory for life in lifetimes}))}
     region = column([regions[life.memory] for life in lifetimes])
     groups: dict[tuple[str, str], int] = {}
-    group = column(
-        [groups.setdefault((life.alias, life.alias and life.memory), len(groups)) for life in lifetimes]
-    )
+    group = column([groups.setdefault((life.memory, life.alias), len(groups)) for life in lifetimes])
     for index, life in enumerate(lifetimes):
         rest = slice(index + 1, None)
         clash = (begin[rest] < life.end) & (end[rest] > life.begin)

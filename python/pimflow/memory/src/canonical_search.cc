@@ -170,9 +170,8 @@ Outcome CanonicalSearch::Branch(const Ids& ids) {
     const int buffer = Pick(ids);
     const size_t before = trail_.size();
     const Outcome outcome = Try(ids, buffer);
-    if (outcome == Outcome::kFound) return outcome;
-    UndoTo(outcome == Outcome::kStopped ? mark : before);
-    if (outcome == Outcome::kStopped) return outcome;
+    if (outcome != Outcome::kFound) UndoTo(outcome == Outcome::kStopped ? mark : before);
+    if (outcome != Outcome::kNone) return outcome;
     if (!Postpone(ids, buffer) || !Settle(ids)) break;
   }
   UndoTo(mark);
@@ -182,11 +181,8 @@ Outcome CanonicalSearch::Branch(const Ids& ids) {
 
 Outcome CanonicalSearch::Try(const Ids& ids, int buffer) {
   if (!Place(ids, buffer)) return Outcome::kNone;
-  Ids rest;
-  rest.reserve(ids.size() - 1);
-  for (int j : ids) {
-    if (j != buffer) rest.push_back(j);
-  }
+  Ids rest(ids.size() - 1);
+  std::copy_if(ids.begin(), ids.end(), rest.begin(), [&](int j) { return j != buffer; });
   ++depth_;
   const Outcome outcome = Descend(rest);
   --depth_;
