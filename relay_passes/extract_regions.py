@@ -14,8 +14,8 @@ from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 
 
-def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
-    """Regions of `mod` in execution order: every kernel that a GPU-only build would launch.
+def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
+    """Regions of `mod` in execution order: every kernel that a GPU-only build would launch, and views.
 
     Parameters
     ----------
@@ -23,20 +23,22 @@ def extract_regions(mod: tvm.IRModule, name: str = "") -> RegionGraph:
         In canonical form.
     name : str
         Of the network.
+    views : bool
+        Of `kernel_groups`.
 
     Raises
     ------
     UnsupportedOpError
         For dynamic shapes and operators with several results, naming the operator.
     """
-    groups = kernel_groups(mod)
+    groups = kernel_groups(mod, views=views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     regions = []
     for group in groups:
         if group.result.same_as(mod["main"].body.body) and isinstance(group.bindings[-1].value, relax.Tuple):
             continue  # the network's results
         opaque = operator(group.bindings[-1].value) in OPAQUE
-        if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or opaque):
+        if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
             if not _fixed(binding.var) and all(map(_fixed, relax.analysis.free_vars(binding.value))):
@@ -114,6 +116,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         output_shape=shape(group.result),
         weight_elements=weights,
         anchored=group.anchor is not None,
+        view=group.view,
     )
 
 

@@ -112,6 +112,24 @@ def shape(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
+def slice_begin(call: relax.Call) -> tuple[int, int] | None:
+    """Axis and first index of a slice along one axis in steps of one; None if it is another."""
+    if not all(isinstance(arg, relax.Tuple) for arg in call.args[1:]):
+        return None
+    axes, begins, _, *strides = ([int(v.value) for v in arg.fields] for arg in call.args[1:])
+    if len(axes) != 1 or (strides and strides[0] != [1]):
+        return None
+    extent = shape(call.args[0])[axes[0]]
+    begin = begins[0] + extent if begins[0] < 0 else begins[0]
+    return axes[0] % len(shape(call.args[0])), min(max(begin, 0), extent)
+
+
+def element_bytes(expr: relax.Expr) -> int:
+    """Of one element of a tensor."""
+    dtype = tvm.DataType(str(expr.ty.dtype))
+    return (dtype.bits * dtype.lanes + 7) // 8
+
+
 def uses(mod: tvm.IRModule) -> dict[relax.Var, int]:
     """How many bindings of ``main`` use each variable; its result counts as one."""
     counts: dict[relax.Var, int] = {}

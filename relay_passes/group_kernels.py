@@ -14,12 +14,20 @@ from pimflow.relay_passes.sink_layout import BINARY
 class GroupKernels:
     """Every `kernel_groups` group as a primitive function, which `FuseTIR` makes one kernel.
 
+    Parameters
+    ----------
+    views : bool
+        Of `kernel_groups`.
+
     Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x, w, b)``.
     Preserves: values exactly.
     """
 
+    def __init__(self, views: bool = True):
+        self.views = views
+
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        groups = {g.result: g for g in kernel_groups(mod)}
+        groups = {g.result: g for g in kernel_groups(mod, views=self.views)}
         function = mod["main"]
         builder = relax.BlockBuilder(mod)
         env: dict[relax.Var, relax.Expr] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, operator, uses
+from pimflow.core.liveness import apart
+from pimflow.core.region import STORED_BYTES
+from pimflow.relay_passes.flat import main_bindings, operator, shape, slice_begin, uses
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
@@ -30,7 +34,10 @@ class KernelGroup:
     anchor : VarBinding or None
         The operator that is not elementwise, if there is one.
     fusible : bool
-        False for calls of other functions and `OPAQUE` operators, which stay by themselves.
+        False for calls of other functions, `OPAQUE` operators and views, which stay by themselves.
+    view : bool
+        Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
+        (`core.liveness.apart`): no kernel at all.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
     """
@@ -38,6 +45,7 @@ class KernelGroup:
     bindings: list[relax.VarBinding] = field(default_factory=list)
     anchor: relax.VarBinding | None = None
     fusible: bool = True
+    view: bool = False
     kept: list[relax.Var] = field(default_factory=list)
 
     @property
@@ -55,18 +63,20 @@ class KernelGroup:
         return next(weighted, next(named, (anchors or self.bindings)[-1])).var
 
 
-def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
+def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
     An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
     cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
     first operator with an anchor that reads it; if others read it too, that kernel also stores it.
-    What is left is a kernel of its own.
+    What is left is a kernel of its own. Without `views`, all slices and concatenations are work of kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
     read: set[relax.Var] = set()  # by a kernel other than the one that made it
+
+    joined: set[relax.Var] = set()  # lies inside a concatenation
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -74,7 +84,11 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
     for binding in main_bindings(mod):
         kind = operator(binding.value)
         operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
-        if kind in UNARY + BINARY + MOVES + GATHERS:
+        if views and kind in GATHERS and is_view(binding.value, made, joined):
+            group = KernelGroup(fusible=False, view=True)
+            groups.append(group)
+            joined.update(operands if kind == "concat" else ())
+        elif kind in UNARY + BINARY + MOVES + GATHERS:
             hosts = [
                 made[v]
                 for v in operands
@@ -108,3 +122,40 @@ def kernel_groups(mod: tvm.IRModule) -> list[KernelGroup]:
         made.update((b.var, group) for b in group.bindings)
         read.update(v for v in operands if made[v] is not group)
     return groups
+
+
+def is_view(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> bool:
+    """Whether a slice or concatenation moves nothing, since parts can lie inside their tensor.
+
+    Parts of a concatenation have to be what kernels and PIM write there: distinct, in no other
+    concatenation, and no other name of a tensor that lies elsewhere.
+    """
+    if operator(value) == "strided_slice":
+        begin = slice_begin(value)
+        source = value.args[0]
+        return (
+            begin is not None
+            and isinstance(source, relax.Var)
+            and not apart(shape(source), *begin, STORED_BYTES)
+        )
+    parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
+    if not all(isinstance(part, relax.Var) and part in made and part not in joined for part in parts):
+        return False
+    axis = int(value.attrs.axis or 0) % len(shape(value))
+    begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
+    return (
+        len(set(parts)) == len(parts) > 1
+        and all(_written(part, made[part]) for part in parts)
+        and not any(apart(shape(value), axis, begin, STORED_BYTES) for begin in begins)
+    )
+
+
+def _written(var: relax.Var, group: KernelGroup) -> bool:
+    """Whether `var` is a tensor that a kernel or PIM writes, and no other name of one."""
+    if not group.fusible:
+        call = group.bindings[-1].value
+        return isinstance(call, relax.Call) and (
+            isinstance(call.op, tvm.ir.GlobalVar) or operator(call) == "call_dps_packed"
+        )
+    kinds = {operator(b.value) for b in group.bindings}
+    return var.same_as(group.result) and not kinds <= {*MOVES, *GATHERS}

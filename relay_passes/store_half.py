@@ -26,6 +26,7 @@ SELECTIONS = (  # of elements of their operands
     "nn.max_pool2d",
     "nn.max_pool3d",
 )
+VIEWS = ("strided_slice", "concat")  # where `GroupKernels` left them in ``main``
 FULL, HALF = "float32", "float16"
 CHANNELS_LAST = (3, 1, 2, 0)  # of OHWI filters with one input channel
 
@@ -86,18 +87,28 @@ def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
 
 
 def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
-    """Variables of ``main`` that keep their type: its results, and what foreign calls take and give."""
+    """Variables of ``main`` that keep their type: its results, and what foreign calls take and give.
+
+    What lies inside a tensor that does keeps it too, and so does what shares that tensor.
+    """
     full = set(relax.analysis.free_vars(mod["main"].body.body))
     made = {b.var: b.value for b in main_bindings(mod)}
     for var, value in reversed(made.items()):
         if isinstance(value, relax.TupleGetItem):
             if not _is_kernel(mod, made.get(value.tuple_value)):
                 full.add(var)
-        elif isinstance(value, relax.Tuple | relax.Var):
-            full |= set(relax.analysis.free_vars(value)) if var in full else set()
-        elif not _is_kernel(mod, value):
-            full |= {var, *relax.analysis.free_vars(value)}
-    return full
+        elif not isinstance(value, relax.Tuple | relax.Var) and not _is_kernel(mod, value):
+            full |= set() if operator(value) in VIEWS else {var, *relax.analysis.free_vars(value)}
+    sharing = [
+        {var, *relax.analysis.free_vars(value)}
+        for var, value in made.items()
+        if isinstance(value, relax.Tuple | relax.Var) or operator(value) in VIEWS
+    ]
+    while True:
+        more = {var for tensors in sharing if tensors & full for var in tensors} - full
+        if not more:
+            return full
+        full |= more
 
 
 def _parts(mod: tvm.IRModule) -> dict[relax.Var, list[relax.Var | None]]:

@@ -134,9 +134,9 @@ class ExecutorObj : public ffi::ModuleObj {
         TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[i].name << "' was not set";
       }
     }
+    outputs_.clear();  // they lie in the pool of the last run, which this one takes again
     ffi::Any result;
     main_.CallPacked(args.data(), args.size(), &result);
-    outputs_.clear();
     if (auto one = result.try_cast<ffi::Tensor>()) {
       outputs_.push_back(*one);
     } else {

@@ -113,7 +113,7 @@ def search_network(
     options = {"objective": objective, "solver": solver}
     target_system = target_system or system()
     costs = Costs(target_system, profiling or Profiling())
-    return _search(regions(network), target_system, _plan(plan), costs, **options)
+    return _search(regions(network, target_system), target_system, _plan(plan), costs, **options)
 
 
 def _plan(plan: AnyPlan | None) -> Plan | None:
@@ -122,9 +122,9 @@ def _plan(plan: AnyPlan | None) -> Plan | None:
     return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
 
 
-def regions(network: Network) -> RegionGraph:
+def regions(network: Network, target_system: System | None = None) -> RegionGraph:
     """What the search places of a network."""
-    return extract_regions(network.module, network.name)
+    return extract_regions(network.module, network.name, views=(target_system or system()).views)
 
 
 def _search(
@@ -211,9 +211,10 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     costs = Costs(target_system, profiling or Profiling())
-    searched = _search(regions(network), target_system, plan, costs)
+    searched = _search(regions(network, target_system), target_system, plan, costs)
     search_seconds = time.perf_counter() - search_begin
-    compare = _comparison(searched, plan)
+    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
+    compare = _comparison(searched, plan, regions(network, other_copies), other_copies)
 
     progress("generating code")
     names = dict.fromkeys([target, "llvm+pim"])
@@ -334,13 +335,15 @@ def run(
     return artifact.run(directory, inputs, target)
 
 
-def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
+def _comparison(
+    searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
+) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, each searched (or applied) anew."""
 
-    def speedup(other: System, shares: bool) -> float:
+    def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = _search(searched.graph, other, plan, costs)
+        found = _search(graph, other, plan, costs)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system
@@ -354,4 +357,5 @@ def _comparison(searched: Searched, plan: Plan | None) -> dict[str, float]:
         "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
         "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
         f"accounting {other}, timing {timing}": speedup(converted, False),
+        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
     }

@@ -61,6 +61,7 @@ def _system(args: argparse.Namespace) -> System:
         pim_channels=args.pim_channels,
         timing=timing,
         scheduling=args.scheduling,
+        copies=args.copies,
         accounting=args.accounting,
         dtype=args.dtype,
     )

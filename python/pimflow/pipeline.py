@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
+from pimflow import memory
+from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -14,7 +16,9 @@ from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.keep_views import KeepViews
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.plan_pool import PlanPool
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
 from pimflow.relay_passes.store_half import StoreHalf
@@ -60,12 +64,13 @@ def _variables(
     }
 
 
-def kernel_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.Pass]:
+def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to one loop nest a kernel, storing `dtype` where `target` is a GPU."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
-        GroupKernels(),
+        GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
+        KeepViews(),
         transform.RunCodegen(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
@@ -75,17 +80,22 @@ def kernel_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.P
     ]
 
 
+def _planned(liveness: Liveness) -> tuple[dict[str, int], dict[str, int]]:
+    plan = memory.plan(liveness.lifetimes)
+    return plan.offsets_bytes, {pool.memory: pool.pool_bytes for pool in plan.pools}
+
+
 def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to what the virtual machine runs on `target`."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
-        *kernel_phases(target, system.dtype),
+        *kernel_phases(target, system.dtype, views=system.views),
         *([ScheduleGpu(system.gpu.sms)] if gpu else []),
         transform.RewriteDataflowReshape(),
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),
-        transform.StaticPlanBlockMemory(),
+        PlanPool(_planned),
         transform.LowerAllocTensor(),
         transform.KillAfterLastUse(),
         transform.LowerRuntimeBuiltin(),

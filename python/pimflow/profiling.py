@@ -46,7 +46,9 @@ def profile(
     """
     begin = time.perf_counter()
     costs = Costs(target_system, profiling)
-    graphs = [region_graph(model, shapes or {}, profiling.cache) for model in models]
+    graphs = [
+        region_graph(model, shapes or {}, profiling.cache, views=target_system.views) for model in models
+    ]
     loaded = time.perf_counter()
     makers = [Candidates(graph, target_system, costs) for graph in graphs]
     # All networks' layers together, so that no worker waits at the end of one.
@@ -100,17 +102,23 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def region_graph(
-    model: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]], cache: ResultCache | None
+    model: str | os.PathLike,
+    shapes: Mapping[str, tuple[int, ...]],
+    cache: ResultCache | None,
+    *,
+    views: bool = True,
 ) -> RegionGraph:
     """The regions of a network, from `cache` if they were found before: reading one takes seconds."""
     contents = _contents(model) if cache else None
-    key = ("regions", sources_digest(READ_BY), contents, tuple(sorted(shapes.items())))
+    key = ("regions", sources_digest(READ_BY), contents, views, tuple(sorted(shapes.items())))
     kept = cache.get([key]) if contents else {}
     if key in kept:
         return _graph(kept[key])
-    from pimflow import api, frontend
+    from pimflow import frontend
+    from pimflow.relay_passes.extract_regions import extract_regions
 
-    graph = api.regions(frontend.load(model, shapes))
+    network = frontend.load(model, shapes)
+    graph = extract_regions(network.module, network.name, views=views)
     if contents:
         cache.put({key: dataclasses.asdict(graph)})
     return graph

@@ -143,7 +143,8 @@ class Candidate:
     @property
     def stays_on_pim(self) -> bool:
         """Whether its result is finished without the GPU, so that a submission may go on with it."""
-        return not self.output.pending and all(task.resource != "gpu" for task in self.tasks)
+        on_gpu = any(task.resource == "gpu" for task in self.tasks)
+        return bool(self.tasks) and not on_gpu and not self.output.pending
 
     def continued(self) -> Candidate:
         """The same as part of a PIM submission whose last result it reads: without a launch of its own.

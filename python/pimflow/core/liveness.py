@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+# What buffers lie at multiples of: vectorised kernels fault where tensors begin elsewhere.
+ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +24,8 @@ class Lifetime:
         Memory region that holds it.
     alias : str
         Buffers of one alias class share their bytes; its own name for most.
+    within_bytes : int
+        Where it begins in its alias class: a part of a tensor lies inside it.
     pinned : bool
         Graph inputs and outputs, which outlive the steps.
     alignment_bytes : int
@@ -34,6 +40,7 @@ class Lifetime:
     size_bytes: int
     memory: str = "gpu"
     alias: str = ""
+    within_bytes: int = 0
     pinned: bool = False
     alignment_bytes: int = 1
     offset_bytes: int | None = None
@@ -96,10 +103,23 @@ class Liveness:
         for life in self.lifetimes:
             if life.begin <= step < life.end:
                 key = life.alias or life.name
-                classes[key] = max(classes.get(key, 0), life.size_bytes)
+                classes[key] = max(classes.get(key, 0), life.within_bytes + life.size_bytes)
         return sum(classes.values())
 
     @property
     def peak_bytes(self) -> int:
         """The largest `live_bytes` of any step: no allocation can take less."""
         return max((self.live_bytes(step) for step in range(self.steps)), default=0)
+
+
+def apart(shape: Sequence[int], axis: int, begin: int, element_bytes: int) -> str:
+    """Why the part of a row-major tensor from `begin` along `axis` on cannot lie inside it; empty if it can.
+
+    It can where it is contiguous and begins at a multiple of `ALIGNMENT_BYTES`.
+    """
+    if any(extent != 1 for extent in shape[:axis]):
+        return f"parts along axis {axis} of {tuple(shape)} are not contiguous"
+    offset_bytes = begin * math.prod(shape[axis + 1 :]) * element_bytes
+    if offset_bytes % ALIGNMENT_BYTES:
+        return f"a part begins {offset_bytes} B into its tensor, no multiple of {ALIGNMENT_BYTES} B"
+    return ""

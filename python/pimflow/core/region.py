@@ -17,6 +17,8 @@ ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
 RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
 # Storage types that networks are compiled in.
 NETWORK_DTYPES = ("fp16", "fp32")
+# What is aligned in their smallest element is aligned in all.
+STORED_BYTES = min(ELEMENT_BYTES[dtype] for dtype in NETWORK_DTYPES)
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
@@ -206,6 +208,9 @@ class Region:
     weight_elements : int
     anchored : bool
         False if every operator is elementwise or moves data.
+    view : bool
+        Whether it is no kernel at all: a slice that lies inside its operand, or a concatenation that its
+        operands lie inside.
     role : str
         One of `ROLES`; only a decomposition sets it.
     """
@@ -221,6 +226,7 @@ class Region:
     output_shape: tuple[int, ...]
     weight_elements: int = 0
     anchored: bool = True
+    view: bool = False
     role: str = ""
 
     @property

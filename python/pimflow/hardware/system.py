@@ -14,6 +14,8 @@ from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
 TIMINGS = ("strict", "ramulator-pimflow")
+# Parts of tensors lie inside them where they can, or are always copied.
+COPIES = ("elided", "made")
 # What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
 # filled before it is used; all buffers, written while others compute, and tiles split where channels
 # would be idle; and every loop order of `pim_backend.schedule`.
@@ -44,6 +46,9 @@ class System:
         Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
     scheduling : str
         Which loop orders PIM programs may take: one of `SCHEDULINGS`.
+    copies : str
+        ``elided``: slices and the joined parts of splits are no kernels where memory can be laid out so;
+        ``made``: they always are.
     """
 
     name: str
@@ -57,6 +62,7 @@ class System:
     accounting: str = "full"
     timing: str = "strict"
     scheduling: str = SCHEDULINGS[-1]
+    copies: str = COPIES[0]
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,6 +81,7 @@ class System:
             ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
             ("scheduling", self.scheduling, SCHEDULINGS),
+            ("copies", self.copies, COPIES),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
@@ -92,6 +99,11 @@ class System:
     def gpu_channels(self) -> int:
         """Memory channels that serve the GPU in a mixed plan."""
         return self.gpu.memory_channels - self.pim_channels
+
+    @property
+    def views(self) -> bool:
+        """Whether parts of tensors may lie inside them."""
+        return self.copies == COPIES[0]
 
     @property
     def gwrite_hiding(self) -> bool:

@@ -90,7 +90,12 @@ def _plan_region(
     end = pool_end_bytes(placed, at)
     _check_capacity(memory, end, bound, limit)
     by_class = {alias_class(block): offset for block, offset in zip(placed, at)}
-    offsets = {life.name: by_class.get(alias_class(life), life.offset_bytes or 0) for life in members}
+    offsets = {
+        life.name: by_class[alias_class(life)] + life.within_bytes
+        if alias_class(life) in by_class
+        else life.offset_bytes or 0
+        for life in members
+    }
     return Pool(memory=memory, pool_bytes=end, lower_bound_bytes=bound, policy=by), offsets
 
 

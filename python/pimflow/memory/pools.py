@@ -110,6 +110,11 @@ def _check(life: Lifetime) -> None:
         raise LifetimeError(f"{where}: size {life.size_bytes} B is negative")
     if life.alignment_bytes < 1:
         raise LifetimeError(f"{where}: alignment {life.alignment_bytes} B is not positive")
+    if life.within_bytes < 0 or life.within_bytes % life.alignment_bytes:
+        raise LifetimeError(
+            f"{where} begins {life.within_bytes} B into what it shares, which is negative or no multiple of "
+            f"its alignment, {life.alignment_bytes} B"
+        )
     if life.offset_bytes is not None and (life.offset_bytes < 0 or life.offset_bytes % life.alignment_bytes):
         raise LifetimeError(
             f"{where}: required offset {life.offset_bytes} B is negative or no multiple of its alignment, "
@@ -125,8 +130,8 @@ def alias_class(life: Lifetime) -> tuple[str, str]:
 def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
     """The buffers to place in one memory region: each alias class once.
 
-    A class is one buffer of its largest size, from its first step to its last. What takes no bytes is
-    left out.
+    A class is one buffer that holds all of its members, from its first step to its last. What takes no
+    bytes is left out.
 
     Raises
     ------
@@ -137,8 +142,8 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
     """
     classes: dict[tuple[str, str], Lifetime] = {}
     for life in lifetimes:
-        key = alias_class(life)
-        classes[key] = _joined(classes[key], life) if key in classes else life
+        key, block = alias_class(life), _block(life)
+        classes[key] = _joined(classes[key], block) if key in classes else block
     placed = [life for life in classes.values() if life.size_bytes > 0]
     alignment = max((life.alignment_bytes for life in placed), default=1)
     demand = sum(life.size_bytes + alignment for life in placed)
@@ -148,6 +153,23 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
         raise InfeasibleError(what, demand, LARGEST_POOL_BYTES, "B", ["smaller buffers"])
     _check_fixed([life for life in placed if life.offset_bytes is not None])
     return placed
+
+
+def _block(life: Lifetime) -> Lifetime:
+    """The class of `life` as far as `life` knows it."""
+    if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
+        raise LifetimeError(
+            f"buffer '{life.name}' lies {life.within_bytes} B into what it shares, which would begin before "
+            f"the pool if it had to lie at {life.offset_bytes} B"
+        )
+    if not life.size_bytes:
+        return life
+    return replace(
+        life,
+        size_bytes=life.within_bytes + life.size_bytes,
+        within_bytes=0,
+        offset_bytes=None if life.offset_bytes is None else life.offset_bytes - life.within_bytes,
+    )
 
 
 def _joined(a: Lifetime, b: Lifetime) -> Lifetime:

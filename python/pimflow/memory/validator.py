@@ -70,10 +70,12 @@ def _check_aliases(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, in
         if not life.alias:
             continue
         other = first.setdefault((life.memory, life.alias), life)
-        if offsets_bytes[life.name] != offsets_bytes[other.name]:
+        apart = offsets_bytes[life.name] - offsets_bytes[other.name]
+        if apart != life.within_bytes - other.within_bytes:
             raise VerificationError(
                 f"buffers '{other.name}' and '{life.name}' share their bytes and lie at "
-                f"{offsets_bytes[other.name]} and {offsets_bytes[life.name]} B"
+                f"{offsets_bytes[other.name]} and {offsets_bytes[life.name]} B, {apart} and not "
+                f"{life.within_bytes - other.within_bytes} B apart"
             )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
+from pimflow.core.liveness import apart
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
     ELEMENT_BYTES,
     RESULT_BYTES,
+    STORED_BYTES,
     ConvGeometry,
     Kernel,
     Region,
@@ -130,15 +132,15 @@ class Candidates:
         """
         channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
         if mode == "GPU":
-            task = self._gpu_task(region.name, gpu_kernel(region, self.system.dtype), channels)
+            kernels = [] if region.view else [gpu_kernel(region, self.system.dtype)]
             port = Port(dtype=self.system.dtype)
             return Candidate(
                 name="GPU",
                 covers=(region.name,),
                 gpu_share=1.0,
-                input=replace(port, accepts_pending=True),
+                input=replace(port, accepts_pending=not region.view),
                 output=port,
-                tasks=(task,),
+                tasks=tuple(self._gpu_task(region.name, kernel, channels) for kernel in kernels),
                 rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows),
             )
         problem = self.refusal(region) or (self.unsplittable(region, gpu_rows) if mode == "SPLIT" else "")
@@ -167,7 +169,7 @@ class Candidates:
         if full and self.system.pim.result_lanes > 1:
             after = tuple(range(len(tasks)))
             tasks.append(replace(self._lanes_task(region, run, channels), after=after))
-        pending = self._undone(gpu_rows) + region.epilogue
+        pending = self._undone(region, gpu_rows) + region.epilogue
         defers = pending and self.defers(region)
         if pending and not defers:
             settle = self.settle(region).task
@@ -186,10 +188,12 @@ class Candidates:
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
         )
 
-    def _undone(self, gpu_rows: int) -> tuple[str, ...]:
+    def _undone(self, region: Region, gpu_rows: int) -> tuple[str, ...]:
         """What a PIM region leaves to others whatever it computes."""
         lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
-        return lanes + (("concat",) if gpu_rows else ())
+        g = region.geometry
+        copied = not self.system.views or apart((g.n, g.oh, g.ow, g.oc), 1, gpu_rows, STORED_BYTES)
+        return lanes + (("concat",) if gpu_rows and copied else ())
 
     def _lanes_task(self, region: Region, run: PimCost, channels: int) -> Task:
         """What it adds to a kernel that each result is a sum of several, which the device left apart."""
@@ -209,6 +213,8 @@ class Candidates:
         if region.name in self.graph.outputs or not consumers:
             return False
         first = self.graph.region(consumers[0])
+        if first.view:
+            return False
         return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:

@@ -108,7 +108,7 @@ def evaluate(
         ends: list[float] = []
         for task in candidate.tasks:
             ends.append(run(task, max([start_ns, *(ends[i] for i in task.after)])))
-        ready_ns[region.name] = max(ends)
+        ready_ns[region.name] = max(ends, default=start_ns)
         region_ns[region.name] = ready_ns[region.name] - begin_ns
         if candidate.output.pending:
             pending.add(region.name)

@@ -1,0 +1,243 @@
+"""What a lowered ``main`` allocates: lifetimes over its calls, and which bytes tensors share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import relax
+
+from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
+from pimflow.relay_passes.flat import element_bytes, operator, shape
+from pimflow.relay_passes.keep_views import JOIN, PART, view_call
+from pimflow.relay_passes.overwriting import overwrites
+
+MEMORY = "gpu"
+# Calls that give another name to the tensor they take.
+_NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A tensor that ``main`` allocates, or joins of others.
+
+    Attributes
+    ----------
+    var : Var
+        The first that holds it.
+    size_bytes : int
+    begin, end : int
+        Calls between which it is live, half-open; -1 until it is used.
+    pinned : bool
+        Whether ``main`` returns it.
+    home : Buffer
+        What it lies inside, itself for most.
+    within_bytes : int
+        Where in there.
+    """
+
+    var: relax.Var
+    size_bytes: int
+    begin: int = -1
+    end: int = -1
+    pinned: bool = False
+    home: Buffer = field(init=False)
+    within_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.home = self
+
+    def place(self) -> tuple[Buffer, int]:
+        """The outermost buffer that it lies inside, and where."""
+        if self.home is self:
+            return self, 0
+        home, within_bytes = self.home.place()
+        return home, within_bytes + self.within_bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call that computes: the kernel, if it is one of this module, and the buffers that it is given."""
+
+    kernel: tvm.ir.GlobalVar | None
+    operands: tuple[Buffer | None, ...]
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Buffers of ``main`` by the variable that first holds each, and what uses them.
+
+    Attributes
+    ----------
+    by_var : dict of Var to Buffer
+        Allocations and joins.
+    steps : list of Step
+    overwritten : dict of Buffer to Buffer
+        Results that take over the bytes of an operand, with that operand.
+    kernels_in_place : set of GlobalVar
+        Kernels that write where they read.
+    """
+
+    by_var: dict[relax.Var, Buffer]
+    steps: list[Step]
+    overwritten: dict[Buffer, Buffer]
+    kernels_in_place: set[tvm.ir.GlobalVar]
+
+    @property
+    def names(self) -> dict[Buffer, str]:
+        """Unique, and the same for the same module."""
+        return {buffer: f"{index}:{buffer.var.name}" for index, buffer in enumerate(self.by_var.values())}
+
+    def liveness(self) -> Liveness:
+        """Lifetimes over the calls of ``main``; a buffer that no call uses takes no room."""
+        names = self.names
+        lifetimes = []
+        for buffer, name in names.items():
+            if buffer.begin < 0:
+                continue
+            home, within_bytes = buffer.place()
+            lifetimes.append(
+                Lifetime(
+                    name=name,
+                    begin=buffer.begin,
+                    end=buffer.end,
+                    size_bytes=buffer.size_bytes,
+                    memory=MEMORY,
+                    alias=names[home],
+                    within_bytes=within_bytes,
+                    pinned=buffer.pinned,
+                    alignment_bytes=ALIGNMENT_BYTES,
+                )
+            )
+        return Liveness(steps=len(self.steps), lifetimes=tuple(lifetimes))
+
+
+def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
+    """Of `mod` after ``CallTIRRewrite``.
+
+    A call is a step; the first that takes a buffer writes it. What ``main`` returns is live to the end.
+
+    Parameters
+    ----------
+    in_place : bool
+        Whether results of kernels may take over operands that die with them (Occamy, section III-B).
+    """
+    found = _read(mod)
+    return _overwriting(mod, found) if in_place else found
+
+
+def _read(mod: tvm.IRModule) -> Buffers:
+    by_var: dict[relax.Var, Buffer] = {}
+    held: dict[relax.Var, tuple[Buffer, ...]] = {}  # what a variable holds; several for a tuple
+    fields: dict[relax.Var, list[relax.Expr]] = {}
+    steps: list[Step] = []
+
+    def holds(expr: relax.Expr) -> tuple[Buffer, ...]:
+        if isinstance(expr, relax.Var):
+            return held.get(expr, ())
+        if isinstance(expr, relax.Tuple):
+            return tuple(buffer for each in expr.fields for buffer in holds(each))
+        return ()
+
+    def use(buffer: Buffer, step: int) -> None:
+        buffer.begin = step if buffer.begin < 0 else buffer.begin
+        buffer.end = max(buffer.end, step + 1)
+
+    body = mod["main"].body
+    for binding in (b for block in body.blocks for b in block.bindings):
+        var, value = binding.var, binding.value
+        if operator(value) == "builtin.alloc_tensor":
+            by_var[var] = Buffer(var, tensor_bytes(var))
+            held[var] = (by_var[var],)
+        elif isinstance(value, relax.Tuple):
+            held[var], fields[var] = holds(value), list(value.fields)
+        elif isinstance(value, relax.TupleGetItem):
+            known = fields.get(value.tuple_value)
+            held[var] = holds(known[value.index] if known else value.tuple_value)
+        elif isinstance(value, relax.Var):
+            held[var] = holds(value)
+            if value in fields:
+                fields[var] = fields[value]
+        elif operator(value) in _NAMES or view_call(value) == PART:
+            held[var] = holds(value.args[0])
+        elif view_call(value) == JOIN:
+            by_var[var] = _joined(var, [holds(part) for part in value.args])
+            held[var] = (by_var[var],)
+        elif isinstance(value, relax.Call):
+            operands = [next(iter(holds(arg)), None) for arg in value.args]
+            for arg in value.args:
+                for buffer in holds(arg):
+                    use(buffer, len(steps))
+            kernel = value.op if isinstance(value.op, tvm.ir.GlobalVar) else None
+            if kernel is not None or any(operands):
+                steps.append(Step(kernel, tuple(operands)))
+    for buffer in holds(body.body):
+        buffer.pinned, buffer.end = True, len(steps)
+    for buffer in reversed(by_var.values()):
+        if buffer.home is not buffer and buffer.home.begin >= 0:
+            # Read through the whole: the parts are still needed.
+            buffer.end = max(buffer.end, buffer.home.end)
+    return Buffers(by_var, steps, {}, set())
+
+
+def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
+    """The tensor that `parts` make, one after the other."""
+    whole = Buffer(var, tensor_bytes(var))
+    within_bytes = 0
+    for (part,) in parts:
+        assert part.home is part, "a part lies in one tensor only"
+        part.home, part.within_bytes = whole, within_bytes
+        within_bytes += part.size_bytes
+        whole.begin = part.begin if whole.begin < 0 else min(whole.begin, part.begin)
+        whole.end = max(whole.end, part.end)
+    assert within_bytes == whole.size_bytes, "parts fill their tensor"
+    return whole
+
+
+def _overwriting(mod: tvm.IRModule, found: Buffers) -> Buffers:
+    """`found`, with results that take over operands which die where they are made."""
+    members: dict[Buffer, list[Buffer]] = {}
+    for buffer in found.by_var.values():
+        members.setdefault(buffer.place()[0], []).append(buffer)
+
+    def dies(operand: Buffer, step: int) -> bool:
+        home, _ = operand.place()
+        return all(each.end <= step + 1 and not each.pinned for each in members[home])
+
+    for number, step in enumerate(found.steps):
+        if step.kernel is None:
+            continue
+        for result, operand in _candidates(step, number):
+            if operand.size_bytes != result.size_bytes or not dies(operand, number):
+                continue
+            positions = step.operands.index(operand), step.operands.index(result)
+            if not overwrites(mod[step.kernel], *positions):
+                continue
+            result.home, result.within_bytes = operand, 0
+            found.overwritten[result] = operand
+            found.kernels_in_place.add(step.kernel)
+            moved = members.pop(result)
+            members[operand.place()[0]] += moved
+    return found
+
+
+def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
+    """Results of `step` that lie anywhere yet, and operands that it alone takes, once."""
+    results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
+    operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]
+    taken: set[Buffer] = set()
+    for result in results:
+        for operand in operands:
+            home = operand.place()[0]
+            sharing = [b for b in operands if b.place()[0] is home]
+            if len(sharing) == 1 and home not in taken and result.home is result:
+                yield result, operand
+                if result.home is not result:
+                    taken.add(home)
+
+
+def tensor_bytes(var: relax.Var) -> int:
+    """Of the tensor that `var` holds."""
+    return math.prod(shape(var)) * element_bytes(var)

@@ -1,0 +1,47 @@
+"""Parts of tensors that are no copies, kept until memory is planned."""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import element_bytes, operator, rebuild, shape, slice_begin
+
+PART, JOIN = "pimflow.part", "pimflow.join"
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepViews")
+class KeepViews:
+    """Slices and concatenations that `GroupKernels` left in ``main``, out of reach of legalisation.
+
+    Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
+    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``; `PlanPool` makes places in memory of them.
+    Preserves: values, names.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        def rewrite(builder, var, value):
+            kind = operator(value)
+            if kind == "strided_slice":
+                offset = relax.prim_value(_offset_bytes(value, var))
+                return relax.op.call_pure_packed(PART, value.args[0], offset, ty_args=var.ty)
+            if kind == "concat":
+                return relax.op.call_pure_packed(JOIN, *value.args[0].fields, ty_args=var.ty)
+            return None
+
+        return rebuild(mod, rewrite)
+
+
+def view_call(value: relax.Expr) -> str:
+    """`PART` or `JOIN` if `value` is a call of it, past ``RemovePurityChecking``; empty otherwise."""
+    callee = value.op if isinstance(value, relax.Call) else None
+    name = str(callee.global_symbol) if isinstance(callee, relax.ExternFunc) else ""
+    return name if name in (PART, JOIN) else ""
+
+
+def _offset_bytes(call: relax.Call, part: relax.Var) -> int:
+    """Where `part` begins in what `call` slices it from."""
+    axis, begin = slice_begin(call)
+    return begin * math.prod(shape(part)[axis + 1 :]) * element_bytes(part)

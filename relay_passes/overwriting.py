@@ -1,0 +1,62 @@
+"""Kernels whose result may lie where an operand lay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir.expr import TensorRegion
+
+
+def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
+    """Whether `kernel` gives the same with parameter `result` in the bytes of parameter `operand`.
+
+    It does if an element of the operand is read only where the element of the result with the same index
+    is computed, once: in one block, which reduces nothing.
+    """
+    source, target = kernel.params[operand], kernel.params[result]
+    if str(source.ty.dtype) != str(target.ty.dtype) or not _alike(source.ty.shape, target.ty.shape):
+        return False
+    if kernel.body.block.name_hint != "root":
+        return False  # a loop nest that does not say what it accesses
+    writing = []
+    for block in _blocks(kernel):
+        if not block.iter_vars:
+            return False  # another such
+        read, written = _accessed(block.reads, source), _accessed(block.writes, target)
+        if _accessed(block.reads, target) or _accessed(block.writes, source) or block.match_buffers:
+            return False
+        if read and not written:
+            return False
+        if written:
+            writing.append((block, read, written))
+    if len(writing) != 1:
+        return False
+    ((block, read, (element, *more)),) = writing
+    plain = all(i.iter_type == tirx.IterVar.DataPar for i in block.iter_vars)
+    single = all(int(axis.extent) == 1 if isinstance(axis.extent, tirx.IntImm) else False for axis in element)
+    return plain and single and not more and all(_alike(element, other) for other in read)
+
+
+def _alike(a: object, b: object) -> bool:
+    return bool(tvm_ffi.structural_equal(list(a), list(b)))
+
+
+def _accessed(regions: list[TensorRegion], buffer: tirx.Var) -> list[list[tvm.ir.Range]]:
+    """What of `buffer` is among `regions`."""
+    return [list(region.region) for region in regions if region.source.same_as(buffer)]
+
+
+def _blocks(kernel: tirx.PrimFunc) -> Iterator[s_tir.SBlock]:
+    """All blocks but those that only hold others."""
+    schedule = s_tir.Schedule(kernel)
+    waiting = list(schedule.get_child_blocks(schedule.get_sblock("root")))
+    while waiting:
+        block = waiting.pop()
+        inner = schedule.get_child_blocks(block)
+        if inner:
+            waiting += inner
+        else:
+            yield schedule.get(block)
