@@ -65,6 +65,21 @@ class Step:
     operands: tuple[Buffer | None, ...]
 
 
+@dataclass(eq=False)
+class Given:
+    """An input or a weight: a constant operand of calls [`begin`, `end`)."""
+
+    name: str
+    size_bytes: int
+    weight: bool
+    begin: int = -1
+    end: int = 0
+
+    def use(self, step: int) -> None:
+        self.begin = step if self.begin < 0 else self.begin
+        self.end = step + 1
+
+
 @dataclass(frozen=True)
 class Buffers:
     """Buffers of ``main`` by the variable that first holds each, and what uses them.
@@ -78,22 +93,47 @@ class Buffers:
         Results that take over the bytes of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write where they read.
+    given : list of Given
+        Inputs and weights, which the network does not compute.
     """
 
     by_var: dict[relax.Var, Buffer]
     steps: list[Step]
     overwritten: dict[Buffer, Buffer]
     kernels_in_place: set[tvm.ir.GlobalVar]
+    given: list[Given]
 
     @property
     def names(self) -> dict[Buffer, str]:
         """Unique, and the same for the same module."""
         return {buffer: f"{index}:{buffer.var.name}" for index, buffer in enumerate(self.by_var.values())}
 
-    def liveness(self) -> Liveness:
-        """Lifetimes over the calls of ``main``; a buffer that no call uses takes no room."""
+    def liveness(self, weights: str = "") -> Liveness:
+        """Lifetimes over the calls of ``main``; a buffer that no call uses takes no room.
+
+        Parameters
+        ----------
+        weights : str
+            ``resident``: weights and inputs lie in the pool from the first call to the last;
+            ``streamed``: weights are copied there before their first use, and are dead after their last;
+            empty: both lie elsewhere, as those of an executable do.
+        """
         names = self.names
         lifetimes = []
+        for given in self.given if weights else ():
+            streamed = weights == "streamed" and given.weight
+            if given.begin >= 0:
+                lifetimes.append(
+                    Lifetime(
+                        name=given.name,
+                        begin=given.begin if streamed else 0,
+                        end=given.end if streamed else len(self.steps),
+                        size_bytes=given.size_bytes,
+                        memory=MEMORY,
+                        pinned=not given.weight,
+                        alignment_bytes=ALIGNMENT_BYTES,
+                    )
+                )
         for buffer, name in names.items():
             if buffer.begin < 0:
                 continue
@@ -133,6 +173,7 @@ def _read(mod: tvm.IRModule) -> Buffers:
     held: dict[relax.Var, tuple[Buffer, ...]] = {}  # what a variable holds; several for a tuple
     fields: dict[relax.Var, list[relax.Expr]] = {}
     steps: list[Step] = []
+    given = {param: Given(f"%{param.name}", tensor_bytes(param), False) for param in mod["main"].params}
 
     def holds(expr: relax.Expr) -> tuple[Buffer, ...]:
         if isinstance(expr, relax.Var):
@@ -162,6 +203,8 @@ def _read(mod: tvm.IRModule) -> Buffers:
                 fields[var] = fields[value]
         elif operator(value) in _NAMES or view_call(value) == PART:
             held[var] = holds(value.args[0])
+            if value.args[0] in given:
+                given[var] = given[value.args[0]]
         elif view_call(value) == JOIN:
             by_var[var] = _joined(var, [holds(part) for part in value.args])
             held[var] = (by_var[var],)
@@ -170,6 +213,10 @@ def _read(mod: tvm.IRModule) -> Buffers:
             for arg in value.args:
                 for buffer in holds(arg):
                     use(buffer, len(steps))
+                if isinstance(arg, tvm.ir.GenericConst) and arg not in given:
+                    given[arg] = Given(f"weight {len(given)}", tensor_bytes(arg), True)
+                if arg in given:
+                    given[arg].use(len(steps))
             kernel = value.op if isinstance(value.op, tvm.ir.GlobalVar) else None
             if kernel is not None or any(operands):
                 steps.append(Step(kernel, tuple(operands)))
@@ -179,7 +226,7 @@ def _read(mod: tvm.IRModule) -> Buffers:
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Read through the whole: the parts are still needed.
             buffer.end = max(buffer.end, buffer.home.end)
-    return Buffers(by_var, steps, {}, set())
+    return Buffers(by_var, steps, {}, set(), list(dict.fromkeys(given.values())))
 
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
@@ -238,6 +285,6 @@ def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
                     taken.add(home)
 
 
-def tensor_bytes(var: relax.Var) -> int:
-    """Of the tensor that `var` holds."""
-    return math.prod(shape(var)) * element_bytes(var)
+def tensor_bytes(tensor: relax.Expr) -> int:
+    """Of a tensor."""
+    return math.prod(shape(tensor)) * element_bytes(tensor)

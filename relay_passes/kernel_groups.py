@@ -38,6 +38,8 @@ class KernelGroup:
     view : bool
         Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
         (`core.liveness.apart`): no kernel at all.
+    copied : dict of Var to str
+        Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
     """
@@ -46,11 +48,22 @@ class KernelGroup:
     anchor: relax.VarBinding | None = None
     fusible: bool = True
     view: bool = False
+    copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
 
     @property
     def result(self) -> relax.Var:
         return self.bindings[-1].var
+
+    @property
+    def copies(self) -> dict[relax.Var, str]:
+        """Slices and concatenations that the kernel writes to memory for their own sake, and why.
+
+        A slice that others compute with inside the kernel is read in place.
+        """
+        moves = all(operator(b.value) in MOVES + GATHERS for b in self.bindings)
+        made = {b.var: operator(b.value) for b in self.bindings}
+        return {var: why for var, why in self.copied.items() if moves or made[var] == "concat"}
 
     @property
     def title(self) -> relax.Var:
@@ -84,7 +97,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     for binding in main_bindings(mod):
         kind = operator(binding.value)
         operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
-        if views and kind in GATHERS and is_view(binding.value, made, joined):
+        copied = _copied(binding.value, made, joined) if views and kind in GATHERS else "copies are made"
+        if kind in GATHERS and not copied:
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
             joined.update(operands if kind == "concat" else ())
@@ -113,10 +127,12 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 floats = before.anchor is None and before.fusible and var == before.result
                 if floats and before in groups and var not in read:
                     group.bindings += before.bindings
+                    group.copied |= before.copied
                     group.kept += [] if sole(var) else [var]
                     groups.remove(before)
             groups.append(group)
         group.bindings.append(binding)
+        group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
@@ -124,30 +140,28 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     return groups
 
 
-def is_view(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> bool:
-    """Whether a slice or concatenation moves nothing, since parts can lie inside their tensor.
+def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:
+    """Why a slice or concatenation moves bytes; empty if it does not, since parts can lie inside their tensor.
 
     Parts of a concatenation have to be what kernels and PIM write there: distinct, in no other
     concatenation, and no other name of a tensor that lies elsewhere.
     """
     if operator(value) == "strided_slice":
         begin = slice_begin(value)
-        source = value.args[0]
-        return (
-            begin is not None
-            and isinstance(source, relax.Var)
-            and not apart(shape(source), *begin, STORED_BYTES)
-        )
+        if begin is None or not isinstance(value.args[0], relax.Var):
+            return "the slice skips elements, or slices a constant"
+        return apart(shape(value.args[0]), *begin, STORED_BYTES)
     parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
-    if not all(isinstance(part, relax.Var) and part in made and part not in joined for part in parts):
-        return False
+    if not all(isinstance(part, relax.Var) and part in made for part in parts):
+        return "a part is an input or a constant"
+    if len(set(parts)) != len(parts) or any(part in joined for part in parts):
+        return "a part lies in two places"
+    if not all(_written(part, made[part]) for part in parts):
+        return "a part is another name of a tensor that lies elsewhere"
     axis = int(value.attrs.axis or 0) % len(shape(value))
     begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
-    return (
-        len(set(parts)) == len(parts) > 1
-        and all(_written(part, made[part]) for part in parts)
-        and not any(apart(shape(value), axis, begin, STORED_BYTES) for begin in begins)
-    )
+    problems = (apart(shape(value), axis, begin, STORED_BYTES) for begin in begins)
+    return next(filter(None, problems), "")
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:

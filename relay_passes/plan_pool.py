@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import tvm
 from tvm import relax
@@ -11,9 +12,22 @@ from pimflow.core.liveness import Liveness
 from pimflow.relay_passes.buffers import Buffers, buffers
 from pimflow.relay_passes.keep_views import PART, view_call
 
-# From lifetimes: offsets by name, and the size of the pool of every memory region.
-Planner = Callable[[Liveness], tuple[Mapping[str, int], Mapping[str, int]]]
-POOL_ATTR = "pimflow.pool_bytes"
+
+class Placement(Protocol):
+    """Where buffers lie.
+
+    Attributes
+    ----------
+    offsets_bytes : mapping of str to int
+        By name of the lifetime.
+    pool_bytes : int
+    """
+
+    @property
+    def offsets_bytes(self) -> Mapping[str, int]: ...
+
+    @property
+    def pool_bytes(self) -> int: ...
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlanPool")
@@ -31,26 +45,23 @@ class PlanPool:
     Preserves: values, names.
     """
 
-    def __init__(self, planner: Planner):
+    def __init__(self, planner: Callable[[Liveness], Placement]):
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         found = buffers(mod)
-        offsets, pools_bytes = self.planner(found.liveness())
-        (pool_bytes,) = pools_bytes.values() or (0,)
-        main = _placed(mod["main"], found, offsets, pool_bytes)
+        main = _placed(mod["main"], found, self.planner(found.liveness()))
         functions = dict(mod.functions_items())
-        functions[mod.get_global_var("main")] = main.with_attr(POOL_ATTR, pool_bytes)
+        functions[mod.get_global_var("main")] = main
         for kernel in found.kernels_in_place:
             name = mod.get_global_var(kernel.name_hint)
             functions[name] = functions[name].with_attr("tirx.noalias", False)
         return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _placed(
-    main: relax.Function, found: Buffers, offsets: Mapping[str, int], pool_bytes: int
-) -> relax.Function:
-    """`main` with its buffers at `offsets` of one pool."""
+def _placed(main: relax.Function, found: Buffers, placement: Placement) -> relax.Function:
+    """`main` with its buffers in one pool."""
+    offsets = placement.offsets_bytes
     places = {b.var: offsets[name] for b, name in found.names.items() if name in offsets}
     builder = relax.BlockBuilder()
 
@@ -62,7 +73,7 @@ def _placed(
 
     with builder.function("pimflow_placed", list(main.params)):
         if places:
-            size = relax.ShapeExpr([pool_bytes])
+            size = relax.ShapeExpr([placement.pool_bytes])
             pool = builder.emit(relax.op.memory.alloc_storage(size, 0, "global", "uint8"), name_hint="pool")
         for binding in (b for block in main.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, pipeline, report, targets, tracing, zoo
+from pimflow import artifact, compilation, frontend, network_memory, pipeline, report, targets, tracing, zoo
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 trace = tracing.trace
+plan_memory = network_memory.plan_memory
 
 AnyPlan = Plan | Searched | str | os.PathLike
 
@@ -73,6 +74,7 @@ def search(
     *,
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
     objective: str = "latency",
     solver: str = "dp",
     profiling: Profiling | None = None,
@@ -89,13 +91,15 @@ def search(
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
+    batch : int, optional
+        Inferences at once; see `frontend.load`.
     objective, solver : str
         What is minimised, and by which method.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     """
-    network = frontend.load(model, shapes)
+    network = frontend.load(model, shapes, batch)
     options = {"objective": objective, "solver": solver}
     return search_network(network, target_system, plan, profiling=profiling, **options)
 
@@ -148,6 +152,7 @@ def compile(
     target: str = "llvm+pim",
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -171,6 +176,8 @@ def compile(
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
+    batch : int, optional
+        Inferences at once; see `frontend.load`.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -201,7 +208,7 @@ def compile(
     targets.named_target(target)
     target_system.require_network_dtype()
     progress("loading")
-    network = frontend.load(model, shapes)
+    network = frontend.load(model, shapes, batch)
     interface = artifact.Interface(inputs=network.inputs)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     progress("computing the reference")

@@ -31,9 +31,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
     )
-    sub.add_argument(
-        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
-    )
+    _input_options(sub)
     _system_options(sub)
     sub.add_argument(
         "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
@@ -47,9 +45,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     sub = command("profile", "time everything that a search needs, and keep it")
     sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
-    sub.add_argument(
-        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
-    )
+    _input_options(sub)
     _system_options(sub)
 
     sub = command("run", "run a compiled network")
@@ -95,6 +91,16 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")
     sub.add_argument("device", metavar="NAME|FILE", nargs="?", help="device or system to show")
     return whole
+
+
+def _input_options(sub: argparse.ArgumentParser) -> None:
+    """Shapes of what a network takes."""
+    sub.add_argument(
+        "--shape", metavar="NAME=1,3,224,224", action="append", default=[], help="fix a dynamic input"
+    )
+    sub.add_argument(
+        "--batch", metavar="N", type=int, help="inferences at once, where a network is made for 1"
+    )
 
 
 def _system_options(sub: argparse.ArgumentParser) -> None:

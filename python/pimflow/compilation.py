@@ -12,6 +12,7 @@ from pimflow.core.program import PimProgram
 from pimflow.execution import pack
 from pimflow.frontend import Network, relax_module
 from pimflow.kernels import Kernels, compile_kernels
+from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 
 
@@ -30,6 +31,8 @@ class Build:
         By the symbol under which the executable calls each.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
+    memory : MemoryPlan
+        Where its tensors lie: one pool.
     weight_bytes : int
     """
 
@@ -38,6 +41,7 @@ class Build:
     module: tvm.runtime.Module
     programs: dict[str, PimProgram]
     kernels: Kernels
+    memory: MemoryPlan
     weight_bytes: int
 
     @property
@@ -54,7 +58,8 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
     """`network` as `searched` plans it, for `target`."""
     programs, rows = searched.programs(), searched.gpu_rows()
     applied = pipeline.apply_plan(network.module, rows, programs)
-    executable = pipeline.build(applied, target, searched.system)
+    plans: list[MemoryPlan] = []
+    executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
     name = targets.name_of(target)
     return Build(
@@ -63,6 +68,7 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
         module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
         programs=pipeline.symbols(network.module, rows, programs),
         kernels=kernels,
+        memory=plans[-1],
         weight_bytes=relax_module.weight_bytes(network.module),
     )
 

@@ -1,8 +1,9 @@
-"""``pimflow memory``: plan the buffers of a table, and say how good the plan is."""
+"""``pimflow memory``: plan the buffers of a network or a table, and say how good the plan is."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,20 +13,32 @@ from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
     from pimflow.memory import MemoryPlan
+    from pimflow.network_memory import NetworkMemory
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Arguments of the command; `run` takes them."""
-    sub.add_argument("table", metavar="CSV", help="buffers, one a line: id,lower,upper,size")
+    sub.add_argument(
+        "source", metavar="MODEL|CSV", help="a network, or a table of buffers: id,lower,upper,size a line"
+    )
     sub.add_argument(
         "--policy",
         default="exact",
         help="best, exact, ortools, first-fit, best-fit, longer-first, bigger-first (default: %(default)s)",
     )
     sub.add_argument("--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
-    sub.add_argument("--alignment", metavar="N", type=int, default=1, help="bytes (default: %(default)s)")
+    sub.add_argument(
+        "--alignment", metavar="N", type=int, help="bytes (default: 64 for networks, 1 for tables)"
+    )
+    sub.add_argument("--weights", help="place weights and inputs too: resident, streamed")
+    sub.add_argument("--no-in-place", action="store_true", help="no result takes over a dead operand")
+    sub.add_argument(
+        "--target", default="llvm+pim", help="what a network is lowered for (default: %(default)s)"
+    )
+    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
+    sub.add_argument("--dtype", help="storage type of a network on a GPU: fp16, fp32")
     sub.add_argument(
         "--time-limit", metavar="S", type=float, default=60.0, help="seconds of search (default: %(default)g)"
     )
@@ -41,25 +54,60 @@ def run(args: argparse.Namespace) -> None:
     _check(args)
     if args.plot:
         plot.check_format(args.plot)
-    lifetimes = csv_form.read(args.table, args.alignment)
-    if not args.quiet:
-        print(f"pimflow: planning {len(lifetimes)} buffers …", file=sys.stderr)
-    plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity, seconds=args.time_limit)
+    network = None if _is_table(args.source) else _network(args)
+    if network is None:
+        lifetimes = csv_form.read(args.source, args.alignment or 1)
+        if not args.quiet:
+            print(f"pimflow: planning {len(lifetimes)} buffers …", file=sys.stderr)
+        plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity, seconds=args.time_limit)
+    else:
+        lifetimes, plan = network.liveness.lifetimes, network.plan
     policies = memory.policy_bytes(lifetimes)
-    policies["best"] = min(policies.values())
+    best = min(policies, key=policies.__getitem__)
+    policies["best"] = policies[best]
     policies[args.policy] = plan.pool_bytes
     if args.output:
         csv_form.write(args.output, lifetimes, plan.offsets_bytes)
     if args.plot:
-        plot.write(args.plot, lifetimes, plan, Path(args.table).name)
+        plot.write(args.plot, lifetimes, plan, Path(args.source).name)
     if args.json:
-        print(json.dumps(_row(plan, policies, {life.name: life.size_bytes for life in lifetimes}), indent=1))
+        row = _row(plan, policies, {life.name: life.size_bytes for life in lifetimes})
+        print(json.dumps(row | (_network_row(network, best) if network else {}), indent=1))
     else:
         print(_text(plan, policies))
+        if network:
+            print(_network_text(network))
+
+
+def _is_table(source: str) -> bool:
+    return source.endswith(".csv") or (
+        Path(source).is_file() and Path(source).suffix not in (".onnx", ".pt2")
+    )
+
+
+def _network(args: argparse.Namespace) -> NetworkMemory:
+    from pimflow import api, zoo
+    from pimflow.hardware import system
+
+    if not args.quiet:
+        print(f"pimflow: lowering {args.source} …", file=sys.stderr)
+    return api.plan_memory(
+        args.source,
+        system(args.system, dtype=args.dtype),
+        target=args.target,
+        shapes=dict(map(zoo.parse_shape, args.shape)),
+        batch=args.batch,
+        policy=args.policy,
+        weights=args.weights or "",
+        in_place=not args.no_in_place,
+        capacity_bytes=args.capacity,
+        alignment_bytes=args.alignment,
+        seconds=args.time_limit,
+    )
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.alignment < 1:
+    if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
         raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
@@ -89,6 +137,36 @@ def _row(plan: MemoryPlan, policies: dict[str, int], size_bytes: dict[str, int])
             for name, offset in plan.offsets_bytes.items()
         ],
     }
+
+
+def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
+    return {
+        "tvm_pool_bytes": network.tvm_pool_bytes,
+        "eager_bytes": network.eager_bytes,
+        "lazy_peak_bytes": network.lazy_peak_bytes,
+        "best_policy": best,
+        "eager_allocations": network.eager_allocations,
+        "lazy_groups": network.lazy_groups,
+        "overwritten": network.overwritten,
+        "copies": [dataclasses.asdict(copied) for copied in network.copies],
+    }
+
+
+def _network_text(network: NetworkMemory) -> str:
+    pool = max(network.plan.pool_bytes, 1)
+    width = len("each tensor while it is live")
+    rows = {
+        "TVM's own planner": network.tvm_pool_bytes,
+        "each tensor while it is live": network.lazy_peak_bytes,
+        "all tensors at once": network.eager_bytes,
+    }
+    lines = [f"  {name:<{width}} {size:>14} B  {size / pool:.3f} x pool" for name, size in rows.items()]
+    lines.append(
+        f"{network.overwritten} results take over a dead operand; "
+        f"{len(network.copies)} slices and concatenations are copied"
+    )
+    lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
+    return "\n".join(lines)
 
 
 def _text(plan: MemoryPlan, policies: dict[str, int]) -> str:

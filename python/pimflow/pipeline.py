@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax
@@ -12,6 +12,7 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
+from pimflow.memory import MemoryPlan
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
@@ -80,13 +81,8 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
     ]
 
 
-def _planned(liveness: Liveness) -> tuple[dict[str, int], dict[str, int]]:
-    plan = memory.plan(liveness.lifetimes)
-    return plan.offsets_bytes, {pool.memory: pool.pool_bytes for pool in plan.pools}
-
-
-def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to what the virtual machine runs on `target`."""
+def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to calls of kernels, each tensor allocated by itself."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         *kernel_phases(target, system.dtype, views=system.views),
@@ -95,7 +91,32 @@ def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transfor
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),
-        PlanPool(_planned),
+    ]
+
+
+def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
+    """`mod` before its memory is planned: what `relay_passes.buffers` reads."""
+    with target:
+        return tvm.transform.Sequential(allocating_phases(target, system))(mod)
+
+
+def lower(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    system: System,
+    planned: Callable[[MemoryPlan], None] = lambda _: None,
+) -> tvm.IRModule:
+    """`mod` as the virtual machine runs it on `target`; see `build`."""
+    transform = relax.transform
+
+    def place(liveness: Liveness) -> MemoryPlan:
+        plan = memory.plan(liveness.lifetimes)
+        planned(plan)
+        return plan
+
+    phases = [
+        *allocating_phases(target, system),
+        PlanPool(place),
         transform.LowerAllocTensor(),
         transform.KillAfterLastUse(),
         transform.LowerRuntimeBuiltin(),
@@ -103,16 +124,15 @@ def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transfor
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-
-
-def lower(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
-    """`mod` as the virtual machine runs it on `target`; see `build`."""
     with target:
-        return tvm.transform.Sequential(lower_phases(target, system))(mod)
+        return tvm.transform.Sequential(phases)(mod)
 
 
 def build(
-    mod: tvm.IRModule, target: str | tvm.target.Target = "llvm+pim", system: System | None = None
+    mod: tvm.IRModule,
+    target: str | tvm.target.Target = "llvm+pim",
+    system: System | None = None,
+    planned: Callable[[MemoryPlan], None] = lambda _: None,
 ) -> relax.VMExecutable:
     """Executable of a graph that `apply_plan` made, or of any canonical one.
 
@@ -120,6 +140,8 @@ def build(
     ----------
     system : System, optional
         Says what a GPU stores and how wide it is; the CPU that stands in for one always stores fp32.
+    planned : callable
+        Told where its tensors lie.
 
     Raises
     ------
@@ -129,6 +151,6 @@ def build(
     resolved = named_target(target) if isinstance(target, str) else target
     on = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, on), opt_level=0, name="pimflow"
+        lambda module, _: lower(module, resolved, on, planned), opt_level=0, name="pimflow"
     )
     return tvm.compile(mod, resolved, relax_pipeline=phases)

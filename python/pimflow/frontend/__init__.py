@@ -13,6 +13,7 @@ import onnx
 import tvm
 
 from pimflow import zoo
+from pimflow.errors import UsageError
 from pimflow.frontend import onnx_graph, relax_module, torch_program
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def _no_reference(_inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     raise AssertionError("the reference was given up")
 
 
-def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Network:
+def load(
+    model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, batch: int | None = None
+) -> Network:
     """A network in canonical Relax form.
 
     Parameters
@@ -72,25 +75,32 @@ def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> N
         module whose weights are constants.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
+    batch : int, optional
+        Inferences at once, in place of the first dimension of every input of an ONNX model.
 
     Raises
     ------
+    UsageError
+        If a batch is given for another kind of model.
     UnknownNameError, ModelError
         If there is no such network, or the file cannot be read.
     UnsupportedOpError
         If the network uses an operator that cannot be imported.
     """
     shapes = dict(shapes or {})
+    program = torch_program.is_program(model)
+    if batch is not None and (program or isinstance(model, tvm.IRModule)):
+        raise UsageError("a batch is set in ONNX models alone; give the shapes of the inputs")
     if isinstance(model, tvm.IRModule):
         fixed = relax_module.with_shapes(model, shapes)
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
         return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
-    if torch_program.is_program(model):
+    if program:
         module, reference = torch_program.load(model, shapes)
         return Network(
             name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
         )
-    proto = zoo.load_model(model, shapes)
+    proto = zoo.load_model(model, shapes, batch=batch)
     name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     return Network(
         name=name,

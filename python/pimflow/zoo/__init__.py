@@ -18,7 +18,7 @@ from onnx import external_data_helper, helper, shape_inference
 from ..errors import ModelError, UnknownNameError
 from . import weights
 from .precision import to_single
-from .shapes import Shape, dims_of, fix_shapes, fixed_dims, parse_shape
+from .shapes import Shape, check_batch, dims_of, fix_shapes, fixed_dims, parse_shape, set_batch
 
 __all__ = [
     "ModelInfo",
@@ -130,6 +130,8 @@ def load_model(
     model: str | os.PathLike | onnx.ModelProto,
     shapes: dict[str, Shape] | None = None,
     seed: int = 0,
+    *,
+    batch: int | None = None,
 ) -> onnx.ModelProto:
     """Load a network with every shape known, from wherever it is.
 
@@ -141,6 +143,8 @@ def load_model(
         Fixes the dynamic dimensions of inputs. A symbol fixed in one input is fixed in all.
     seed : int, optional
         Seed of the weights of a graph-only model, see :func:`load`.
+    batch : int, optional
+        Inferences at once, in place of the first dimension of every input.
 
     Returns
     -------
@@ -177,8 +181,12 @@ def load_model(
         to_single(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
         fix_shapes(loaded, data, shapes or {}, where)
+        if batch is not None:
+            set_batch(loaded, data, batch, where)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
+        if batch is not None:
+            check_batch(loaded, batch, where)
         weights.fill(loaded, seed)  # last, for onnx copies a model several times over to do the above
         return loaded
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:

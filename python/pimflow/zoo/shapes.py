@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
+from onnx import numpy_helper
 
 from ..errors import ModelError, UnknownNameError, UsageError
 
@@ -68,6 +69,62 @@ def fix_shapes(
     for value in model.graph.output:
         for dim in value.type.tensor_type.shape.dim:
             dim.ClearField("dim_param")
+
+
+def set_batch(model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], batch: int, where: str) -> None:
+    """Make the inputs `data` carry `batch` times what they carry, in place.
+
+    The first dimension of every input grows; shapes of Reshape and Expand that begin with the old one follow,
+    where what they reshape depends on the inputs. See :func:`check_batch`.
+    """
+    if batch < 1:
+        raise UsageError(f"--batch {batch}: give 1 or more")
+    old = set()
+    for value in data:
+        dims = value.type.tensor_type.shape.dim
+        if not dims:
+            raise ModelError(f"{where}: input '{value.name}' has no dimension for a batch")
+        old.add(dims[0].dim_value)
+        dims[0].dim_value = batch
+    if len(old) != 1:
+        raise ModelError(
+            f"{where}: inputs have batches {sorted(old)}; give one with --shape instead of --batch"
+        )
+    moving = {value.name for value in data}
+    shapes = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {
+        node.output[0]: attribute.t
+        for node in model.graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
+    done: set[str] = set()
+    for node in model.graph.node:
+        if moving.isdisjoint(node.input):
+            continue
+        moving.update(node.output)
+        if node.op_type in ("Reshape", "Expand") and node.input[0] in moving and node.input[1] not in done:
+            stored = shapes.get(node.input[1]) or constants.get(node.input[1])
+            dims = None if stored is None else numpy_helper.to_array(stored).copy()
+            if dims is not None and dims.size and dims[0] == min(old):
+                dims[0] = batch
+                stored.CopyFrom(numpy_helper.from_array(dims, stored.name))
+                done.add(node.input[1])
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
+    """Raise :class:`ModelError` unless every output carries `batch` inferences."""
+    for value in model.graph.output:
+        dims = dims_of(value)
+        if not dims or dims[0] != batch:
+            raise ModelError(
+                f"{where}: output '{value.name}' has shape {_written(dims)} with a batch of {batch}: the graph is "
+                "made for its own batch; export it with a dynamic one"
+            )
 
 
 def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:

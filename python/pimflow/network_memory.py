@@ -1,0 +1,172 @@
+"""Memory of a network: the pool of its compiled form, beside what other ways to allocate would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import relax
+
+from pimflow import frontend, memory, pipeline, targets
+from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.errors import UsageError
+from pimflow.hardware import System
+from pimflow.memory import MemoryPlan
+from pimflow.relay_passes.buffers import buffers, tensor_bytes
+from pimflow.relay_passes.flat import layer_name, operator
+from pimflow.relay_passes.kernel_groups import kernel_groups
+
+WEIGHTS = ("resident", "streamed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """A slice or concatenation that memory cannot be laid out for.
+
+    Attributes
+    ----------
+    layer : str
+    size_bytes : int
+        Of the copy.
+    reason : str
+    """
+
+    layer: str
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkMemory:
+    """The planned memory of a network, and what it would take otherwise.
+
+    Attributes
+    ----------
+    liveness : Liveness
+        Of what the plan places.
+    plan : MemoryPlan
+    tvm_pool_bytes : int
+        What TVM's ``StaticPlanBlockMemory`` allocates for the same network; without weights.
+    eager_bytes : int
+        All tensors at once (Occamy, section II).
+    lazy_peak_bytes : int
+        Each tensor from its first use to its last, in memory that never fragments.
+    eager_allocations, lazy_groups : int
+        Allocations of both, and runs of allocations that no kernel interrupts when lazy (Occamy, Table I).
+    overwritten : int
+        Results that take over the bytes of an operand.
+    copies : tuple of Copied
+        What is copied although it is part of a tensor.
+    """
+
+    liveness: Liveness
+    plan: MemoryPlan
+    tvm_pool_bytes: int
+    eager_bytes: int
+    lazy_peak_bytes: int
+    eager_allocations: int
+    lazy_groups: int
+    overwritten: int
+    copies: tuple[Copied, ...]
+
+
+def plan_memory(
+    model: frontend.Model,
+    target_system: System,
+    *,
+    target: str = "llvm+pim",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    policy: str = "exact",
+    weights: str = "",
+    in_place: bool = True,
+    capacity_bytes: int | None = None,
+    alignment_bytes: int | None = None,
+    seconds: float = memory.TIME_LIMIT_SECONDS,
+) -> NetworkMemory:
+    """Plan the memory of a network whose layers all run on the GPU, or on the CPU that stands in for it.
+
+    Parameters
+    ----------
+    target : str
+        What it is lowered for: kernels, and the type that they store, differ.
+    shapes, batch
+        See `frontend.load`.
+    policy, capacity_bytes, seconds
+        See `memory.plan`.
+    alignment_bytes : int, optional
+        Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
+    weights : str
+        ``resident``, ``streamed``, or empty; see `relay_passes.buffers.Buffers.liveness`.
+    in_place : bool
+        Whether elementwise results may take over operands that die with them.
+
+    Raises
+    ------
+    UsageError
+        For other `weights`.
+    InfeasibleError
+        The network does not fit in the capacity.
+    """
+    if weights not in ("", *WEIGHTS):
+        raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
+    network = frontend.load(model, shapes, batch)
+    on = targets.named_target(target)
+    lowered = pipeline.allocate(network.module, on, target_system)
+    found = buffers(lowered, in_place=in_place)
+    liveness = _aligned(found.liveness(weights), alignment_bytes)
+    plan = memory.plan(liveness.lifetimes, policy, capacity_bytes=capacity_bytes, seconds=seconds)
+    separate = _aligned(buffers(lowered, in_place=False).liveness(weights), alignment_bytes)
+    own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
+    return NetworkMemory(
+        liveness=liveness,
+        plan=plan,
+        tvm_pool_bytes=_tvm_pool_bytes(
+            pipeline.allocate(network.module, on, replace(target_system, copies="made"))
+        ),
+        eager_bytes=sum(life.size_bytes for life in own),
+        lazy_peak_bytes=separate.peak_bytes,
+        eager_allocations=len(own),
+        lazy_groups=_allocation_groups(own),
+        overwritten=len(found.overwritten),
+        copies=copies(network.module) if target_system.views else (),
+    )
+
+
+def _aligned(liveness: Liveness, alignment_bytes: int | None) -> Liveness:
+    if alignment_bytes is None:
+        return liveness
+    lifetimes = tuple(
+        replace(life, alignment_bytes=math.gcd(alignment_bytes, life.within_bytes or alignment_bytes))
+        for life in liveness.lifetimes
+    )
+    return replace(liveness, lifetimes=lifetimes)
+
+
+def copies(mod: tvm.IRModule) -> tuple[Copied, ...]:
+    """Of a flat module, slices and concatenations that a kernel makes."""
+    return tuple(
+        Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
+        for group in kernel_groups(mod)
+        for var, reason in group.copies.items()
+    )
+
+
+def _allocation_groups(lifetimes: list[Lifetime]) -> int:
+    """Runs of allocations, each before its first use, that no kernel interrupts."""
+    return len({life.begin for life in lifetimes})
+
+
+def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:
+    """Storage that TVM's planner allocates, and tensors that it leaves outside of it."""
+    planned = relax.transform.StaticPlanBlockMemory()(lowered)
+    total = 0
+    for binding in (b for block in planned["main"].body.blocks for b in block.bindings):
+        kind = operator(binding.value)
+        if kind == "memory.alloc_storage":
+            total += int(binding.value.args[0].values[0])
+        elif kind == "builtin.alloc_tensor":
+            total += tensor_bytes(binding.var)
+    return total
