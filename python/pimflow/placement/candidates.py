@@ -259,7 +259,7 @@ class Candidates:
         return Task(
             label=label,
             resource="gpu",
-            launch_ns=self.system.gpu.launch_ns,
+            launch_ns=self.costs.launch_ns(cost, self.system.gpu),
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
             energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
