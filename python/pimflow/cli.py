@@ -73,7 +73,11 @@ def _profilers(
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
     from pimflow.profilers import parse_profilers
 
-    return parse_profilers(args.profiler, gwrite_hiding)
+    def say(text: str) -> None:
+        if not args.quiet:
+            print(f"pimflow: {text}", file=sys.stderr)
+
+    return parse_profilers(args.profiler, gwrite_hiding, say)
 
 
 @contextlib.contextmanager
