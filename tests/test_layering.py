@@ -36,6 +36,7 @@ LAYERS = (
         "compilation",
         "measure",
         "artifact",
+        "kernel_traces",
         "tracing",
         "verify",
         "report",

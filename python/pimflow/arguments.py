@@ -75,15 +75,17 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
 
-    sub = command("trace", "write the command trace of a layer or a compiled network")
+    sub = command("trace", "write the trace of a layer or a compiled network for other tools")
     sub.add_argument(
         "layer",
-        metavar="LAYER|DIR",
-        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote",
+        metavar="LAYER|DIR|MODEL",
+        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote; "
+        "for accel-sim a network too",
     )
-    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto")
+    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto, accel-sim")
     sub.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to write")
     sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
+    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of accel-sim (default: the system's)")
     sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
     sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")

@@ -14,7 +14,7 @@ import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement import Candidates, Costs, Profiling
 from pimflow.placement.cache import ResultCache, sources_digest
@@ -107,7 +107,7 @@ def region_graph(
     key = ("regions", sources_digest(READ_BY), contents, tuple(sorted(shapes.items())))
     kept = cache.get([key]) if contents else {}
     if key in kept:
-        return _graph(kept[key])
+        return RegionGraph.of(kept[key])
     from pimflow import api, frontend
 
     graph = api.regions(frontend.load(model, shapes))
@@ -131,24 +131,3 @@ def _contents(model: str | os.PathLike) -> str | None:
 def _has_external_data(path: Path) -> bool:
     proto = onnx.load(path, load_external_data=False)
     return any(external_data_helper.uses_external_data(tensor) for tensor in proto.graph.initializer)
-
-
-def _graph(plain: Mapping[str, Any]) -> RegionGraph:
-    return RegionGraph(
-        name=plain["name"],
-        regions=tuple(_region(region) for region in plain["regions"]),
-        outputs=tuple(plain["outputs"]),
-    )
-
-
-def _region(plain: Mapping[str, Any]) -> Region:
-    fields = {name: _frozen(value) for name, value in plain.items()}
-    if plain["geometry"] is not None:
-        geometry = {name: _frozen(value) for name, value in plain["geometry"].items()}
-        fields["geometry"] = ConvGeometry(**geometry)
-    return Region(**fields)
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim_gemm import Gemm, gemm_launch
-from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_traces
+from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_kernel, write_traces
 from pimflow.simulators.accel_sim_launch import Launch
 from pimflow.simulators.accel_sim_simd import (
     Convolution,
@@ -27,6 +27,7 @@ from pimflow.simulators.accel_sim_simd import (
 )
 from pimflow.simulators.accel_sim_trace import Copy, read_kernels_list, read_trace
 from pimflow.simulators.gpu_roofline import TILES
+from pimflow.simulators.profiler import KernelRequest
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")
@@ -329,56 +330,38 @@ def test_no_two_kernels_have_the_same_name(one, other, dtype):
 SMALL = [Kernel(kind="stream", input_bytes=100, output_bytes=32), convolution_kernel(LAYERS["fc"], "fp16")]
 
 
+def requests(kernels, *channels: int) -> list[KernelRequest]:
+    return [KernelRequest(kernel, count) for kernel in kernels for count in channels]
+
+
 def test_traces_on_disk(tmp_path):
     told = []
-    found = write_traces([*SMALL, SMALL[0]], GPU, "fp16", [16, 32], tmp_path / "t", told.append)
-    assert [Path(each.directory).name for each in found] == [
+    found = write_traces(requests(SMALL, 16, 32), GPU, "fp16", tmp_path, told.append)
+    assert [each.directory for each in found] == [
         f"{kernel_name(kernel, 'fp16')}.{channels}" for kernel in SMALL for channels in (16, 32)
     ]
-    assert sorted(p.name for p in (tmp_path / "t").iterdir()) == sorted(Path(e.directory).name for e in found)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(each.directory for each in found)
     assert told == sorted(told) and told[-1] == 1
     for each in found:
-        entries = read_kernels_list(Path(each.directory) / "kernelslist.g")
+        folder = tmp_path / each.directory
+        entries = read_kernels_list(folder / "kernelslist.g")
         assert entries == [f"kernel-{n}.traceg" for n in range(1, len(each.launches) + 1)]
-        headers = [read_trace(Path(each.directory) / entry)[0] for entry in entries]
+        headers = [read_trace(folder / entry)[0] for entry in entries]
         assert tuple(header.name for header in headers) == each.launches
-        sizes = [(Path(each.directory) / entry).stat().st_size for entry in entries]
-        assert sum(sizes) == each.size_bytes
+        assert each.files_bytes == {p.name: p.stat().st_size for p in folder.iterdir()}
 
 
 def test_copies_are_said_on_demand(tmp_path):
-    (found,) = write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path, copies=True)
-    assert read_kernels_list(Path(found.directory) / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
+    write_kernel(SMALL[0], GPU, "fp16", 32, tmp_path, copies=True)
+    assert read_kernels_list(tmp_path / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
 
 
 def test_same_kernels_same_bytes(tmp_path):
     for name in ("a", "b"):
-        write_traces(SMALL, GPU, "fp16", [32], tmp_path / name)
+        (tmp_path / name).mkdir()
+        write_traces(requests(SMALL, 32), GPU, "fp16", tmp_path / name)
     one, other = (
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*g")}
         for n in ("a", "b")
     )
     assert one == other and len(one) >= 4
-
-
-def test_what_is_not_a_trace_is_left(tmp_path):
-    theirs = tmp_path / f"{kernel_name(SMALL[0], 'fp16')}.32"
-    theirs.mkdir()
-    (theirs / "notes").write_text("mine")
-    with pytest.raises(TraceError, match="no trace; it is left as it is"):
-        write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path)
-    assert (theirs / "notes").read_text() == "mine"
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(TraceError, match="cannot be written"):
-        write_traces(SMALL[:1], GPU, "fp16", [32], file)
-
-
-def test_nothing_is_left_of_what_failed(tmp_path, monkeypatch):
-    def full(self):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Launch, "blocks", full)
-    with pytest.raises(TraceError, match="No space left on device"):
-        write_traces(SMALL, GPU, "fp16", [32], tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -156,7 +156,7 @@ class Candidates:
             crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
             parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
         if gpu_rows:
-            kernel = convolution_kernel(region.geometry.first_rows(gpu_rows), self.system.dtype)
+            kernel = gpu_kernel(region, self.system.dtype, gpu_rows)
             parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
             if full:
                 moved_bytes = parallel[-1].moved_bytes
@@ -311,9 +311,11 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
-def gpu_kernel(region: Region, dtype: str) -> Kernel:
-    """The kernel that computes `region`, epilogue included."""
+def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0) -> Kernel:
+    """The kernel that computes `region`, epilogue included, or its first `gpu_rows` rows, without."""
     element = ELEMENT_BYTES[dtype]
+    if gpu_rows:
+        return convolution_kernel(region.geometry.first_rows(gpu_rows), dtype)
     if region.geometry is not None:
         residual_bytes = sum(region.input_elements[1:]) * element
         return convolution_kernel(region.geometry, dtype, residual_bytes)
