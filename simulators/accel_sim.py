@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim_kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
 from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+from pimflow.simulators.installed import run_simulator
 
 if TYPE_CHECKING:
     from pimflow.simulators.profiler import KernelRequest
@@ -50,7 +50,6 @@ _CONFIGURED = (
 _PARENTS = 4  # of an executable, as far up as its configuration is looked for
 _LOG = re.compile(r"(?:.*\.(\d{1,6})|.*)\.log(?:\.gz)?", re.ASCII)
 _DIGITS = 12
-_SHOWN_CHARACTERS = 120
 
 
 @dataclass(frozen=True)
@@ -238,9 +237,12 @@ class AccelSim:
             try:
                 emitted = write_kernel(kernel, gpu, dtype, channels, traces)
                 self._configure(folder, channels)
-                self._execute(folder, traces / KERNELS_LIST, output)
             except OSError as error:
-                raise ProfilerError(f"{self._who}: cannot be run: {error.strerror or error}") from error
+                raise ProfilerError(f"{self._who}: {folder}: {error.strerror or error}") from error
+            command = [str(self.executable), "-trace", str(traces / KERNELS_LIST)]
+            for configuration in CONFIGURATIONS:
+                command += ["-config", str(folder / configuration)]
+            run_simulator(command, output, who=self._who, timeout_seconds=self.timeout_seconds)
             try:
                 log = read_log(output)
             except TraceError as error:
@@ -259,30 +261,6 @@ class AccelSim:
         options = (folder / CONFIGURATIONS[0]).read_text(encoding="utf-8", errors="replace")
         options = re.sub(r"^[ \t]*-gpgpu_n_mem[ \t].*$", "", options, flags=re.M)
         (folder / CONFIGURATIONS[0]).write_text(f"{options}\n-gpgpu_n_mem {channels}\n", encoding="utf-8")
-
-    def _execute(self, folder: Path, kernels: Path, output: Path) -> None:
-        command = [str(self.executable), "-trace", str(kernels)]
-        for name in CONFIGURATIONS:
-            command += ["-config", str(folder / name)]
-        try:
-            with output.open("wb") as file:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.PIPE,
-                    cwd=folder,
-                    timeout=self.timeout_seconds,
-                )
-        except subprocess.TimeoutExpired as error:
-            raise ProfilerError(f"{self._who}: no end after {self.timeout_seconds:g} s") from error
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            code = done.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise ProfilerError(
-                f"{self._who}: failed ({how}{': ' + said[-1][:_SHOWN_CHARACTERS] if said else ''})"
-            )
 
     def _check(self, log: AccelSimLog, emitted: Emitted, channels: int) -> None:
         names = tuple(kernel.name for kernel in log.kernels)

@@ -5,6 +5,7 @@ import gzip
 import itertools
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pimflow import cli
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
@@ -354,7 +356,8 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     shutil.copytree(installed / "config", work)
     monkeypatch.chdir(work)
     monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    command = next(line for line in page.splitlines() if line.startswith("pimflow trace conv:"))
+    assert cli.main(shlex.split(command)[1:]) == 0
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
