@@ -98,11 +98,12 @@ def launches(
     split = cost.tile[2] if cost.tile else 1
     partial = split * geometry.pixels * geometry.oc * PARTIAL if split > 1 else 0
     whole_input = geometry.n * geometry.h * geometry.w * geometry.c * ELEMENT
-    sizes = (whole_input, base.weight_bytes, base.output_bytes, residual, partial)
+    sizes = (whole_input, base.weight_bytes, kernel.output_bytes, residual, partial)
     bases = Operands(sizes).bases
     inputs = [(bases[i], sizes[i]) for i in (0, 1, 3)]
     places = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
-    common = {"geometry": geometry, "residual_bytes": residual, "listed": listed}
+    more = {"residual_bytes": residual, "result_bytes": kernel.output_bytes}
+    common = {"geometry": geometry, "listed": listed, **more}
     if cost.tile is None:
         emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
         return [_with_inputs(emit(name, Convolution(**common, **places)), inputs)]
@@ -115,7 +116,7 @@ def launches(
         read_base=bases[4],
         write_base=bases[2],
         read_bytes=partial + residual,
-        write_bytes=base.output_bytes,
+        write_bytes=kernel.output_bytes,
         macs=split * geometry.pixels * geometry.oc,
         listed=listed,
     )

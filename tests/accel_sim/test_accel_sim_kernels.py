@@ -6,6 +6,7 @@ import itertools
 import lzma
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,27 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
     loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
     assert loads == {A + 2 * i for i in range(k * groups)} | {B + 2 * i for i in range(k * n * groups)}
     assert stores == Counter(C + 2 * o for o in range(n * groups))
+
+
+@SOME
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 30), st.sampled_from((1, 64)))
+def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory, k, n, pixels, rows):
+    """Squeeze and excite, by whichever way the model takes for one row or for some."""
+    geometry = ConvGeometry(n=rows, h=1, w=1, c=k, oc=n)
+    alone = convolution_kernel(geometry, "fp16")
+    map_bytes = pixels * alone.output_bytes
+    scaled = replace(alone, input_bytes=alone.input_bytes + map_bytes, output_bytes=map_bytes)
+    found = launches(scaled, GPU, "fp16", 32)
+    loads, stores = traffic(parsed(found[0], tmp_path_factory.mktemp("t")))
+    if len(found) == 1:
+        operands = sorted({at // 0x40000000 for at in loads})
+        assert len(operands) == 3
+        assert sum(at // 0x40000000 == operands[-1] for at in loads) == map_bytes // 2
+        assert stores == Counter(C + 2 * i for i in range(map_bytes // 2))
+    else:  # split-K: the second launch adds the partial sums, then scales
+        loads, stores = traffic(parsed(found[1], tmp_path_factory.mktemp("t")))
+        assert set(stores) >= {C + 2 * i for i in range(map_bytes // 2)}
+        assert len(stores) < map_bytes // 2 + 8 and 2 * len(loads) > map_bytes
 
 
 @SOME

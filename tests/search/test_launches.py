@@ -37,7 +37,7 @@ def toy():
 def gpu_launches_ns(maker: Candidates) -> set[float]:
     """Of every GPU task of a network that is launched by itself."""
     tasks = [t for region in maker.graph.regions for c in maker.all(region) for t in c.tasks]
-    tasks += [edge.task for r in maker.graph.regions if (edge := maker.settle(r)).task]
+    tasks += [maker.settle(r).task for r in maker.graph.regions if not maker.refusal(r)]
     return {task.launch_ns for task in tasks if task.resource == "gpu" and task.launched}
 
 

@@ -206,6 +206,8 @@ class Region:
         Their shapes.
     output_shape : tuple of int
     weight_elements : int
+    kept_elements : int
+        Of results before its anchor that other regions read too: outputs beside its own.
     anchored : bool
         False if every operator is elementwise or moves data.
     role : str
@@ -222,6 +224,7 @@ class Region:
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
     weight_elements: int = 0
+    kept_elements: int = 0
     anchored: bool = True
     role: str = ""
 
@@ -282,7 +285,7 @@ class RegionGraph:
     def liveness(self, dtype: str) -> Liveness:
         """Lifetimes of the regions' results and the graph's inputs, a step a region."""
         element = ELEMENT_BYTES[dtype]
-        size_bytes = {r.name: r.output_elements * element for r in self.regions}
+        size_bytes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         inputs = {}
         for region in self.regions:
             for name, elements in zip(region.inputs, region.input_elements):

@@ -28,7 +28,7 @@ from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import kernel_energy_pj
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "3"
+COST_MODEL = "4"
 
 
 class Candidates:
@@ -213,24 +213,25 @@ class Candidates:
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
-        return self._epilogue(region, self._residual_bytes(region), own=True)
+        return self._epilogue(region, own=True)
 
     def absorb(self, region: Region) -> EdgeCost:
         """The same inside the kernel of the first consumer: the bytes that this one does not touch anyway.
 
         They are what a residual adds, and the finished result if others read that too.
         """
-        return self._epilogue(region, self._residual_bytes(region), own=False)
+        return self._epilogue(region, own=False)
 
-    def _residual_bytes(self, region: Region) -> int:
-        return sum(region.input_elements[1:]) * ELEMENT_BYTES[self.system.dtype]
-
-    def _epilogue(self, region: Region, residual_bytes: int, own: bool) -> EdgeCost:
-        result_bytes = region.output_elements * ELEMENT_BYTES[self.system.dtype]
+    def _epilogue(self, region: Region, own: bool) -> EdgeCost:
+        element = ELEMENT_BYTES[self.system.dtype]
+        result_bytes = region.output_elements * element
+        # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
+        returned = region.geometry.pixels * region.geometry.oc
+        read_bytes = (returned + sum(region.input_elements[1:])) * element
         shared = len(self.graph.consumers[region.name]) > 1
         kernel = Kernel(
             kind="stream",
-            input_bytes=residual_bytes + (result_bytes if own else 0),
+            input_bytes=read_bytes - (0 if own else result_bytes),
             output_bytes=result_bytes if own or shared else 0,
         )
         if self.system.accounting == "paper" or not (kernel.input_bytes or kernel.output_bytes):
@@ -316,13 +317,15 @@ def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0) -> Kernel:
     element = ELEMENT_BYTES[dtype]
     if gpu_rows:
         return convolution_kernel(region.geometry.first_rows(gpu_rows), dtype)
+    output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
         residual_bytes = sum(region.input_elements[1:]) * element
-        return convolution_kernel(region.geometry, dtype, residual_bytes)
+        kernel = convolution_kernel(region.geometry, dtype, residual_bytes)
+        return replace(kernel, output_bytes=output_bytes)
     return Kernel(
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
         weight_bytes=region.weight_elements * element,
-        output_bytes=region.output_elements * element,
+        output_bytes=output_bytes,
     )
