@@ -30,10 +30,17 @@ L2_BW  =      10.0000 GB/Sec
 total dram reads = {reads}
 total dram writes = {reads}
 """
+# And those of an AccelWattch report: 30 W constant, 4 W leakage, 6 W for the rest.
+POWER = """kernel_name = {name}
+kernel_avg_power = 40
+gpu_avg_CONSTP, = 30
+gpu_avg_STATICP, = 4
+gpu_tot_avg_power = 40
+"""
 
 
 def store_log(path, row: dict, cycles: int) -> int:
-    """The log of a kernel whose launches take `cycles`, and the launch, each; returns their sum."""
+    """The log and power of a kernel whose launches take `cycles`, and the launch, each; returns their sum."""
     text = f"-gpgpu_n_mem {row['gpu_channels']}\n-gpgpu_clock_domains {GPU.clock_mhz}:1:1:1\n"
     total_cycles = total_instructions = 0
     for number, (name, count) in enumerate(zip(row["launches"], row["instructions"]), 1):
@@ -49,6 +56,9 @@ def store_log(path, row: dict, cycles: int) -> int:
             reads=100 * number,
         )
     path.write_text(f"{text}GPGPU-Sim: *** exit detected ***\n")
+    path.with_name(path.name.removesuffix(".log") + ".power").write_text(
+        "".join(POWER.format(name=name) for name in row["launches"])
+    )
     return total_cycles
 
 
@@ -84,6 +94,9 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["analytic"] > 0
     whole = [count for (_, channels), count in cycles.items() if channels == 32]
     assert report["latency_gpu_only_ns"] == pytest.approx(sum(whole) / GPU.clock_mhz * 1e3, rel=1e-4)
+    energies_pj, gpu_ns = report["energies_gpu_only_pj"], sum(whole) / GPU.clock_mhz * 1e3
+    for part, watts in (("gpu_leakage", 4), ("gpu_arithmetic", 6), ("gpu_dram", 0), ("gpu_l2", 0)):
+        assert energies_pj[part] == pytest.approx(watts * gpu_ns * 1e3)
     assert report["verified"]
     modes = {region["name"]: region["mode"] for region in report["regions"]}
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
