@@ -115,6 +115,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         input_shapes=tuple(shape(v) for v in operands),
         output_shape=shape(group.result),
         weight_elements=weights,
+        kept_elements=sum(math.prod(shape(v)) for v in group.kept),
         anchored=group.anchor is not None,
         view=group.view,
     )

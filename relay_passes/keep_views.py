@@ -17,7 +17,8 @@ class KeepViews:
     """Slices and concatenations that `GroupKernels` left in ``main``, out of reach of legalisation.
 
     Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
-    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``; `PlanPool` makes places in memory of them.
+    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``;
+    `PlanPool` makes places in memory of them.
     Preserves: values, names.
     """
 

@@ -141,7 +141,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
 
 def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:
-    """Why a slice or concatenation moves bytes; empty if it does not, since parts can lie inside their tensor.
+    """Why a slice or concatenation moves bytes; empty if its parts can lie inside their tensor.
 
     Parts of a concatenation have to be what kernels and PIM write there: distinct, in no other
     concatenation, and no other name of a tensor that lies elsewhere.

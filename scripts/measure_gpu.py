@@ -12,6 +12,7 @@ from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.candidates import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.gpu_learned import Learned, residual_path
 from pimflow.simulators.profiler import Analytic
 
 
@@ -35,7 +36,12 @@ def main() -> int:
                 kernels.setdefault(gpu_kernel(region, arguments.dtype), f"{model}/{region.name}")
         named = [(name, kernel) for kernel, name in kernels.items()]
         say(f"{len(named)} different kernels on {profiler.device}")
-        rows = kernel_rows(named, profiler, gpu, arguments.dtype, [Analytic()])
+        models = [Analytic()]
+        if residual_path(gpu.name, arguments.dtype).exists():
+            models.append(Learned())
+        else:
+            say(f"no learned model of {gpu.name} at {arguments.dtype}: the analytic one alone")
+        rows = kernel_rows(named, profiler, gpu, arguments.dtype, models)
     except PimflowError as error:
         say(f"error: {error}")
         return error.exit_code

@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,9 @@ from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim_kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
-from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log
+from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log, with_power
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+from pimflow.simulators.installed import run_simulator
 
 if TYPE_CHECKING:
     from pimflow.simulators.profiler import KernelRequest
@@ -48,9 +48,16 @@ _CONFIGURED = (
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
 _PARENTS = 4  # of an executable, as far up as its configuration is looked for
+POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
+# AccelWattch's components by what their energy goes into; the others are arithmetic, with what serves it.
+_COMPONENTS = {
+    "gpu_dram": ("DRAMP", "MCP"),
+    "gpu_l2": ("L2CP", "NOCP"),
+    "gpu_leakage": ("STATICP", "IDLE_COREP"),
+}
+_CONSTANT = "CONSTP"  # `GpuSpec.energy` has it, and a plan pays it over its whole latency
 _LOG = re.compile(r"(?:.*\.(\d{1,6})|.*)\.log(?:\.gz)?", re.ASCII)
 _DIGITS = 12
-_SHOWN_CHARACTERS = 120
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,13 @@ class AccelSimLogs:
     """A `GpuProfiler` of logs that Accel-Sim left in a directory.
 
     A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
-    kernel without a log has the cost of the GPU model, and says that it is analytic.
+    kernel without a log has the cost of the GPU model, and says that it is analytic. Where AccelWattch's
+    report of the run lies beside the log, the kernel's energy is what that says.
 
     Parameters
     ----------
     directory : str
-        With files ``*.log`` or ``*.log.gz``.
+        With files ``*.log`` or ``*.log.gz``, and reports ``*.power`` of the same stem.
 
     Raises
     ------
@@ -87,7 +95,8 @@ class AccelSimLogs:
             raise ProfilerError(f"accel-sim-logs '{self.directory}': there is no such directory")
         if not self._files():
             raise ProfilerError(f"accel-sim-logs '{self.directory}': no file *.log or *.log.gz in it")
-        object.__setattr__(self, "name", f"accel-sim-logs:{_digest(self._files())}")
+        reports = filter(None, map(_report, self._files()))
+        object.__setattr__(self, "name", f"accel-sim-logs:{_digest([*self._files(), *reports])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         if not self._found:
@@ -99,7 +108,9 @@ class AccelSimLogs:
         return sorted(path for path in Path(self.directory).iterdir() if _LOG.fullmatch(path.name))
 
     def _read(self, path: Path) -> None:
-        log = read_log(path)
+        log, report = read_log(path), _report(path)
+        if report:
+            log = with_power(log, report)
         stated = _LOG.fullmatch(path.name)[1]
         channels = log.channels if log.channels is not None else stated and int(stated)
         if channels is None:
@@ -121,6 +132,12 @@ class AccelSimLogs:
             )
         path, log = runs[0]
         return _simulated(log, str(path), kernel, channels, gpu, dtype)
+
+
+def _report(log: Path) -> Path | None:
+    """AccelWattch's report of the run that left `log`, if it is there."""
+    report = log.with_name(log.name.removesuffix(".gz").removesuffix(".log") + POWER_SUFFIX)
+    return report if report.is_file() else None
 
 
 def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
@@ -157,7 +174,24 @@ def _simulated(
         dram_bytes=float(log.dram_bytes),
         l2_bytes=sum(each.l2_gb_s * each.cycles / gpu.clock_mhz * 1e3 for each in log.kernels),
         known=Known.SIMULATED,
+        energies_pj=_energies_pj(log, who, gpu),
     )
+
+
+def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] | None:
+    """Average power times time, without the constant part; None if AccelWattch's report is not there."""
+    found = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
+    for kernel in log.kernels:
+        if kernel.power is None:
+            return None
+        time_ns, watts = kernel.cycles / gpu.clock_mhz * 1e3, kernel.power.components_w
+        parts_w = {part: sum(watts.get(n, 0.0) for n in names) for part, names in _COMPONENTS.items()}
+        rest_w = kernel.power.average_w - watts.get(_CONSTANT, 0.0) - sum(parts_w.values())
+        if rest_w < -1e-3 * kernel.power.average_w:
+            raise ProfilerError(f"{who}: the power of '{kernel.name}' is less than its components add up to")
+        for part, part_w in {"gpu_arithmetic": max(rest_w, 0.0), **parts_w}.items():
+            found[part] += part_w * time_ns * 1e3
+    return found
 
 
 @dataclass(frozen=True)
@@ -238,9 +272,12 @@ class AccelSim:
             try:
                 emitted = write_kernel(kernel, gpu, dtype, channels, traces)
                 self._configure(folder, channels)
-                self._execute(folder, traces / KERNELS_LIST, output)
             except OSError as error:
-                raise ProfilerError(f"{self._who}: cannot be run: {error.strerror or error}") from error
+                raise ProfilerError(f"{self._who}: {folder}: {error.strerror or error}") from error
+            command = [str(self.executable), "-trace", str(traces / KERNELS_LIST)]
+            for configuration in CONFIGURATIONS:
+                command += ["-config", str(folder / configuration)]
+            run_simulator(command, output, who=self._who, timeout_seconds=self.timeout_seconds)
             try:
                 log = read_log(output)
             except TraceError as error:
@@ -259,30 +296,6 @@ class AccelSim:
         options = (folder / CONFIGURATIONS[0]).read_text(encoding="utf-8", errors="replace")
         options = re.sub(r"^[ \t]*-gpgpu_n_mem[ \t].*$", "", options, flags=re.M)
         (folder / CONFIGURATIONS[0]).write_text(f"{options}\n-gpgpu_n_mem {channels}\n", encoding="utf-8")
-
-    def _execute(self, folder: Path, kernels: Path, output: Path) -> None:
-        command = [str(self.executable), "-trace", str(kernels)]
-        for name in CONFIGURATIONS:
-            command += ["-config", str(folder / name)]
-        try:
-            with output.open("wb") as file:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.PIPE,
-                    cwd=folder,
-                    timeout=self.timeout_seconds,
-                )
-        except subprocess.TimeoutExpired as error:
-            raise ProfilerError(f"{self._who}: no end after {self.timeout_seconds:g} s") from error
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            code = done.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise ProfilerError(
-                f"{self._who}: failed ({how}{': ' + said[-1][:_SHOWN_CHARACTERS] if said else ''})"
-            )
 
     def _check(self, log: AccelSimLog, emitted: Emitted, channels: int) -> None:
         names = tuple(kernel.name for kernel in log.kernels)

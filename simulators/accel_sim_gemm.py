@@ -25,8 +25,8 @@ from pimflow.simulators.accel_sim_launch import (
     Code,
     Launch,
     Listing,
+    beside_results,
     joined,
-    residual_reads,
     width_bytes,
 )
 from pimflow.simulators.accel_sim_trace import WARP_LANES
@@ -59,6 +59,8 @@ class Gemm:
         Addresses; filters are [oc, kh, kw, c].
     residual_bytes : int
         Read at the places of the results, and added.
+    result_bytes : int
+        Stored: the products, or several times as much; just these by default.
     listed : bool
         Addresses one by one, as Accel-Sim's own tracer can be told to write them.
     """
@@ -71,6 +73,7 @@ class Gemm:
     output_base: int
     residual_base: int = 0
     residual_bytes: int = 0
+    result_bytes: int = 0
     listed: bool = False
 
     @property
@@ -284,11 +287,15 @@ class _Emitter:
                 element = rows * gemm.geometry.oc + group * gemm.n + columns
             else:
                 element = ((group * gemm.split + part) * gemm.m + rows) * gemm.n + columns
-            residual = gemm.residual_bytes if gemm.split == 1 else 0
+            if gemm.split > 1:
+                listing.store(SUM_REGISTER, gemm.output_base + element * size, active, width)
+                continue
             output_bytes = gemm.m * gemm.geometry.oc * size
-            for at, reads in residual_reads(element * size, active, output_bytes, residual, width):
-                listing.load(RESIDUAL_REGISTER, 2, gemm.residual_base + at, reads, width)
+            places = (element * size, active, output_bytes)
+            for at, lanes in beside_results(*places, gemm.residual_bytes, width):
+                listing.load(RESIDUAL_REGISTER, 2, gemm.residual_base + at, lanes, width)
                 listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, RESIDUAL_REGISTER)
-            listing.store(SUM_REGISTER, gemm.output_base + element * size, active, width)
+            for at, lanes in beside_results(*places, gemm.result_bytes or output_bytes, width):
+                listing.store(SUM_REGISTER, gemm.output_base + at, lanes, width)
         listing.add("EXIT")
         return listing.code()

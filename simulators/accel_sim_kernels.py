@@ -11,16 +11,14 @@ a stream has a quarter of a byte for each byte that it moves, a depthwise convol
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim_gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
 from pimflow.simulators.accel_sim_launch import Launch, Operands
@@ -33,6 +31,9 @@ from pimflow.simulators.accel_sim_simd import (
 )
 from pimflow.simulators.accel_sim_trace import Copy, write_kernels_list
 from pimflow.simulators.gpu_model import kernel_cost
+
+if TYPE_CHECKING:
+    from pimflow.simulators.profiler import KernelRequest
 
 DTYPE = "fp16"  # what tensor cores take
 KERNELS_LIST = "kernelslist.g"
@@ -97,11 +98,12 @@ def launches(
     split = cost.tile[2] if cost.tile else 1
     partial = split * geometry.pixels * geometry.oc * PARTIAL if split > 1 else 0
     whole_input = geometry.n * geometry.h * geometry.w * geometry.c * ELEMENT
-    sizes = (whole_input, base.weight_bytes, base.output_bytes, residual, partial)
+    sizes = (whole_input, base.weight_bytes, kernel.output_bytes, residual, partial)
     bases = Operands(sizes).bases
     inputs = [(bases[i], sizes[i]) for i in (0, 1, 3)]
     places = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
-    common = {"geometry": geometry, "residual_bytes": residual, "listed": listed}
+    more = {"residual_bytes": residual, "result_bytes": kernel.output_bytes}
+    common = {"geometry": geometry, "listed": listed, **more}
     if cost.tile is None:
         emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
         return [_with_inputs(emit(name, Convolution(**common, **places)), inputs)]
@@ -114,7 +116,7 @@ def launches(
         read_base=bases[4],
         write_base=bases[2],
         read_bytes=partial + residual,
-        write_bytes=base.output_bytes,
+        write_bytes=kernel.output_bytes,
         macs=split * geometry.pixels * geometry.oc,
         listed=listed,
     )
@@ -159,19 +161,20 @@ class Emitted:
     name : str
         Of the kernel.
     directory : str
-        With ``kernelslist.g`` and a ``.traceg`` a launch.
+        Name of the one with ``kernelslist.g`` and a ``.traceg`` a launch.
     launches : tuple of str
         Names in Accel-Sim's log, in order.
     instructions : tuple of int
         Of each launch, as Accel-Sim counts them.
-    size_bytes : int
+    files_bytes : dict of str to int
+        All that is in the directory.
     """
 
     name: str
     directory: str
     launches: tuple[str, ...]
     instructions: tuple[int, ...]
-    size_bytes: int
+    files_bytes: dict[str, int]
 
 
 def write_kernel(
@@ -186,7 +189,7 @@ def write_kernel(
         L2; the GPU model, and what it was fitted to, begin with an empty one.
     """
     found = launches(kernel, gpu, dtype, channels)
-    names, counts, size = [], [], 0
+    counts, files = [], {}
     for number, launch in enumerate(found, 1):
         path = directory / f"kernel-{number}.traceg"
         instructions = 0
@@ -195,33 +198,31 @@ def write_kernel(
             for text, lanes in launch.blocks():
                 file.write(text)
                 instructions += lanes
-        names.append(path.name)
         counts.append(instructions)
-        size += path.stat().st_size
+        files[path.name] = path.stat().st_size
     inputs = [copy for launch in found for copy in launch.inputs] if copies else []
-    write_kernels_list(directory / KERNELS_LIST, [*inputs, *names])
+    write_kernels_list(directory / KERNELS_LIST, [*inputs, *files])
+    files[KERNELS_LIST] = (directory / KERNELS_LIST).stat().st_size
     return Emitted(
         name=found[0].name,
-        directory=str(directory),
+        directory=directory.name,
         launches=tuple(launch.name for launch in found),
         instructions=tuple(counts),
-        size_bytes=size,
+        files_bytes=files,
     )
 
 
 def write_traces(
-    kernels: Sequence[Kernel],
+    requests: Sequence[KernelRequest],
     gpu: GpuSpec,
     dtype: str,
-    channels: Sequence[int],
-    directory: str | os.PathLike,
+    directory: Path,
     progress: Callable[[float], None] = lambda _: None,
-    copies: bool = False,
 ) -> list[Emitted]:
-    """Write a trace of every different kernel, for each number of memory channels.
+    """Write the trace of every kernel, as it runs with its memory channels, into an existing directory.
 
-    Each is a directory ``<kernel name>.<channels>`` in `directory`, which appears whole or not at all, and
-    takes the place of an earlier one. Its log belongs into a file ``<kernel name>.<channels>.log``.
+    Each becomes a directory ``<kernel name>.<channels>``. Its log belongs into a file
+    ``<kernel name>.<channels>.log``.
 
     Parameters
     ----------
@@ -232,36 +233,12 @@ def write_traces(
     ------
     UsageError
         If a kernel cannot be emitted.
-    TraceError
-        If `directory` cannot be written.
     """
-    directory = Path(directory)
-    wanted = [(kernel, count) for kernel in dict.fromkeys(kernels) for count in dict.fromkeys(channels)]
     found = []
-    for done, (kernel, count) in enumerate(wanted):
-        progress(done / len(wanted))
-        target = directory / f"{kernel_name(kernel, dtype)}.{count}"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with _whole(target) as scratch:
-                emitted = write_kernel(kernel, gpu, dtype, count, scratch, copies)
-        except OSError as error:
-            raise TraceError(f"{target}: cannot be written: {error.strerror or error}") from error
-        found.append(dataclasses.replace(emitted, directory=str(target)))
+    for done, request in enumerate(requests):
+        progress(done / len(requests))
+        target = directory / f"{kernel_name(request.kernel, dtype)}.{request.channels}"
+        target.mkdir()
+        found.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
     progress(1.0)
     return found
-
-
-@contextlib.contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A new directory beside `target` that takes its place if nothing is raised."""
-    if target.exists() and not (target / KERNELS_LIST).exists():
-        raise TraceError(f"{target}: is there already, and no trace; it is left as it is")
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    scratch.mkdir()
-    try:
-        yield scratch
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

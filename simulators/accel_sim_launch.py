@@ -117,19 +117,20 @@ def width_bytes(contiguous_bytes: int) -> int:
     return math.gcd(ACCESS_BYTES, contiguous_bytes)
 
 
-def residual_reads(
-    offset: np.ndarray, active: np.ndarray, output_bytes: int, residual_bytes: int, width: int
+def beside_results(
+    offset: np.ndarray, active: np.ndarray, output_bytes: int, size_bytes: int, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Offsets into what is added to results at `offset`, and which lanes read it.
+    """Offsets, and active lanes, into a tensor of `size_bytes` that goes with the products at `offset`.
 
-    As large as the results, or several times that, it is read at their places; smaller, it is repeated.
+    It is what is added to them, or the results that are stored. As large as all products, or several times
+    that, it is touched at their places; smaller, it is repeated.
     """
-    if residual_bytes < output_bytes:
-        if residual_bytes:
-            yield offset % max(width, residual_bytes // width * width), active
+    if size_bytes < output_bytes:
+        if size_bytes:
+            yield offset % max(width, size_bytes // width * width), active
         return
-    for first in range(0, residual_bytes, output_bytes):
-        yield first + offset, active & (first + offset < residual_bytes)
+    for first in range(0, size_bytes, output_bytes):
+        yield first + offset, active & (first + offset < size_bytes)
 
 
 @dataclass(frozen=True)

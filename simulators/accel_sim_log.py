@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pimflow.errors import TraceError
@@ -70,6 +70,8 @@ class KernelLog:
         Traffic between the SMs and the L2.
     dram_read_bytes, dram_write_bytes : int
         Writes that allocate in the L2 are read too.
+    power : KernelPower, optional
+        Where AccelWattch's report of the run is known.
     """
 
     name: str
@@ -81,6 +83,27 @@ class KernelLog:
     l2_gb_s: float
     dram_read_bytes: int
     dram_write_bytes: int
+    power: KernelPower | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPower:
+    """One kernel of an AccelWattch report.
+
+    Attributes
+    ----------
+    name : str
+    average_w : float
+    components_w : dict of str to float
+        What it is made of, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
+    run_average_w : float
+        Of all kernels up to and with this one.
+    """
+
+    name: str
+    average_w: float
+    components_w: dict[str, float]
+    run_average_w: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,26 +280,6 @@ def _float(text: str) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelPower:
-    """One kernel of an AccelWattch report.
-
-    Attributes
-    ----------
-    name : str
-    average_w : float
-    components_w : dict of str to float
-        What it is made of, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
-    run_average_w : float
-        Of all kernels up to and with this one.
-    """
-
-    name: str
-    average_w: float
-    components_w: dict[str, float]
-    run_average_w: float
-
-
 def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
     """Read an AccelWattch power report.
 
@@ -309,6 +312,22 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
         what = f"ends within kernel '{name}'" if name else "holds no kernel: not an AccelWattch report"
         raise TraceError(f"{path}:{number}: {what}")
     return tuple(kernels)
+
+
+def with_power(log: AccelSimLog, path: str | os.PathLike) -> AccelSimLog:
+    """`log` with what AccelWattch's report `path` says of its kernels.
+
+    Raises
+    ------
+    TraceError
+        If the report is malformed, or is of other kernels.
+    """
+    powers = read_power_report(path)
+    names = [kernel.name for kernel in log.kernels]
+    if [power.name for power in powers] != names:
+        raise TraceError(f"{path}: is not the report of the run, whose kernels are {', '.join(names)}")
+    kernels = (replace(kernel, power=power) for kernel, power in zip(log.kernels, powers))
+    return replace(log, kernels=tuple(kernels))
 
 
 def _watts(path: str | os.PathLike, number: int, text: str) -> float:

@@ -17,7 +17,7 @@ from pimflow.simulators.accel_sim_launch import (
     Code,
     Launch,
     Listing,
-    residual_reads,
+    beside_results,
     width_bytes,
 )
 from pimflow.simulators.accel_sim_trace import WARP_LANES
@@ -120,6 +120,8 @@ class Convolution:
         Addresses; depthwise filters are [kh, kw, oc], those of a GEMV [oc, c].
     residual_bytes : int
         Read at the places of the results, and added.
+    result_bytes : int
+        Stored: the products, or several times as much; just these by default.
     listed : bool
     """
 
@@ -129,16 +131,18 @@ class Convolution:
     output_base: int
     residual_base: int = 0
     residual_bytes: int = 0
+    result_bytes: int = 0
     listed: bool = False
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
         """Add the residual and store the results at `element`."""
         output_bytes = self.geometry.pixels * self.geometry.oc * ELEMENT
-        reads = residual_reads(element * ELEMENT, active, output_bytes, self.residual_bytes, width)
-        for at, lanes in reads:
+        places = (element * ELEMENT, active, output_bytes)
+        for at, lanes in beside_results(*places, self.residual_bytes, width):
             listing.load(A_REGISTER, 2, self.residual_base + at, lanes, width)
             listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, A_REGISTER)
-        listing.store(SUM_REGISTER, self.output_base + element * ELEMENT, active, width)
+        for at, lanes in beside_results(*places, self.result_bytes or output_bytes, width):
+            listing.store(SUM_REGISTER, self.output_base + at, lanes, width)
 
 
 def depthwise_launch(name: str, convolution: Convolution) -> Launch:

@@ -40,6 +40,9 @@ class KernelCost:
     known : Known
     device : str
         What it was measured on, with its clocks; empty where nothing was measured.
+    energies_pj : dict of str to float, optional
+        Its dynamic energy by what it goes into, where whoever timed it knows; else the prices of
+        `GpuSpec.energy` count.
     """
 
     launch_ns: float
@@ -53,6 +56,7 @@ class KernelCost:
     blocks: int
     known: Known = Known.ANALYTIC
     device: str = ""
+    energies_pj: dict[str, float] | None = None
 
     @property
     def total_ns(self) -> float:
@@ -116,10 +120,12 @@ def kernel_cost(
 
 
 def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:
-    """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic.
+    """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic, or as simulated.
 
     Constant power times latency is not in it; the plan that knows the latency adds it.
     """
+    if cost.energies_pj is not None:
+        return cost.energies_pj
     energy = gpu.energy
     try:
         return {

@@ -192,6 +192,14 @@ def family(kernel: Kernel) -> str:
     return f"depthwise_{shape}" if kernel.kind == "depthwise" else shape
 
 
+def resident_blocks(gpu: GpuSpec, ways: Ways, row_bytes: int) -> np.ndarray:
+    """Thread blocks that an SM holds at once: two buffers of rows of `row_bytes` for each, and its sums."""
+    smem = 2 * (ways.tm + ways.tn) * row_bytes
+    accumulators = ways.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
+    resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
+    return np.clip(resident, 1, RESIDENT_BLOCKS)
+
+
 def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     """Demands of implicit GEMMs, one column per way."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
@@ -202,10 +210,7 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     blocks = batch.groups * rows * columns * ways.split
     blocks_per_sm = np.ceil(blocks / gpu.sms)
 
-    smem = 2 * (ways.tm + ways.tn) * tk * element
-    accumulators = ways.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
-    resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
-    waves = np.ceil(blocks / (gpu.sms * np.clip(resident, 1, RESIDENT_BLOCKS)))
+    waves = np.ceil(blocks / (gpu.sms * resident_blocks(gpu, ways, tk * element)))
 
     half = machine["tile_half"]
     share = machine["mma"] * ways.relative / (ways.relative + half) * (1 + half)

@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,6 +25,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError
 from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.expansion import command_counts, pim_text
+from pimflow.simulators.installed import run_simulator
 from pimflow.simulators.timing import TimingResult
 from pimflow.simulators.trace import blocks
 
@@ -62,7 +62,6 @@ LATENCIES_CYCLES = {
 ORGANISATION = {"gangs": 4, "banks_per_gang": 4, "columns_per_row": 32}
 PRINTED = ("GWRITE", "G_ACT", "COMP", "READRES", "PREA", "PRE", "REF", "Cycle")
 _SENT = ("GWRITE", "COMP", "READRES")
-_SHOWN_CHARACTERS = 120
 
 
 @dataclass(frozen=True)
@@ -155,23 +154,13 @@ class Ramulator:
             config, output = Path(folder, "config.cfg"), Path(folder, "output.txt")
             config.write_text(CONFIG, encoding="ascii")
             command = [self.executable, str(config), "--mode=dram", "--stats", f"{folder}/stats", str(trace)]
-            try:
-                with output.open("wb") as file:
-                    done = subprocess.run(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=file,
-                        stderr=subprocess.PIPE,
-                        cwd=folder,
-                        env=environment,
-                        timeout=self.timeout_seconds,
-                    )
-            except subprocess.TimeoutExpired as error:
-                raise ProfilerError(f"{self._who}: no end after {self.timeout_seconds:g} s") from error
-            except OSError as error:
-                raise ProfilerError(f"{self._who}: cannot be run: {error.strerror or error}") from error
-            if done.returncode:
-                raise ProfilerError(f"{self._who}: failed ({_ending(done.returncode, done.stderr)})")
+            run_simulator(
+                command,
+                output,
+                who=self._who,
+                timeout_seconds=self.timeout_seconds,
+                environment=environment,
+            )
             with output.open(encoding="utf-8", errors="replace") as lines:
                 return parse_output(lines, self._who)
 
@@ -264,9 +253,3 @@ def _check_device(pim: PimSpec) -> None:
 
 def _only(program: PimProgram, channel: int) -> PimProgram:
     return replace(program, channels=(program.channels[channel],))
-
-
-def _ending(code: int, stderr: bytes) -> str:
-    said = stderr.decode("utf-8", "replace").strip().splitlines()
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}: {said[-1][:_SHOWN_CHARACTERS]}" if said else how

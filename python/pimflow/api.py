@@ -252,6 +252,9 @@ def compile(
             builds=builds,
             interface=interface,
             plan=searched.plan,
+            placed=artifact.Placed(
+                graph=searched.graph, gpu=target_system.gpu.name, dtype=target_system.dtype
+            ),
             report=summary,
             programs=programs,
             traced=traced,

@@ -71,21 +71,25 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "--no-gwrite-hiding", action="store_true", help="ramulator-pimflow: charge 64 cycles a GWRITE"
     )
 
-    sub = command("trace", "write the command trace of a layer or a compiled network")
+    sub = command("trace", "write the trace of a layer or a compiled network for other tools")
     sub.add_argument(
         "layer",
-        metavar="LAYER|DIR",
-        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote",
+        metavar="LAYER|DIR|MODEL",
+        help="conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD], fc:[Nx]IN,OUT, or what 'pimflow compile -o' wrote; "
+        "for accel-sim a network too",
     )
-    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto")
+    sub.add_argument("--format", required=True, help="pimprog, pim, aim, ramulator2, perfetto, accel-sim")
     sub.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to write")
     sub.add_argument("--pim", metavar="NAME|FILE", help="device (default: the system's)")
+    sub.add_argument("--gpu", metavar="NAME|FILE", help="GPU of accel-sim (default: the system's)")
     sub.add_argument("--pim-channels", metavar="N", type=int, help="memory channels with PIM")
     sub.add_argument("--timing", help=f"what picks the loop order: {', '.join(TIMINGS)}")
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
-    memory_command.add_arguments(command("memory", memory_command.SUMMARY))
+    sub = command("memory", memory_command.SUMMARY)
+    memory_command.add_arguments(sub)
+    _input_options(sub)
     command("models", "list the networks of the zoo")
 
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")

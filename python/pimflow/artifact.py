@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
+from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
 from pimflow.simulators.expansion import pim_text
@@ -26,6 +27,7 @@ from pimflow.targets import device, named_target
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
+REGIONS = "regions.json"
 _LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 KERNELS = "kernels.cu"
 
@@ -89,10 +91,42 @@ class Interface:
             arrays[name] = array.astype(dtype)
         return arrays
 
+    def check(self, directory: Path, name: str) -> None:
+        """Raise `ArtifactError` unless file `name` is what was written."""
+        path = directory / name
+        if name not in self.sha256 or not path.is_file() or _sha256(path) != self.sha256[name]:
+            raise ArtifactError(f"{directory}: {name} is missing or was changed; compile again")
+
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         return json.dumps({**table, "digest": _digest(table)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """The regions that a plan places, and what its GPU kernels follow from.
+
+    Attributes
+    ----------
+    graph : RegionGraph
+    gpu, dtype : str
+        Name of the GPU, and storage type.
+    """
+
+    graph: RegionGraph
+    gpu: str
+    dtype: str
+
+    @classmethod
+    def load(cls, directory: Path) -> Placed:
+        """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
+        Interface.load(directory).check(directory, REGIONS)
+        table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
+        return cls(graph=RegionGraph.of(table["graph"]), gpu=table["gpu"], dtype=table["dtype"])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 @contextlib.contextmanager
@@ -175,6 +209,7 @@ def write(
     builds: Sequence[Build],
     interface: Interface,
     plan: Plan,
+    placed: Placed,
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
@@ -185,6 +220,8 @@ def write(
     ----------
     builds : sequence of Build
         What was asked for first.
+    placed : Placed
+        What the plan places.
     programs : mapping of str to PimProgram
         By region.
     traced : collection of str
@@ -196,6 +233,7 @@ def write(
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
+        (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / "programs").mkdir()
         for region, program in programs.items():
@@ -242,9 +280,8 @@ def run(
     target = target or interface.targets[0]
     if target not in interface.targets:
         raise UnknownNameError("target", target, interface.targets)
-    for name, digest in interface.sha256.items():
-        if not (path / name).is_file() or _sha256(path / name) != digest:
-            raise ArtifactError(f"{path}: {name} is missing or was changed; compile again")
+    for name in interface.sha256:
+        interface.check(path, name)
     return infer(load(path / _LIBRARIES[target]), arrays, device(named_target(target)))
 
 

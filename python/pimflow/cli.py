@@ -74,7 +74,11 @@ def _profilers(
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
     from pimflow.profilers import parse_profilers
 
-    return parse_profilers(args.profiler, gwrite_hiding)
+    def say(text: str) -> None:
+        if not args.quiet:
+            print(f"pimflow: {text}", file=sys.stderr)
+
+    return parse_profilers(args.profiler, gwrite_hiding, say)
 
 
 @contextlib.contextmanager
@@ -152,7 +156,7 @@ def _compile(args: argparse.Namespace) -> None:
     if args.explain is not None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
-            options = {"shapes": shapes, "plan": args.plan, "profiling": profiling}
+            options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
             searched = api.search(args.model, target_system, **options)
         region = searched.graph.region(args.explain)
         if args.json:
@@ -168,6 +172,7 @@ def _compile(args: argparse.Namespace) -> None:
             target=args.target,
             plan=args.plan,
             shapes=shapes,
+            batch=args.batch,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             profiling=profiling,
@@ -184,7 +189,7 @@ def _profile(args: argparse.Namespace) -> None:
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources:
-        found = profiling.profile(args.models, _system(args), sources, shapes)
+        found = profiling.profile(args.models, _system(args), sources, shapes, args.batch)
     if args.json:
         _print_json(found)
     else:
@@ -246,25 +251,19 @@ def _simulate(args: argparse.Namespace) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    from pimflow import api
+    from pimflow import api, tracing
 
     if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
         options = "--dtype, --pim-channels and --scheduling"
         raise UsageError(f"{args.layer} has its own dtype, channels and loop orders; leave out {options}")
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
-    target_system = system(pim=args.pim, pim_channels=args.pim_channels, **changes)
+    target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with _bar("writing", args.quiet) as advance:
         summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:
         _print_json({**summary, "output": args.output})
-        return
-    for layer in summary["layers"]:
-        counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
-        print(f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels")
-        print(f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}")
-        files = layer["files_bytes"]
-        place = Path(args.output) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
-        print(f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes")
+    else:
+        print(tracing.text(summary, args.output))
 
 
 def _models(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from pimflow.simulators.profiler import Analytic, GpuProfiler, PimProfiler
 from pimflow.simulators.ramulator_adapter import Ramulator
 
 FORM = "gpu=SOURCE or pim=SOURCE"
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,35 +44,41 @@ class Source:
         return given == bool(self.takes) or (self.optional and not colon)
 
 
-def _cuda(l2: str) -> GpuProfiler:
-    from pimflow.cuda_profiler import Cuda  # TVM: only who measures waits for it
+def _sources(gwrite_hiding: bool = True, progress: Progress = lambda _: None) -> dict[str, dict[str, Source]]:
+    """By device and name."""
 
-    return Cuda(l2)
+    def cuda(l2: str) -> GpuProfiler:
+        from pimflow.cuda_profiler import Cuda  # TVM: only who measures waits for it
 
+        return Cuda(l2, progress=progress)
 
-GPU_SOURCES = {
-    "analytic": Source(lambda _: Analytic()),
-    "learned": Source(lambda _: Learned()),
-    "accel-sim": Source(AccelSim, "PATH"),
-    "accel-sim-logs": Source(AccelSimLogs, "DIR"),
-    "cuda": Source(_cuda, "cold|warm", optional=True),
-}
-
-
-def _pim_sources(gwrite_hiding: bool) -> dict[str, Source]:
-    return {"ramulator": Source(lambda path: Ramulator(path, gwrite_hiding), "PATH")}
+    gpu = {
+        "analytic": Source(lambda _: Analytic()),
+        "learned": Source(lambda _: Learned()),
+        "accel-sim": Source(AccelSim, "PATH"),
+        "accel-sim-logs": Source(AccelSimLogs, "DIR"),
+        "cuda": Source(cuda, "cold|warm", optional=True),
+    }
+    return {"gpu": gpu, "pim": {"ramulator": Source(lambda path: Ramulator(path, gwrite_hiding), "PATH")}}
 
 
 def forms() -> list[str]:
     """Everything that `parse_profilers` takes."""
-    devices = {"gpu": GPU_SOURCES, "pim": _pim_sources(True)}
+    devices = _sources()
     return [f"{device}={source.form(name)}" for device in devices for name, source in devices[device].items()]
 
 
 def parse_profilers(
-    texts: Sequence[str], gwrite_hiding: bool = True
+    texts: Sequence[str], gwrite_hiding: bool = True, progress: Progress = lambda _: None
 ) -> tuple[GpuProfiler | None, PimProfiler | None]:
     """The profilers that `texts` name, of the GPU and of PIM; None where none is named.
+
+    Parameters
+    ----------
+    gwrite_hiding : bool
+        Whether Ramulator hides the latency of a GWRITE.
+    progress : callable
+        Told of kernels that could not be measured.
 
     Raises
     ------
@@ -81,7 +88,7 @@ def parse_profilers(
         If what it names cannot be used.
     """
     found: dict[str, GpuProfiler | PimProfiler] = {}
-    devices = {"gpu": GPU_SOURCES, "pim": _pim_sources(gwrite_hiding)}
+    devices = _sources(gwrite_hiding, progress)
     for text in texts:
         device, equals, rest = text.partition("=")
         name, colon, argument = rest.partition(":")

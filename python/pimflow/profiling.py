@@ -14,7 +14,7 @@ import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement import Candidates, Costs, Profiling
 from pimflow.placement.cache import ResultCache, sources_digest
@@ -28,6 +28,7 @@ def profile(
     target_system: System,
     profiling: Profiling,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
 ) -> dict[str, Any]:
     """Time every candidate of `models`; what `profiling.cache` holds already is not timed again.
 
@@ -37,6 +38,8 @@ def profile(
         Names of the zoo, ``.onnx`` or ``.pt2`` files.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the models leave open.
+    batch : int, optional
+        Inferences at once; see `frontend.load`.
 
     Returns
     -------
@@ -47,7 +50,8 @@ def profile(
     begin = time.perf_counter()
     costs = Costs(target_system, profiling)
     graphs = [
-        region_graph(model, shapes or {}, profiling.cache, views=target_system.views) for model in models
+        region_graph(model, shapes or {}, profiling.cache, views=target_system.views, batch=batch)
+        for model in models
     ]
     loaded = time.perf_counter()
     makers = [Candidates(graph, target_system, costs) for graph in graphs]
@@ -107,17 +111,18 @@ def region_graph(
     cache: ResultCache | None,
     *,
     views: bool = True,
+    batch: int | None = None,
 ) -> RegionGraph:
     """The regions of a network, from `cache` if they were found before: reading one takes seconds."""
     contents = _contents(model) if cache else None
-    key = ("regions", sources_digest(READ_BY), contents, views, tuple(sorted(shapes.items())))
+    key = ("regions", sources_digest(READ_BY), contents, views, batch, tuple(sorted(shapes.items())))
     kept = cache.get([key]) if contents else {}
     if key in kept:
-        return _graph(kept[key])
+        return RegionGraph.of(kept[key])
     from pimflow import frontend
     from pimflow.relay_passes.extract_regions import extract_regions
 
-    network = frontend.load(model, shapes)
+    network = frontend.load(model, shapes, batch)
     graph = extract_regions(network.module, network.name, views=views)
     if contents:
         cache.put({key: dataclasses.asdict(graph)})
@@ -139,24 +144,3 @@ def _contents(model: str | os.PathLike) -> str | None:
 def _has_external_data(path: Path) -> bool:
     proto = onnx.load(path, load_external_data=False)
     return any(external_data_helper.uses_external_data(tensor) for tensor in proto.graph.initializer)
-
-
-def _graph(plain: Mapping[str, Any]) -> RegionGraph:
-    return RegionGraph(
-        name=plain["name"],
-        regions=tuple(_region(region) for region in plain["regions"]),
-        outputs=tuple(plain["outputs"]),
-    )
-
-
-def _region(plain: Mapping[str, Any]) -> Region:
-    fields = {name: _frozen(value) for name, value in plain.items()}
-    if plain["geometry"] is not None:
-        geometry = {name: _frozen(value) for name, value in plain["geometry"].items()}
-        fields["geometry"] = ConvGeometry(**geometry)
-    return Region(**fields)
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow import artifact
+from pimflow import artifact, kernel_traces
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -92,17 +92,18 @@ def trace(
     *,
     advance: Advance = lambda _: None,
 ) -> dict[str, Any]:
-    """Write the command traces of a layer, or of a compiled directory.
+    """Write the command traces of a layer, or of a compiled directory; for Accel-Sim, its GPU kernels.
 
     Parameters
     ----------
     layer : str or path
-        ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory.
+        ``conv:1x24x56x56,96,1x1,s1,p0``, ``fc:1280,1000`` (`core.layer_text`), or a compiled directory;
+        for ``accel-sim`` also a network, as `frontend.load` takes it.
         A layer becomes the program of the fastest loop order of the system's scheduling level.
     out : path
         Directory to write.
     format : str
-        One of `FORMATS`; docs/traces.md describes them.
+        One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
     target_system : System, optional
         `pimflow.system()` by default. Of a compiled directory, dtype and channels are its own.
     advance : callable
@@ -111,12 +112,13 @@ def trace(
     Returns
     -------
     dict
-        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files.
+        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files; for
+        every GPU kernel the layers that it computes, memory channels, launches and files.
 
     Raises
     ------
     UsageError, UnknownNameError
-        For a text that is no layer, an unknown format, or a program that has no such form.
+        For a text that is no layer, an unknown format, or a program or kernel that has no such form.
     InfeasibleError
         If the weights do not fit the PIM channels.
     ArtifactError, TraceError
@@ -125,6 +127,12 @@ def trace(
     target_system = target_system or default_system()
     check_format(format, target_system.timing)
     artifact.check_target(out, SUMMARY)
+    if format == kernel_traces.FORMAT:
+        wanted = kernel_traces.wanted(os.fspath(layer), target_system)
+        with artifact.new_directory(out, SUMMARY) as directory:
+            summary = kernel_traces.write(directory, wanted, advance)
+            _write_summary(directory, summary)
+        return summary
     found = runs(os.fspath(layer), target_system, format)
     return write(out, found, target_system, format, advance)
 
@@ -136,8 +144,9 @@ def gpu_rows(program: PimProgram) -> ConvGeometry:
 
 def check_format(name: str, timing: str) -> None:
     """Raise `UsageError` if there is no such format, or it does not show `timing`."""
-    if name not in FORMATS:
-        raise UnknownNameError("format", name, FORMATS)
+    formats = [*FORMATS, kernel_traces.FORMAT]
+    if name not in formats:
+        raise UnknownNameError("format", name, formats)
     if name == "perfetto" and timing != "strict":
         raise UsageError(f"format 'perfetto' shows the clocks of timing 'strict', not of '{timing}'")
 
@@ -258,8 +267,29 @@ def write(
                         advance(min(1.0, done / total))
                 files[name] = path.stat().st_size
             summary["layers"].append(_about(trace.run, files))
-        (directory / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        _write_summary(directory, summary)
     return summary
+
+
+def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
+    (directory / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+def text(summary: dict[str, Any], out: str) -> str:
+    """What `trace` returns, for people."""
+    if summary["format"] == kernel_traces.FORMAT:
+        return kernel_traces.text(summary, out)
+    lines = []
+    for layer in summary["layers"]:
+        counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
+        files = layer["files_bytes"]
+        place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
+        lines += [
+            f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels",
+            f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}",
+            f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
+        ]
+    return "\n".join(lines)
 
 
 def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import gzip
 import itertools
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pimflow import cli
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
@@ -22,7 +24,7 @@ from pimflow.simulators.accel_sim_accuracy import LeftOut, leave_one_out, summar
 from pimflow.simulators.accel_sim_kernels import kernel_name, launches
 from pimflow.simulators.gpu_data import read_samples
 from pimflow.simulators.gpu_fit import fit
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
 from pimflow.simulators.profiler import GpuProfiler, KernelRequest
 
 ROOT = Path(__file__).parents[2]
@@ -315,6 +317,50 @@ def test_its_name_changes_with_its_logs(tmp_path):
     assert len({first, second, AccelSimLogs(str(tmp_path)).name}) == 3
 
 
+def power_report(name: str, average_w: float, **components_w: float) -> str:
+    lines = [f"kernel_name = {name}", f"kernel_avg_power = {average_w}"]
+    lines += [f"gpu_avg_{component}, = {watts}" for component, watts in components_w.items()]
+    return "\n".join([*lines, f"gpu_tot_avg_power = {average_w}", ""])
+
+
+def test_power_beside_a_log_is_the_energy_of_its_kernel(tmp_path):
+    """Average power over the cycles, the constant part left to the plan, which pays it all along."""
+    log = real_log(tmp_path)
+    profiler = AccelSimLogs(str(tmp_path))
+    (priced,) = profiler.costs(REQUESTS[1:2], GPU, "fp16")
+    assert priced.energies_pj is None
+    name = kernel_name(POINTWISE, "fp16")
+    components = {"DRAMP": 10.0, "MCP": 2, "L2CP": 3, "NOCP": 1.5, "STATICP": 8, "IDLE_COREP": 0.5, "RFP": 4}
+    report = log.with_name(log.name.removesuffix(".log") + ".power")
+    report.write_text(power_report(name, 32.3 + 29 + 11, CONSTP=32.3, **components))
+    measured = AccelSimLogs(str(tmp_path))
+    assert measured.name != profiler.name
+    (cost,) = measured.costs(REQUESTS[1:2], GPU, "fp16")
+    joules = {"gpu_arithmetic": 15.0, "gpu_dram": 12.0, "gpu_l2": 4.5, "gpu_leakage": 8.5}
+    taken_s = 9217 / 1365e6
+    found = kernel_energy_pj(POINTWISE, cost, GPU, "fp16")
+    assert found == pytest.approx({part: watts * taken_s * 1e12 for part, watts in joules.items()})
+    assert dataclasses.replace(cost, energies_pj=None) == priced
+    assert kernel_energy_pj(POINTWISE, priced, GPU, "fp16") != found
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "said"),
+    [
+        (power_report("another", 70.0), TraceError, "is not the report of the run, whose kernels are gemm_"),
+        (power_report("{name}", 40.0, CONSTP=32.3, DRAMP=9.0), ProfilerError, "less than its components"),
+        ("nothing", TraceError, "not an AccelWattch report"),
+    ],
+)
+def test_reports_that_cannot_be_believed(tmp_path, report, error, said):
+    log = real_log(tmp_path)
+    text = report.replace("{name}", kernel_name(POINTWISE, "fp16"))
+    log.with_name(log.name.removesuffix(".log") + ".power").write_text(text)
+    with pytest.raises(error, match=said) as caught:
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_directories_that_are_none(tmp_path):
     with pytest.raises(ProfilerError, match="there is no such directory"):
         AccelSimLogs(str(tmp_path / "none"))
@@ -354,7 +400,8 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     shutil.copytree(installed / "config", work)
     monkeypatch.chdir(work)
     monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    command = next(line for line in page.splitlines() if line.startswith("pimflow trace conv:"))
+    assert cli.main(shlex.split(command)[1:]) == 0
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")

@@ -6,6 +6,7 @@ import itertools
 import lzma
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim_gemm import Gemm, gemm_launch
-from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_traces
+from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_kernel, write_traces
 from pimflow.simulators.accel_sim_launch import Launch
 from pimflow.simulators.accel_sim_simd import (
     Convolution,
@@ -27,6 +28,7 @@ from pimflow.simulators.accel_sim_simd import (
 )
 from pimflow.simulators.accel_sim_trace import Copy, read_kernels_list, read_trace
 from pimflow.simulators.gpu_roofline import TILES
+from pimflow.simulators.profiler import KernelRequest
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")
@@ -224,6 +226,27 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
 
 
 @SOME
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 30), st.sampled_from((1, 64)))
+def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory, k, n, pixels, rows):
+    """Squeeze and excite, by whichever way the model takes for one row or for some."""
+    geometry = ConvGeometry(n=rows, h=1, w=1, c=k, oc=n)
+    alone = convolution_kernel(geometry, "fp16")
+    map_bytes = pixels * alone.output_bytes
+    scaled = replace(alone, input_bytes=alone.input_bytes + map_bytes, output_bytes=map_bytes)
+    found = launches(scaled, GPU, "fp16", 32)
+    loads, stores = traffic(parsed(found[0], tmp_path_factory.mktemp("t")))
+    if len(found) == 1:
+        operands = sorted({at // 0x40000000 for at in loads})
+        assert len(operands) == 3
+        assert sum(at // 0x40000000 == operands[-1] for at in loads) == map_bytes // 2
+        assert stores == Counter(C + 2 * i for i in range(map_bytes // 2))
+    else:  # split-K: the second launch adds the partial sums, then scales
+        loads, stores = traffic(parsed(found[1], tmp_path_factory.mktemp("t")))
+        assert set(stores) >= {C + 2 * i for i in range(map_bytes // 2)}
+        assert len(stores) < map_bytes // 2 + 8 and 2 * len(loads) > map_bytes
+
+
+@SOME
 @given(st.integers(0, 60000), st.integers(0, 60000), st.integers(0, 10000))
 def test_a_stream_passes_its_bytes_once(tmp_path_factory, reads, writes, macs):
     stream = Stream(read_base=A, write_base=C, read_bytes=reads, write_bytes=writes, macs=macs)
@@ -329,56 +352,38 @@ def test_no_two_kernels_have_the_same_name(one, other, dtype):
 SMALL = [Kernel(kind="stream", input_bytes=100, output_bytes=32), convolution_kernel(LAYERS["fc"], "fp16")]
 
 
+def requests(kernels, *channels: int) -> list[KernelRequest]:
+    return [KernelRequest(kernel, count) for kernel in kernels for count in channels]
+
+
 def test_traces_on_disk(tmp_path):
     told = []
-    found = write_traces([*SMALL, SMALL[0]], GPU, "fp16", [16, 32], tmp_path / "t", told.append)
-    assert [Path(each.directory).name for each in found] == [
+    found = write_traces(requests(SMALL, 16, 32), GPU, "fp16", tmp_path, told.append)
+    assert [each.directory for each in found] == [
         f"{kernel_name(kernel, 'fp16')}.{channels}" for kernel in SMALL for channels in (16, 32)
     ]
-    assert sorted(p.name for p in (tmp_path / "t").iterdir()) == sorted(Path(e.directory).name for e in found)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(each.directory for each in found)
     assert told == sorted(told) and told[-1] == 1
     for each in found:
-        entries = read_kernels_list(Path(each.directory) / "kernelslist.g")
+        folder = tmp_path / each.directory
+        entries = read_kernels_list(folder / "kernelslist.g")
         assert entries == [f"kernel-{n}.traceg" for n in range(1, len(each.launches) + 1)]
-        headers = [read_trace(Path(each.directory) / entry)[0] for entry in entries]
+        headers = [read_trace(folder / entry)[0] for entry in entries]
         assert tuple(header.name for header in headers) == each.launches
-        sizes = [(Path(each.directory) / entry).stat().st_size for entry in entries]
-        assert sum(sizes) == each.size_bytes
+        assert each.files_bytes == {p.name: p.stat().st_size for p in folder.iterdir()}
 
 
 def test_copies_are_said_on_demand(tmp_path):
-    (found,) = write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path, copies=True)
-    assert read_kernels_list(Path(found.directory) / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
+    write_kernel(SMALL[0], GPU, "fp16", 32, tmp_path, copies=True)
+    assert read_kernels_list(tmp_path / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
 
 
 def test_same_kernels_same_bytes(tmp_path):
     for name in ("a", "b"):
-        write_traces(SMALL, GPU, "fp16", [32], tmp_path / name)
+        (tmp_path / name).mkdir()
+        write_traces(requests(SMALL, 32), GPU, "fp16", tmp_path / name)
     one, other = (
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*g")}
         for n in ("a", "b")
     )
     assert one == other and len(one) >= 4
-
-
-def test_what_is_not_a_trace_is_left(tmp_path):
-    theirs = tmp_path / f"{kernel_name(SMALL[0], 'fp16')}.32"
-    theirs.mkdir()
-    (theirs / "notes").write_text("mine")
-    with pytest.raises(TraceError, match="no trace; it is left as it is"):
-        write_traces(SMALL[:1], GPU, "fp16", [32], tmp_path)
-    assert (theirs / "notes").read_text() == "mine"
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(TraceError, match="cannot be written"):
-        write_traces(SMALL[:1], GPU, "fp16", [32], file)
-
-
-def test_nothing_is_left_of_what_failed(tmp_path, monkeypatch):
-    def full(self):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Launch, "blocks", full)
-    with pytest.raises(TraceError, match="No space left on device"):
-        write_traces(SMALL, GPU, "fp16", [32], tmp_path)
-    assert list(tmp_path.iterdir()) == []

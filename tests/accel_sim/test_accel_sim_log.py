@@ -2,12 +2,15 @@
 
 import csv
 import gzip
+import re
 from pathlib import Path
 
 import pytest
 
 from pimflow.errors import TraceError
+from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim_log import SENTINEL, read_log, read_power_report
+from pimflow.simulators.gpu_roofline import Ways, resident_blocks
 
 DATA = Path(__file__).parent / "data"
 CYCLES = Path(__file__).parents[1] / "gpu_model" / "data" / "accelsim_rtx2060.csv"
@@ -168,3 +171,12 @@ def test_a_power_report(tmp_path):
 def test_broken_power_reports(old, new, said, tmp_path):
     with pytest.raises(TraceError, match=said):
         read_power_report(stored(tmp_path, POWER.replace(old, new)))
+
+
+def test_the_model_holds_as_many_blocks_as_accel_sim():
+    """On an SM of the GPU that these logs are of, with the tile that their kernels have."""
+    held = resident_blocks(GpuSpec.load("rtx-2060-pim32"), Ways([(64, 64, 1)]), 32 * 2)
+    for name in ("pw_784x192x32.32", "pw_49x960x160.16"):
+        with gzip.open(DATA / f"{name}.log.gz", "rt") as file:
+            (count,) = re.findall(r"CTA/core = (\d+), limited by: regs", file.read())
+        assert held == [int(count)]

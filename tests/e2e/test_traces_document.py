@@ -40,7 +40,7 @@ def outputs(tmp_path_factory):
 
 def test_every_command_works(outputs):
     folder, printed = outputs
-    assert len(printed) == 10
+    assert len(printed) == 12
     for name in ("pimprog", "pim", "aim", "gpu", "perfetto", "timeline"):
         summary = json.loads((folder / name / "trace.json").read_text())
         files = {path for layer in summary["layers"] for path in layer["files_bytes"]}
@@ -49,6 +49,17 @@ def test_every_command_works(outputs):
         for layer in summary["layers"]:
             for path, size in layer["files_bytes"].items():
                 assert (folder / name / path).stat().st_size == size
+
+
+def test_kernels_for_accel_sim(outputs):
+    folder, _ = outputs
+    for name, count in (("traces", 2), ("kernels", 12)):
+        kernels = json.loads((folder / name / "trace.json").read_text())["kernels"]
+        files = {path for kernel in kernels for path in kernel["files_bytes"]} | {"trace.json"}
+        assert files == {str(p.relative_to(folder / name)) for p in (folder / name).rglob("*") if p.is_file()}
+        assert len(kernels) == count
+    place = folder / "traces/gemm_m784_n192_k32_h28w28c32o192_fp16.16"
+    assert sorted(path.name for path in place.iterdir()) == ["kernel-1.traceg", "kernelslist.g"]
 
 
 def test_the_files_are_what_the_page_says(outputs):

@@ -3,6 +3,7 @@
 No GPU is needed: what is compiled and timed here runs on the CPU, and kernels for a GPU are compiled only.
 """
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import cuda_profiler, frontend, kernel_builds, targets
+from pimflow import cli, cuda_profiler, frontend, kernel_builds, targets
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.cuda_profiler import Cuda, kernel_rows
@@ -21,6 +22,7 @@ from pimflow.kernels import cuda_compiler
 from pimflow.pipeline import lower
 from pimflow.placement.candidates import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.gpu_learned import Learned
 from pimflow.simulators.gpu_model import kernel_cost
 from pimflow.simulators.profiler import Analytic, KernelRequest
 
@@ -293,3 +295,31 @@ def test_rows_put_models_beside_measurements(cpu):
     assert rows[0]["analytic_ns"] == modelled_ns
     assert rows[0]["analytic_ratio"] == pytest.approx(modelled_ns / rows[0]["cold_ns"])
     assert (rows[0]["c"], rows[1]["c"]) == (64, None)
+
+
+def test_rows_have_the_learned_model_where_there_is_one(cpu):
+    v100 = GpuSpec.load("v100")
+    (row,) = kernel_rows([("a", LARGE)], cpu, v100, "fp32", [Analytic(), Learned()])
+    (cost,) = Learned().costs(requests(LARGE), v100, "fp32")
+    assert row["learned_ns"] == cost.execution_ns != row["analytic_ns"]
+    assert row["learned_ratio"] == pytest.approx(cost.execution_ns / row["cold_ns"])
+
+
+def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, capsys, tmp_path):
+    """On stderr, one line each, unless it is to be quiet; the costs are then analytic."""
+    monkeypatch.setattr(cuda_profiler.targets, "local_cuda", lambda: CPU)
+
+    def broken(*_):
+        raise ValueError("no room")
+
+    monkeypatch.setattr(cuda_profiler, "primitive", broken)
+    command = ["profile", "toy", "--dtype", "fp32", "--profiler", "gpu=cuda"]
+    said = {}
+    for quiet in ([], ["--quiet"]):
+        cache = ["--cache", str(tmp_path / f"cache{len(quiet)}")]
+        assert cli.main([*command, *cache, "--json", "--jobs", "1", *quiet]) == 0
+        out, err = capsys.readouterr()
+        said[bool(quiet)] = [line for line in err.splitlines() if "not measured, so analytic" in line]
+        assert list(json.loads(out)["known"]) == ["analytic"]
+    assert said[True] == [] and len(said[False]) > 5
+    assert all(line.startswith("pimflow: ") and line.endswith(": no room") for line in said[False])

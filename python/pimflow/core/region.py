@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
@@ -206,6 +208,8 @@ class Region:
         Their shapes.
     output_shape : tuple of int
     weight_elements : int
+    kept_elements : int
+        Of results before its anchor that other regions read too: outputs beside its own.
     anchored : bool
         False if every operator is elementwise or moves data.
     view : bool
@@ -225,6 +229,7 @@ class Region:
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
     weight_elements: int = 0
+    kept_elements: int = 0
     anchored: bool = True
     view: bool = False
     role: str = ""
@@ -260,6 +265,12 @@ class RegionGraph:
     regions: tuple[Region, ...]
     outputs: tuple[str, ...]
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> RegionGraph:
+        """From what `dataclasses.asdict` makes of one, through JSON or not."""
+        regions = tuple(_region(region) for region in plain["regions"])
+        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]))
+
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""
         for region in self.regions:
@@ -280,7 +291,7 @@ class RegionGraph:
     def liveness(self, dtype: str) -> Liveness:
         """Lifetimes of the regions' results and the graph's inputs, a step a region."""
         element = ELEMENT_BYTES[dtype]
-        size_bytes = {r.name: r.output_elements * element for r in self.regions}
+        size_bytes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         inputs = {}
         for region in self.regions:
             for name, elements in zip(region.inputs, region.input_elements):
@@ -293,3 +304,16 @@ class RegionGraph:
     def digest(self) -> str:
         """Of everything a plan depends on: names, shapes, order. Weights do not matter."""
         return hashlib.sha256(repr((self.regions, self.outputs)).encode()).hexdigest()[:16]
+
+
+def _region(plain: Mapping[str, Any]) -> Region:
+    fields = {name: _frozen(value) for name, value in plain.items()}
+    if plain["geometry"] is not None:
+        geometry = {name: _frozen(value) for name, value in plain["geometry"].items()}
+        fields["geometry"] = ConvGeometry(**geometry)
+    return Region(**fields)
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

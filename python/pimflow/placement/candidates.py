@@ -30,7 +30,7 @@ from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import kernel_energy_pj
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "3"
+COST_MODEL = "4"
 
 
 class Candidates:
@@ -158,7 +158,7 @@ class Candidates:
             crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
             parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
         if gpu_rows:
-            kernel = convolution_kernel(region.geometry.first_rows(gpu_rows), self.system.dtype)
+            kernel = gpu_kernel(region, self.system.dtype, gpu_rows)
             parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
             if full:
                 moved_bytes = parallel[-1].moved_bytes
@@ -219,24 +219,25 @@ class Candidates:
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
-        return self._epilogue(region, self._residual_bytes(region), own=True)
+        return self._epilogue(region, own=True)
 
     def absorb(self, region: Region) -> EdgeCost:
         """The same inside the kernel of the first consumer: the bytes that this one does not touch anyway.
 
         They are what a residual adds, and the finished result if others read that too.
         """
-        return self._epilogue(region, self._residual_bytes(region), own=False)
+        return self._epilogue(region, own=False)
 
-    def _residual_bytes(self, region: Region) -> int:
-        return sum(region.input_elements[1:]) * ELEMENT_BYTES[self.system.dtype]
-
-    def _epilogue(self, region: Region, residual_bytes: int, own: bool) -> EdgeCost:
-        result_bytes = region.output_elements * ELEMENT_BYTES[self.system.dtype]
+    def _epilogue(self, region: Region, own: bool) -> EdgeCost:
+        element = ELEMENT_BYTES[self.system.dtype]
+        result_bytes = region.output_elements * element
+        # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
+        returned = region.geometry.pixels * region.geometry.oc
+        read_bytes = (returned + sum(region.input_elements[1:])) * element
         shared = len(self.graph.consumers[region.name]) > 1
         kernel = Kernel(
             kind="stream",
-            input_bytes=residual_bytes + (result_bytes if own else 0),
+            input_bytes=read_bytes - (0 if own else result_bytes),
             output_bytes=result_bytes if own or shared else 0,
         )
         if self.system.accounting == "paper" or not (kernel.input_bytes or kernel.output_bytes):
@@ -265,7 +266,7 @@ class Candidates:
         return Task(
             label=label,
             resource="gpu",
-            launch_ns=self.system.gpu.launch_ns,
+            launch_ns=self.costs.launch_ns(cost, self.system.gpu),
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
             energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
@@ -317,16 +318,20 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
-def gpu_kernel(region: Region, dtype: str) -> Kernel:
-    """The kernel that computes `region`, epilogue included."""
+def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0) -> Kernel:
+    """The kernel that computes `region`, epilogue included, or its first `gpu_rows` rows, without."""
     element = ELEMENT_BYTES[dtype]
+    if gpu_rows:
+        return convolution_kernel(region.geometry.first_rows(gpu_rows), dtype)
+    output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
         residual_bytes = sum(region.input_elements[1:]) * element
-        return convolution_kernel(region.geometry, dtype, residual_bytes)
+        kernel = convolution_kernel(region.geometry, dtype, residual_bytes)
+        return replace(kernel, output_bytes=output_bytes)
     return Kernel(
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
         weight_bytes=region.weight_elements * element,
-        output_bytes=region.output_elements * element,
+        output_bytes=output_bytes,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
-from pimflow.hardware import System
+from pimflow.hardware import GpuSpec, System
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement.cache import ResultCache
 from pimflow.placement.executors import Executor, Serial
@@ -177,6 +177,13 @@ class Costs:
                 return NOTHING
             self._time_kernels([request])
         return self._kernels[request]
+
+    def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
+        """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.
+
+        Where a system sets another launch time than that of the one the costs were made for, its own.
+        """
+        return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -1,0 +1,133 @@
+"""Traces for Accel-Sim of the GPU kernels of a layer, a network or a compiled directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pimflow import artifact, frontend
+from pimflow.core.layer_text import parse_layer
+from pimflow.core.plan import Plan
+from pimflow.core.region import RegionGraph, convolution_kernel
+from pimflow.errors import UsageError
+from pimflow.hardware import GpuSpec, System
+from pimflow.placement.candidates import gpu_kernel
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.accel_sim_kernels import write_traces
+from pimflow.simulators.profiler import KernelRequest
+
+FORMAT = "accel-sim"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Kernels to write.
+
+    Attributes
+    ----------
+    layers : dict of KernelRequest to list of str
+        What each is the kernel of; layers that are alike share one.
+    gpu : GpuSpec
+    dtype : str
+    """
+
+    layers: dict[KernelRequest, list[str]]
+    gpu: GpuSpec
+    dtype: str
+
+
+def wanted(source: str, system: System) -> Wanted:
+    """The kernels of `source`, a layer by its shape, a compiled directory, or a network.
+
+    Raises
+    ------
+    UsageError
+        If `source` is no layer, or was compiled for another GPU than the system's.
+    ArtifactError, PlanError
+        If it is a directory, and none that was compiled, or damaged.
+    UnknownNameError, ModelError
+        If it is no network either.
+    """
+    if ":" in source and not Path(source).exists():
+        kernel = convolution_kernel(parse_layer(source), system.dtype)
+        channels = dict.fromkeys((system.gpu.memory_channels, system.gpu_channels))
+        layers = {KernelRequest(kernel, count): [source] for count in channels}
+        return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
+    if Path(source).is_dir():
+        return _of_directory(Path(source), system)
+    network = frontend.load(source)
+    graph = extract_regions(network.module, network.name)
+    layers = _of_graph(graph, system.gpu, system.dtype, system.gpu_channels)
+    return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
+
+
+def _of_directory(directory: Path, system: System) -> Wanted:
+    placed = artifact.Placed.load(directory)
+    artifact.Interface.load(directory).check(directory, artifact.PLAN)
+    plan = Plan.load(directory / artifact.PLAN)
+    if placed.gpu != system.gpu.name:
+        raise UsageError(f"{directory} was compiled for gpu '{placed.gpu}'; name that, or its file, as --gpu")
+    layers = _of_graph(placed.graph, system.gpu, placed.dtype, plan.gpu_channels, plan)
+    return Wanted(layers=layers, gpu=system.gpu, dtype=placed.dtype)
+
+
+def _of_graph(
+    graph: RegionGraph, gpu: GpuSpec, dtype: str, gpu_channels: int, plan: Plan | None = None
+) -> dict[KernelRequest, list[str]]:
+    """Every region with all memory channels, and with `gpu_channels` what `plan` leaves to the GPU.
+
+    Without a plan that may be every region.
+    """
+    choices = {choice.region: choice for choice in plan.choices} if plan else {}
+    found: dict[KernelRequest, list[str]] = {}
+    for region in graph.regions:
+        whole, choice = gpu_kernel(region, dtype), choices.get(region.name)
+        requests = [KernelRequest(whole, gpu.memory_channels)]
+        if choice is None or choice.mode == "GPU":
+            requests.append(KernelRequest(whole, gpu_channels))
+        elif choice.mode == "SPLIT":
+            rows = gpu_kernel(region, dtype, round(choice.gpu_share * region.output_rows))
+            requests.append(KernelRequest(rows, gpu_channels))
+        for request in dict.fromkeys(requests):
+            found.setdefault(request, []).append(region.name)
+    return found
+
+
+def write(
+    directory: str | os.PathLike, of: Wanted, advance: Callable[[float], None] = lambda _: None
+) -> dict[str, Any]:
+    """Write the traces into an existing directory; returns what ``trace.json`` says.
+
+    Raises
+    ------
+    UsageError
+        If a kernel cannot be emitted.
+    """
+    emitted = write_traces(list(of.layers), of.gpu, of.dtype, Path(directory), advance)
+    rows = [
+        {
+            "kernel": each.name,
+            "layers": layers,
+            "gpu_channels": request.channels,
+            "launches": list(each.launches),
+            "instructions": list(each.instructions),
+            "files_bytes": {f"{each.directory}/{name}": size for name, size in each.files_bytes.items()},
+        }
+        for each, (request, layers) in zip(emitted, of.layers.items(), strict=True)
+    ]
+    return {"format": FORMAT, "gpu": of.gpu.name, "dtype": of.dtype, "kernels": rows}
+
+
+def text(summary: dict[str, Any], out: str) -> str:
+    """What ``trace.json`` says, for people."""
+    kernels = summary["kernels"]
+    lines = [
+        f"{kernel['kernel']} on {kernel['gpu_channels']} channels: {', '.join(kernel['layers'])}"
+        for kernel in kernels
+    ]
+    size_bytes = sum(sum(kernel["files_bytes"].values()) for kernel in kernels)
+    lines.append(f"{out}: {len(kernels)} kernels of {summary['gpu']}, {size_bytes} bytes")
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""Does ``pimflow trace --format accel-sim`` write the kernels that a plan runs, all or nothing?"""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pimflow import api, artifact, cli
+from pimflow.artifact import Interface, Placed
+from pimflow.core.layer_text import parse_layer
+from pimflow.core.plan import Plan
+from pimflow.core.region import RegionGraph, convolution_kernel
+from pimflow.hardware import system
+from pimflow.placement import Candidates
+from pimflow.placement.candidates import gpu_kernel
+from pimflow.simulators.accel_sim_kernels import kernel_name
+from pimflow.simulators.accel_sim_launch import Launch
+from pimflow.simulators.accel_sim_trace import read_kernels_list, read_trace
+
+SYSTEM = system()
+LAYER = "conv:1x32x14x14,40,1x1"
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+    code = cli.main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return api.search("toy", SYSTEM)
+
+
+@pytest.fixture
+def directory(tmp_path, searched):
+    """A compiled directory, as far as its plan goes: 'down.conv' split, one region on PIM."""
+    path = tmp_path / "net"
+    path.mkdir()
+    modes = {"down.conv": ("SPLIT", 0.25), "widen.conv": ("PIM", 0.0)}
+    choices = [
+        replace(c, mode=mode, gpu_share=share)
+        for c in searched.plan.choices
+        for mode, share in [modes.get(c.region, ("GPU", 1.0))]
+    ]
+    plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
+    return stored(path, plan, searched.graph, "fp16")
+
+
+def stored(path, plan: Plan, graph: RegionGraph, dtype: str):
+    placed = Placed(graph=graph, gpu=SYSTEM.gpu.name, dtype=dtype)
+    (path / "plan.json").write_text(plan.to_json())
+    (path / "regions.json").write_text(placed.to_json())
+    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
+    (path / "interface.json").write_text(Interface(inputs={}, sha256=digests).to_json())
+    return path
+
+
+def written(out) -> set[str]:
+    return {p.name for p in out.iterdir() if p.is_dir()}
+
+
+def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_path):
+    out = tmp_path / "out"
+    code, said, _ = run(capsys, LAYER, "-o", out, "--pim-channels", 8, "--json")
+    name = kernel_name(convolution_kernel(parse_layer(LAYER), "fp16"), "fp16")
+    assert code == 0 and written(out) == {f"{name}.24", f"{name}.32"}
+    summary = json.loads(said)
+    assert json.loads((out / "trace.json").read_text()) == {k: v for k, v in summary.items() if k != "output"}
+    assert (summary["gpu"], summary["dtype"]) == ("rtx-2060-pim32", "fp16")
+    files = {p.relative_to(out).as_posix(): p.stat().st_size for p in out.glob("*/*")}
+    assert files == {path: size for row in summary["kernels"] for path, size in row["files_bytes"].items()}
+    for row in summary["kernels"]:
+        folder = out / f"{row['kernel']}.{row['gpu_channels']}"
+        traces = [read_trace(folder / entry) for entry in read_kernels_list(folder / "kernelslist.g")]
+        assert [header.name for header, _ in traces] == row["launches"]
+        lanes = [sum(i.lanes for b in blocks for w in b.warps for i in w) for _, blocks in traces]
+        assert lanes == row["instructions"]
+    assert run(capsys, LAYER, "-o", out, "--gpu", "t4", "--pim-channels", 0)[0] == 0
+    assert json.loads((out / "trace.json").read_text())["gpu"] == "t4" and len(written(out)) == 1
+
+
+def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
+    assert run(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
+    names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in searched.graph.regions}
+    assert written(tmp_path / "out") == {f"{name}.{channels}" for name in names for channels in (16, 32)}
+
+
+def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
+    """All channels for the network on the GPU alone; those of the plan for what it leaves to the GPU."""
+    code, said, _ = run(capsys, directory, "-o", tmp_path / "out", "--json")
+    assert code == 0
+    wanted = set()
+    for region in searched.graph.regions:
+        whole = kernel_name(gpu_kernel(region, "fp16"), "fp16")
+        wanted.add(f"{whole}.32")
+        if region.name not in ("down.conv", "widen.conv"):
+            wanted.add(f"{whole}.20")
+    rows = convolution_kernel(searched.graph.region("down.conv").geometry.first_rows(2), "fp16")
+    wanted.add(f"{kernel_name(rows, 'fp16')}.20")
+    assert written(tmp_path / "out") == wanted
+    (row,) = [row for row in json.loads(said)["kernels"] if row["kernel"] == kernel_name(rows, "fp16")]
+    assert row["layers"] == ["down.conv"]
+
+
+def test_they_are_the_kernels_that_the_search_asks_for(searched):
+    """The rows of a split, as candidates are charged for them."""
+    region = searched.graph.region("down.conv")
+    maker = Candidates(searched.graph, SYSTEM)
+    (task,) = [t for t in maker.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label]
+    cost = maker.costs.kernel(gpu_kernel(region, "fp16", 2), SYSTEM.gpu_channels)
+    assert task.execution_ns == cost.execution_ns > 0
+
+
+def test_regions_come_back_from_a_file(searched, tmp_path):
+    placed = Placed.load(stored(tmp_path, searched.plan, searched.graph, "fp32"))
+    assert placed == Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32")
+    assert placed.graph.digest == searched.plan.model
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["toi"], 2, "did you mean toy"),
+        (["absent.onnx"], 3, "absent.onnx"),
+        (["fc:1280"], 2, "fc:[Nx]IN,OUT"),
+        ([LAYER, "--dtype", "fp32"], 2, "traces for Accel-Sim are of fp16 kernels"),
+        ([LAYER, "--gpu", "t5"], 2, "did you mean t4"),
+        ([LAYER, "--pim-channels", "99"], 2, "0..31"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):
+    got, out, err = run(capsys, *argv, "-o", tmp_path / "out", "--quiet")
+    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_cannot_be_traced(capsys, tmp_path, directory):
+    target = tmp_path / "out"
+    code, _, err = run(capsys, directory, "-o", target, "--gpu", "v100")
+    assert code == 2 and "was compiled for gpu 'rtx-2060-pim32'" in err and err.count("\n") == 1
+    code, _, err = run(capsys, directory, "-o", target, "--dtype", "fp16")
+    assert code == 2 and "has its own dtype" in err
+    for name, old, new in (("regions.json", "fp16", "fp32"), ("plan.json", "SPLIT", "GPU")):
+        text = (directory / name).read_text()
+        (directory / name).write_text(text.replace(old, new))
+        code, _, err = run(capsys, directory, "-o", target)
+        assert code == 3 and f"{name} is missing or was changed; compile again" in err
+        (directory / name).write_text(text)
+    (directory / "interface.json").unlink()
+    code, _, err = run(capsys, directory, "-o", target)
+    assert code == 3 and "is no compiled network" in err
+    assert not target.exists()
+
+
+def test_a_full_disk_leaves_the_old_traces(capsys, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert run(capsys, LAYER, "-o", out)[0] == 0
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    def full(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Launch, "blocks", full)
+    code, _, err = run(capsys, "fc:64,10", "-o", out)
+    assert (code, err) == (3, f"pimflow: error: {out}: cannot be written: No space left on device\n")
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,63 @@
+"""Is every byte that a kernel reads one that a kernel was charged for writing?
+
+The oracle knows no kernels: it adds up the tensors that pass between regions.
+"""
+
+import math
+
+import pytest
+
+from pimflow import api, frontend
+from pimflow.hardware import system
+from pimflow.placement import Candidates
+from pimflow.placement.candidates import gpu_kernel
+
+SYSTEM = system()
+NETWORKS = ("toy", "mobilenet-v2", "efficientnet-b0")
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def graph(request):
+    return api.regions(frontend.load(request.param))
+
+
+def tensors(graph, region) -> set[tuple[int, ...]]:
+    """Shapes of what `region` leaves to others."""
+    read = {c.input_shapes[i] for c in graph.regions for i, n in enumerate(c.inputs) if n == region.name}
+    return read | ({region.output_shape} if region.name in graph.outputs else set())
+
+
+@pytest.mark.parametrize(("dtype", "size_bytes"), [("fp16", 2), ("fp32", 4)])
+def test_a_kernel_writes_what_others_read(graph, dtype, size_bytes):
+    """A squeeze and excite scales a map, which is written; what is read twice is written beside a result."""
+    for region in graph.regions:
+        elements = sum(math.prod(shape) for shape in tensors(graph, region))
+        assert gpu_kernel(region, dtype).output_bytes == elements * size_bytes, region.name
+
+
+def test_liveness_has_room_for_what_others_read(graph):
+    sizes = {life.name: life.size_bytes for life in graph.liveness("fp16").lifetimes}
+    for region in graph.regions:
+        assert sizes[region.name] == 2 * sum(math.prod(shape) for shape in tensors(graph, region))
+
+
+def test_what_pim_leaves_undone_moves_each_tensor_once(graph):
+    """By a kernel of its own: PIM's result and what is added in, the finished result out. Inside a
+    consumer's kernel, which reads the finished result anyway: as much as that reads more.
+    """
+    maker = Candidates(graph, SYSTEM)
+    gpu, found = SYSTEM.gpu, 0
+    for region in graph.regions:
+        if maker.refusal(region) or not region.epilogue:
+            continue
+        returned = 2 * region.geometry.pixels * region.geometry.oc
+        added = 2 * sum(map(math.prod, region.input_shapes[1:]))
+        finished = 2 * region.output_elements
+        settle, absorb = maker.settle(region).task, maker.absorb(region).task
+        moved_bytes = settle.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"]
+        assert moved_bytes == pytest.approx(returned + added + finished), region.name
+        again = finished if len(graph.consumers[region.name]) > 1 else 0
+        inside = absorb.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"] if absorb else 0
+        assert inside == pytest.approx(returned + added - finished + again), region.name
+        found += 1
+    assert found > 3
