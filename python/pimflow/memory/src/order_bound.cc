@@ -18,7 +18,7 @@ constexpr int64_t kFar = int64_t{1} << 62;
 /*! \brief Maximum flow, as Dinitz finds it. */
 class Network {
  public:
-  explicit Network(int nodes) : out_(nodes), level_(nodes), next_(nodes) {}
+  explicit Network(size_t nodes) : out_(nodes), level_(nodes), next_(nodes) {}
 
   void Connect(int from, int to, int64_t capacity) {
     out_[from].push_back(static_cast<int>(edges_.size()));
@@ -35,6 +35,9 @@ class Network {
     }
     return flow;
   }
+
+  /*! \brief After `MaximumFlow`: whether a node is on the source's side of the first minimum cut. */
+  bool OnSourceSide(int node) const { return level_[node] >= 0; }
 
  private:
   struct Edge {
@@ -105,43 +108,51 @@ std::vector<bool> Reached(const std::vector<std::vector<int>>& next, int step) {
   return reached;
 }
 
-/*!
- * \brief The fewest bytes that can be live while `step` runs.
- *
- * Nodes on the source's side are the steps executed before. A storage is two nodes with an edge of its bytes:
- * the first is on the source's side if it has begun, the second on the sink's if it has not finished.
- */
-int64_t FewestBytes(const StepGraph& graph, int step) {
-  const int steps = graph.steps(), storages = static_cast<int>(graph.storages.size());
-  const int source = steps + 2 * storages, sink = source + 1;
-  Network network(sink + 1);
-  const std::vector<bool> first = Reached(graph.before, step), later = Reached(graph.after, step);
-  for (int other = 0; other < steps; ++other) {
-    if (first[other]) network.Connect(source, other, kFar);
-    if (later[other] || other == step) network.Connect(other, sink, kFar);
-    for (int need : graph.before[other]) network.Connect(other, need, kFar);
+}  // namespace
+
+// Nodes on the source's side are the steps in the set. A storage is two nodes with an edge of its bytes: the
+// first is on the source's side if it has begun, the second on the sink's if it has not finished.
+int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides) {
+  std::vector<int> node(sides->size(), -1), free;
+  for (int step = 0; step < graph.steps(); ++step) {
+    if ((*sides)[step] != Side::kFree) continue;
+    node[step] = static_cast<int>(free.size());
+    free.push_back(step);
+  }
+  const int source = static_cast<int>(free.size()), sink = source + 1;
+  Network network(free.size() + 2 + 2 * graph.storages.size());
+  for (int step : free) {
+    for (int need : graph.before[step]) {
+      if ((*sides)[need] == Side::kOut) network.Connect(node[step], sink, kFar);
+      if ((*sides)[need] == Side::kFree) network.Connect(node[step], node[need], kFar);
+    }
   }
   int64_t bytes = 0;
-  for (int s = 0; s < storages; ++s) {
-    const StepGraph::Storage& storage = graph.storages[s];
-    const bool used = std::find(storage.steps.begin(), storage.steps.end(), step) != storage.steps.end();
-    if (used || (storage.at_start && storage.at_end)) {
-      bytes += storage.bytes;
-      continue;
+  int begun = sink + 1;
+  for (const StepGraph::Storage& storage : graph.storages) {
+    bool is_begun = storage.at_start, is_unfinished = storage.at_end, open = false;
+    for (int step : storage.steps) {
+      is_begun = is_begun || step == running || (*sides)[step] == Side::kIn;
+      is_unfinished = is_unfinished || (*sides)[step] == Side::kOut;
+      open = open || (*sides)[step] == Side::kFree;
     }
-    const int begun = steps + 2 * s, unfinished = begun + 1;
+    if (is_begun && is_unfinished) bytes += storage.bytes;
+    if ((is_begun && is_unfinished) || !open) continue;
+    const int unfinished = begun + 1;
     network.Connect(begun, unfinished, storage.bytes);
-    if (storage.at_start) network.Connect(source, begun, kFar);
-    if (storage.at_end) network.Connect(unfinished, sink, kFar);
-    for (int other : storage.steps) {
-      network.Connect(other, begun, kFar);
-      network.Connect(unfinished, other, kFar);
+    if (is_begun) network.Connect(source, begun, kFar);
+    if (is_unfinished) network.Connect(unfinished, sink, kFar);
+    for (int step : storage.steps) {
+      if (node[step] < 0) continue;
+      network.Connect(node[step], begun, kFar);
+      network.Connect(unfinished, node[step], kFar);
     }
+    begun += 2;
   }
-  return bytes + network.MaximumFlow(source, sink);
+  bytes += network.MaximumFlow(source, sink);
+  for (int step : free) (*sides)[step] = network.OnSourceSide(node[step]) ? Side::kIn : Side::kOut;
+  return bytes;
 }
-
-}  // namespace
 
 int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std::function<void()>& poll) {
   std::vector<int> order(graph.before.size());
@@ -152,7 +163,14 @@ int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std
   for (int step : order) {
     poll();
     if (given[step] <= bound || Clock::now() >= deadline) break;
-    bound = std::max(bound, FewestBytes(graph, step));
+    const std::vector<bool> first = Reached(graph.before, step), later = Reached(graph.after, step);
+    std::vector<Side> sides(order.size(), Side::kFree);
+    for (size_t other = 0; other < sides.size(); ++other) {
+      if (first[other]) sides[other] = Side::kIn;
+      if (later[other]) sides[other] = Side::kOut;
+    }
+    sides[step] = Side::kOut;
+    bound = std::max(bound, FewestBytes(graph, step, &sides));
   }
   return bound;
 }

@@ -65,37 +65,41 @@ OrderSearch::OrderSearch(const StepGraph& graph, int64_t limit_bytes, size_t wid
       width_(width),
       words_((graph.before.size() + 63) / 64),
       zobrist_(graph.before.size()),
-      now_(2 * words_, 0),
       next_bytes_(std::numeric_limits<int64_t>::max()) {
   std::mt19937_64 random(1);
   for (uint64_t& bits : zobrist_) bits = random();
+  follows_.assign(graph.before.size(), Words(words_, 0));
+  for (int step = graph.steps() - 1; step >= 0; --step) {
+    for (int next : graph.after[step]) {
+      follows_[step][next >> 6] |= uint64_t{1} << (next & 63);
+      for (size_t word = 0; word < words_; ++word) follows_[step][word] |= follows_[next][word];
+    }
+  }
 }
 
 OrderOutcome OrderSearch::Run(Clock::time_point deadline, const std::function<void()>& poll) {
+  now_.bits.assign(2 * words_, 0);
   for (int step = 0; step < graph_.steps(); ++step) {
-    if (graph_.before[step].empty()) Flip(now_.data() + words_, step);
+    if (graph_.before[step].empty()) Flip(now_.bits.data() + words_, step);
   }
-  state_ = {graph_.BytesAtStart(), 0, -1};
+  now_.state = {graph_.BytesAtStart(), 0, 0, -1};
+  base_ = now_;
   RunWhatCostsNothing();
-  int64_t base_bytes = std::numeric_limits<int64_t>::max(), expanded = 0;
-  Keep(-1);
+  int64_t expanded = 0;
+  Keep();
   while (!layers_.empty() && found_ < 0) {
     const auto first = layers_.begin();
     Layer layer = std::move(first->second);
-    executed_ = first->first;
+    const int steps = first->first;
     layers_.erase(first);
     if (layer.states.size() > width_) Narrow(&layer);
     const auto least = std::min_element(layer.states.begin(), layer.states.end(),
                                         [](const State& a, const State& b) { return a.bytes < b.bytes; });
-    const bool based = least->bytes <= base_bytes;
-    if (based) {
-      base_bytes = least->bytes;
-      layers_.clear();
+    if (least->bytes <= base_.state.bytes && steps > base_.state.steps) {
+      Rebase(layer, least - layer.states.begin());
+      continue;
     }
-    const int depth = executed_;
     for (size_t i = 0; i < layer.states.size() && found_ < 0; ++i) {
-      if (based && i != static_cast<size_t>(least - layer.states.begin())) continue;
-      executed_ = depth;
       Expand(layer, i);
       if (++expanded % kPollStates == 0) {
         poll();
@@ -104,10 +108,31 @@ OrderOutcome OrderSearch::Run(Clock::time_point deadline, const std::function<vo
     }
   }
   if (found_ >= 0) {
-    Trace(found_);
+    order_ = Trace(found_);
     return OrderOutcome::kFound;
   }
   return narrowed_ ? OrderOutcome::kStopped : OrderOutcome::kNone;
+}
+
+/*! \brief Go on from a set of `layer`, or from one with fewer bytes between the last base and it, alone. */
+void OrderSearch::Rebase(const Layer& layer, size_t index) {
+  const State& to = layer.states[index];
+  const uint64_t* bits = layer.bits.data() + 2 * words_ * index;
+  std::vector<Side> sides(graph_.before.size(), Side::kOut);
+  for (int step = 0; step < graph_.steps(); ++step) {
+    if (Has(bits, step)) sides[step] = Has(base_.bits.data(), step) ? Side::kIn : Side::kFree;
+  }
+  // Where nothing can be proved any more, there is nothing to be careful about.
+  if (narrowed_ || FewestBytes(graph_, -1, &sides) == to.bytes) sides.assign(sides.size(), Side::kIn);
+  const std::vector<int> way = Trace(to.came_from);
+  now_ = base_;
+  for (int step : way) {
+    if (sides[step] != Side::kIn || Has(now_.bits.data(), step)) continue;
+    Execute(step, Executed(now_.bits.data(), now_.state.bytes, step).after);
+  }
+  layers_.clear();
+  Keep();
+  base_ = now_;
 }
 
 OrderSearch::Change OrderSearch::Executed(const uint64_t* done, int64_t bytes, int step) const {
@@ -127,14 +152,14 @@ OrderSearch::Change OrderSearch::Executed(const uint64_t* done, int64_t bytes, i
 }
 
 void OrderSearch::Execute(int step, int64_t bytes_after) {
-  uint64_t* done = now_.data();
+  uint64_t* done = now_.bits.data();
   uint64_t* ready = done + words_;
   Flip(done, step);
   Flip(ready, step);
-  state_.bytes = bytes_after;
-  state_.key ^= zobrist_[step];
-  moves_.push_back(step);
-  ++executed_;
+  now_.state.bytes = bytes_after;
+  now_.state.key ^= zobrist_[step];
+  ++now_.state.steps;
+  now_.moves.push_back(step);
   for (int next : graph_.after[step]) {
     const std::vector<int>& needs = graph_.before[next];
     if (std::all_of(needs.begin(), needs.end(), [&](int need) { return Has(done, need); })) Flip(ready, next);
@@ -145,10 +170,10 @@ void OrderSearch::RunWhatCostsNothing() {
   for (bool changed = true; changed;) {
     changed = false;
     for (size_t word = 0; word < words_; ++word) {
-      for (uint64_t left = now_[words_ + word]; left; left &= left - 1) {
+      for (uint64_t left = now_.bits[words_ + word]; left; left &= left - 1) {
         const int step = static_cast<int>(64 * word) + __builtin_ctzll(left);
-        const Change change = Executed(now_.data(), state_.bytes, step);
-        if (change.after > state_.bytes || change.during > limit_) continue;
+        const Change change = Executed(now_.bits.data(), now_.state.bytes, step);
+        if (change.after > now_.state.bytes || change.during > limit_) continue;
         Execute(step, change.after);
         changed = true;
       }
@@ -159,7 +184,7 @@ void OrderSearch::RunWhatCostsNothing() {
 void OrderSearch::Expand(const Layer& layer, size_t index) {
   const State& from = layer.states[index];
   const uint64_t* bits = layer.bits.data() + 2 * words_ * index;
-  const int depth = executed_;
+  size_t children = 0;
   for (size_t word = 0; word < words_; ++word) {
     for (uint64_t left = bits[words_ + word]; left; left &= left - 1) {
       const int step = static_cast<int>(64 * word) + __builtin_ctzll(left);
@@ -168,36 +193,46 @@ void OrderSearch::Expand(const Layer& layer, size_t index) {
         next_bytes_ = std::min(next_bytes_, change.during);
         continue;
       }
-      std::copy(bits, bits + 2 * words_, now_.begin());
-      state_ = from;
-      executed_ = depth;
+      now_.bits.assign(bits, bits + 2 * words_);
+      now_.state = from;
+      now_.moves.clear();
       Execute(step, change.after);
       RunWhatCostsNothing();
-      Keep(from.came_from);
-      if (found_ >= 0) return;
+      if (OnlyWay(from)) {
+        Keep();
+        return;
+      }
+      if (children == children_.size()) children_.emplace_back();
+      std::swap(children_[children++], now_);
     }
+  }
+  for (size_t i = 0; i < children && found_ < 0; ++i) {
+    std::swap(children_[i], now_);
+    Keep();
   }
 }
 
+bool OrderSearch::OnlyWay(const State& from) const {
+  if (now_.state.bytes > from.bytes) return false;
+  const uint64_t* follow = follows_[now_.moves.front()].data();
+  return std::all_of(now_.moves.begin() + 1, now_.moves.end(), [&](int step) { return Has(follow, step); });
+}
+
 /*! \brief Put the set that was made into its layer, unless it is there. */
-void OrderSearch::Keep(int came_from) {
-  Layer& layer = layers_[executed_];
-  const auto [known, is_new] = layer.by_key.emplace(state_.key, static_cast<int>(layer.states.size()));
-  if (!is_new &&
-      std::equal(now_.begin(), now_.begin() + words_, layer.bits.begin() + 2 * words_ * known->second)) {
-    moves_.clear();
-    return;
-  }
+void OrderSearch::Keep() {
+  Layer& layer = layers_[now_.state.steps];
+  const auto [known, is_new] = layer.by_key.emplace(now_.state.key, static_cast<int>(layer.states.size()));
+  const auto done = now_.bits.begin();
+  if (!is_new && std::equal(done, done + words_, layer.bits.begin() + 2 * words_ * known->second)) return;
   ++sets_;
-  for (int step : moves_) {
-    history_.emplace_back(came_from, step);
-    came_from = static_cast<int>(history_.size()) - 1;
+  for (int step : now_.moves) {
+    history_.emplace_back(now_.state.came_from, step);
+    now_.state.came_from = static_cast<int>(history_.size()) - 1;
   }
-  moves_.clear();
-  state_.came_from = came_from;
-  layer.states.push_back(state_);
-  layer.bits.insert(layer.bits.end(), now_.begin(), now_.end());
-  if (executed_ == graph_.steps()) found_ = came_from;
+  now_.moves.clear();
+  layer.states.push_back(now_.state);
+  layer.bits.insert(layer.bits.end(), now_.bits.begin(), now_.bits.end());
+  if (now_.state.steps == graph_.steps()) found_ = now_.state.came_from;
   if (layer.states.size() / kOverflow >= width_) Narrow(&layer);
 }
 
@@ -223,9 +258,11 @@ void OrderSearch::Narrow(Layer* layer) {
   *layer = std::move(narrow);
 }
 
-void OrderSearch::Trace(int came_from) {
-  for (; came_from >= 0; came_from = history_[came_from].first) order_.push_back(history_[came_from].second);
-  std::reverse(order_.begin(), order_.end());
+std::vector<int> OrderSearch::Trace(int came_from) const {
+  std::vector<int> order;
+  for (; came_from >= 0; came_from = history_[came_from].first) order.push_back(history_[came_from].second);
+  std::reverse(order.begin(), order.end());
+  return order;
 }
 
 }  // namespace memory

@@ -3,16 +3,22 @@
  * \brief In which order do the steps of a program need the fewest live bytes? Search over executed sets.
  *
  * A storage is live from the first to the last step that touches it. What is live after some steps depends on
- * their set alone: bytes(A), the storages that A has begun and not finished. Moving a storage's members never
- * makes bytes(A) + bytes(B) smaller than bytes(A | B) + bytes(A & B): it is submodular. The search asks
- * whether some order stays within a limit, in layers of sets with equally many steps, and leaves out what
- * submodularity makes needless:
- *   - a step that fits within the limit and leaves no more bytes live than before may as well run at once;
- *   - from a base set, let A be the first set found, smallest number of steps first, with
- *     bytes(A) <= bytes(base). Then no set between them has fewer bytes: it would be reachable too (the way to
- *     A, restricted to it, costs no more) and would have been found before. So whatever else an order does
- *     after the base, it may do A's steps first, and A becomes the base. This takes a network apart at the
- *     places where little is live.
+ * their set alone: bytes(A), the storages that A has begun and not finished. It is submodular: bytes(A | B) +
+ * bytes(A & B) <= bytes(A) + bytes(B). The search asks whether some order stays within a limit, in layers of
+ * sets with equally many steps. What submodularity makes needless is left out:
+ *
+ *   If a set A can be reached from a set S within the limit, and no set between the two (the dependencies
+ *   kept) has fewer bytes than A, then whatever order goes on from S may as well do A's steps first. For its
+ *   sets X, bytes(X | A) <= bytes(X) + bytes(A) - bytes(X & A) <= bytes(X), and the same holds for what is
+ *   live while a step runs.
+ *
+ * So the search goes to A alone, and not to all that follows S, where
+ *   - A is S and one step, and has no more bytes than S;
+ *   - A is S and one step with later ones that it makes possible, and has no more bytes than S;
+ *   - A is any set found after the last such S that all others were dropped for, with no more bytes than S. A
+ *     minimum cut tells whether a set between has fewer; if so it is taken instead: the way to A, without
+ *     the steps that it has not, leads there within the limit. This takes a network apart where little is live.
+ *
  * Where a layer has more sets than the given width, those with the fewest bytes stay, and a search without
  * success no longer proves anything.
  */
@@ -61,6 +67,16 @@ using Clock = std::chrono::steady_clock;
  */
 int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std::function<void()>& poll);
 
+/*! \brief Whether a step is in a set. */
+enum class Side : char { kIn, kOut, kFree };
+
+/*!
+ * \brief The fewest bytes of the sets that `sides` leaves open and the dependencies allow: a minimum cut.
+ * \param sides Of every step; set to a set with the fewest bytes, of those the smallest.
+ * \param running A step that is out of the set and whose storages all count; -1 for none.
+ */
+int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides);
+
 enum class OrderOutcome : int64_t { kFound = 0, kNone = 1, kStopped = 2 };
 
 class OrderSearch {
@@ -79,11 +95,17 @@ class OrderSearch {
   using Words = std::vector<uint64_t>;
 
   struct State {
-    int64_t bytes;
-    uint64_t key;
-    int came_from;  // in `history_`
+    int64_t bytes = 0;
+    uint64_t key = 0;
+    int steps = 0;
+    int came_from = -1;  // in `history_`
   };
-  /*! \brief Sets of equally many steps; of each, the bits of its steps and of those that can run next. */
+  struct Set {
+    State state;
+    Words bits;              // of its steps, then of those that can run next
+    std::vector<int> moves;  // its last steps, which are not in `history_` yet
+  };
+  /*! \brief Sets of equally many steps; `bits` as in `Set`. */
   struct Layer {
     std::vector<State> states;
     Words bits;
@@ -100,23 +122,23 @@ class OrderSearch {
   void Execute(int step, int64_t bytes_after);
   void RunWhatCostsNothing();
   void Expand(const Layer& layer, size_t index);
-  void Keep(int came_from);
+  bool OnlyWay(const State& from) const;
+  void Rebase(const Layer& layer, size_t index);
+  void Keep();
   void Narrow(Layer* layer);
-  void Trace(int came_from);
+  std::vector<int> Trace(int came_from) const;
 
   const StepGraph& graph_;
   const int64_t limit_;
   const size_t width_, words_;
   std::vector<uint64_t> zobrist_;
 
-  // The set that is being made: bits as in a layer, steps that were executed since the parent.
-  Words now_;
-  State state_{};
-  std::vector<int> moves_;
-
+  Set now_;   // being made
+  Set base_;  // the last one that all others were dropped for
+  std::vector<Set> children_;
   std::map<int, Layer> layers_;  // by number of steps
   std::vector<std::pair<int, int>> history_;  // where a set came from, and the step that made it
-  int executed_ = 0;             // steps in `now_`
+  std::vector<Words> follows_;  // of a step: those that depend on it, directly or not
   int found_ = -1;
   bool narrowed_ = false;
   int64_t next_bytes_, sets_ = 0;
