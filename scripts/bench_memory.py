@@ -1,11 +1,11 @@
-"""The planner on MiniMalloc's instances, or orders of steps: ``bench_memory.py DIR|--reorder [--seconds S] [--json]``.
+"""The planner at work: ``bench_memory.py DIR|--reorder [--seconds S] [--json]``.
 
-DIR holds tables ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's `benchmarks/`). For
-each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact planner fits the
-buffers within the capacity of the file's name, and the seconds that it took, on one core.
+DIR holds MiniMalloc's instances, ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's
+`benchmarks/`). For each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact
+planner fits the buffers within the capacity of the file's name, and the seconds that it took, on one core.
 
-``--reorder``: for the regions of every network of the zoo, with activations in fp16, and for networks wired at
-random, the most live bytes and the pool of the given and of the found order, and the bound of all orders.
+``--reorder``: for the regions of every network of the zoo, with activations in fp16, and for networks wired
+at random, the most live bytes and the pool of the given and of the found order, and the bound of all orders.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def table(rows: list[dict]) -> str:
 
 
 def watts_strogatz(nodes: int, draw: random.Random) -> list[tuple[int, int]]:
-    """A ring of `nodes` with NEIGHBOURS each, whose links go elsewhere with probability REWIRED; low to high."""
+    """A ring of `nodes`, NEIGHBOURS each; with probability REWIRED a link goes elsewhere. Low to high."""
     ring = [(node, (node + d) % nodes) for d in range(1, NEIGHBOURS // 2 + 1) for node in range(nodes)]
     links = {frozenset(link) for link in ring}
     for link in ring:
@@ -77,7 +77,7 @@ def watts_strogatz(nodes: int, draw: random.Random) -> list[tuple[int, int]]:
 
 
 def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepGraph:
-    """Each node sums what it reads and convolves it, in one step; a stage ends with the mean of its last nodes."""
+    """A node, which sums what it reads and convolves it, is a step; a stage's last step is a mean."""
     draw = random.Random(seed)
     rows, channels, _ = stages[0]
     steps, last, size_bytes = [], "input", {"input": 4 * rows * rows * channels * HALF_BYTES}
