@@ -112,6 +112,23 @@ def test_order_matters():
     assert pools.better and pools.optimal and pools.order == pools.found.order
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_what_costs_nothing_after_another_step_may_cost_less_before_it(given):
+    """After `u`, `w` and `v` free more than `u` took; without `u` they free even more, which `m` needs."""
+    steps = [
+        (["t"], ["a"]),  # u
+        (["t"], ["b"]),  # w
+        (["b", "d"], ["c"]),  # v
+        (["c"], ["work", "e"]),  # m
+        (["a", "e"], ["y"]),
+    ]
+    sizes = {"t": 4, "d": 10, "a": 5, "b": 3, "c": 0, "e": 0, "work": 30, "y": 1}
+    if not given:
+        steps.insert(0, ([], ["t", "d"]))  # so that less was live before
+    found = reorder(StepGraph(steps=steps, size_bytes=sizes, inputs=("t", "d") * given, outputs=("y",)))
+    assert (found.given_peak_bytes, found.peak_bytes, found.lower_bound_bytes) == (35, 34, 34)
+
+
 def test_an_alias_keeps_its_readers_before_it():
     """Relu in place: who reads what it overwrites goes first, though another order would take less."""
     steps = [([], ["a"]), (["a"], ["big"]), (["big"], ["r"]), (["a"], ["b"]), (["b"], ["y"])]
