@@ -24,9 +24,8 @@ from pimflow.memory.pools import MemoryPlan, alias_class, blocks, lower_bound_by
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
-_FOUND, _NONE, _STOPPED = range(3)
-# Executed sets kept of a layer: of the first round, times how many of the next, and the most, which take
-# some 100 MB for a program of 200 steps.
+_FOUND, _NONE = range(2)  # or that it stopped before it knew
+# Executed sets kept of a layer: in the first round, how many times as many in the next, and the most.
 _FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
 TIME_LIMIT_SECONDS = 10.0
 
@@ -242,11 +241,10 @@ def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, dead
         state.sets += sets
         if outcome == _FOUND:
             state.order, state.peak_bytes = tuple(order.tolist()), value
-        elif outcome == _NONE:
-            state.bound_bytes = max(state.bound_bytes, min(value, state.peak_bytes))
-            low = state.bound_bytes
         else:
-            low = limit + unit
+            low = min(value, state.peak_bytes)  # with a limit below, the search would go the same way
+            if outcome == _NONE:
+                state.bound_bytes = max(state.bound_bytes, low)
         limit = low + (state.peak_bytes - low) // (2 * unit) * unit
 
 
