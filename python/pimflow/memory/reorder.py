@@ -28,6 +28,7 @@ _FOUND, _NONE = range(2)  # or that it stopped before it knew
 # Executed sets kept of a layer: in the first round, how many times as many in the next, and the most.
 _FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
 TIME_LIMIT_SECONDS = 10.0
+_BOUND_SHARE = 0.25  # of the time, at the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,7 @@ def reorder(graph: StepGraph, *, seconds: float = TIME_LIMIT_SECONDS) -> Order:
     start = time.monotonic()
     deadline = start + seconds
     given = graph.peak_bytes()
-    bound = _bound(len(graph.steps), *graph.tables, seconds)
+    bound = _bound(len(graph.steps), *graph.tables, seconds * _BOUND_SHARE)
     state = _Progress(order=tuple(range(len(graph.steps))), peak_bytes=given, bound_bytes=bound)
     width = _FIRST_WIDTH
     while not state.closed and width <= _LARGEST_WIDTH and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ namespace pimflow {
 namespace memory {
 namespace {
 
-constexpr int64_t kPollStates = 256;
+constexpr int64_t kPollStates = 16;
 // A layer is cut down to its width when it holds so many times as many sets.
 constexpr size_t kOverflow = 4;
 constexpr size_t kHistoryEntries = size_t{1} << 25;  // of 8 bytes
