@@ -200,8 +200,8 @@ def _memory_line(memory: dict[str, Any]) -> str:
     proof = "the smallest" if memory["optimal"] else f"bound {memory['lower_bound_bytes'] / 1e6:.3f}"
     copied = sum(copied["size_bytes"] for copied in memory["copies"])
     return (
-        f"memory    {memory['tensors']} tensors in one pool of {memory['pool_bytes'] / 1e6:.3f} MB ({proof}) on "
-        f"{memory['target']}; {len(memory['copies'])} copies of parts ({copied / 1e6:.3f} MB)"
+        f"memory    {memory['tensors']} tensors in one pool of {memory['pool_bytes'] / 1e6:.3f} MB ({proof}) "
+        f"on {memory['target']}; {len(memory['copies'])} copies of parts ({copied / 1e6:.3f} MB)"
     )
 
 
