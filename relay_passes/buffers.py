@@ -212,7 +212,7 @@ def _read(mod: tvm.IRModule) -> Buffers:
             for arg in value.args:
                 for buffer in holds(arg):
                     use(buffer, len(steps))
-                if isinstance(arg, tvm.ir.GenericConst) and arg not in given:
+                if _is_weight(arg) and arg not in given:
                     given[arg] = Given(f"weight {len(given)}", tensor_bytes(arg), True)
                 if arg in given:
                     given[arg].use(len(steps))
@@ -282,3 +282,7 @@ def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
                 yield result, operand
                 if result.home is not result:
                     taken.add(home)
+
+
+def _is_weight(expr: relax.Expr) -> bool:
+    return isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
