@@ -14,7 +14,9 @@ from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
 from pimflow.relay_passes.store_half import StoreHalf
@@ -80,7 +82,8 @@ def lower_phases(target: tvm.target.Target, system: System) -> list[tvm.transfor
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         *kernel_phases(target, system.dtype),
-        *([ScheduleGpu(system.gpu.sms)] if gpu else []),
+        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
+        LiftWorkspaces(),
         transform.RewriteDataflowReshape(),
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
