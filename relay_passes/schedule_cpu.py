@@ -177,8 +177,13 @@ def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
     """What takes the sums of `main` out of registers: the operators behind it, or a copy."""
     consumers = sch.get_consumers(main)
-    if len(consumers) == 1 and not reduced(sch.get(consumers[0])) and _size(sch, consumers[0]) == results:
-        return consumers[0]
+    if len(consumers) == 1 and _size(sch, consumers[0]) == results and not reduced(sch.get(consumers[0])):
+        block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
+        axes = {i.var for i in block.iter_vars}
+        (read,) = (region.region for region in block.reads if region.source.same_as(sums))
+        # Of a flattened tile TVM takes the span, which holds sums that are not yet formed.
+        if all(dim.extent == 1 and (dim.min in axes or isinstance(dim.min, tirx.IntImm)) for dim in read):
+            return consumers[0]
     return sch.cache_write(main, 0, "global")
 
 

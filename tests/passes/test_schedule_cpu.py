@@ -65,7 +65,7 @@ def convolutions(draw) -> tvm.IRModule:
     )
     n, h, w, k = draw(st.tuples(*(st.integers(1, most) for most in (2, 17, 17, 3))))
     attrs = {"strides": draw(st.integers(1, 2)), "padding": draw(st.integers(0, 2)), "groups": groups}
-    epilogue = draw(st.sampled_from(["", "bias", "residual", "layout", "exp"]))
+    epilogue = draw(st.sampled_from(["", "bias", "residual", "layout", "flat", "exp"]))
     prologue = draw(st.sampled_from(["", "sum", "exp", "layout"]))
     channels = groups * inner
 
@@ -75,8 +75,9 @@ def convolutions(draw) -> tvm.IRModule:
         elif prologue:
             x = emit(op.add(x, x) if prologue == "sum" else op.exp(x))
         y = emit(convolution(x, constant(groups * outer, k, k, inner), **attrs))
-        if epilogue == "layout":
-            return emit(op.permute_dims(y, [0, 3, 1, 2]))
+        if epilogue in ("layout", "flat"):
+            y = emit(op.permute_dims(y, [0, 3, 1, 2]))
+            return emit(op.reshape(y, (n, -1))) if epilogue == "flat" else y
         if epilogue == "residual":
             return emit(op.add(y, constant(*(int(d) for d in y.ty.shape))))
         if epilogue:
@@ -148,6 +149,19 @@ def test_what_is_costly_is_computed_once():
     after = keeps_bits(lowered(graph(network, (1, 14, 14, 16))))
     (func,) = kernels(after).values()
     assert [len(lines(func, text)) for text in ("T.exp", "if_then_else")] == [1, 1]
+    assert large_tensors_inside(after) == 1
+
+
+def test_what_flattens_the_sums_waits_for_all_of_them():
+    """TVM would let each tile write the span of its elements, with sums that others have yet to form."""
+
+    def network(emit, x):
+        y = emit(op.permute_dims(emit(op.nn.avg_pool2d(x, layout="NHWC")), [0, 3, 1, 2]))
+        return emit(op.reshape(y, (1, 512 * 49)))
+
+    after = keeps_bits(lowered(graph(network, (1, 7, 7, 512))))
+    (func,) = kernels(after).values()
+    assert lines(func, "T_reshape_intermediate[v_ax0, v_ax1] =")[0].startswith(" " * 12 + "T_reshape")
     assert large_tensors_inside(after) == 1
 
 
