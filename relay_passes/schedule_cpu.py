@@ -102,7 +102,7 @@ def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _is_costly(block: s_tir.SBlock) -> bool:
     found: list[bool] = []
     visitors = [
-        (tvm.ir.Call, lambda call: found.append(call.op.name not in CHEAP)),
+        (tvm.ir.Call, lambda call: found.append(getattr(call.op, "name", "") not in CHEAP)),
         *((kind, lambda _: found.append(True)) for kind in COSTLY),
     ]
     tvm_ffi.structural_walk(block.body.value, visitors, order="post")
