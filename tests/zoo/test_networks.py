@@ -2,20 +2,17 @@
 
 import dataclasses
 import math
-import runpy
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import scipy.special
 from onnx import TensorProto, numpy_helper
 
 from pimflow import zoo
-
-GENERATOR = Path(__file__).parents[2] / "scripts/build_zoo.py"
 
 # Parameters and multiply-accumulates. Without a remark: torchvision's counts, as usually quoted.
 PUBLISHED = {
@@ -240,27 +237,63 @@ def test_another_seed_is_another_network():
     assert all(one != other for one, other in zip(first, second) if one.dims)
 
 
-@pytest.fixture
-def generator(monkeypatch):
-    """What scripts/build_zoo.py defines."""
-    monkeypatch.syspath_prepend(GENERATOR.parent)
-    return runpy.run_path(str(GENERATOR))
-
-
-def test_the_generator_makes_the_files_that_are_shipped(generator):
+def test_the_generator_makes_the_files_that_are_shipped(zoo_generator):
     """Those of torchvision's networks excepted, which need torch."""
-    networks = generator["NETWORKS"]
+    networks = zoo_generator["NETWORKS"]
     assert set(networks) == set(zoo.names())
     by_hand = [name for name, make in networks.items() if make.__module__ == "zoo_graphs"]
     assert len(by_hand) == 6
     for name in by_hand:
-        assert generator["strip"](networks[name](), name) == onnx.load(zoo.GRAPHS / f"{name}.onnx")
+        assert zoo_generator["strip"](networks[name](), name) == onnx.load(zoo.GRAPHS / f"{name}.onnx")
 
 
-def test_the_generator_tells_gates_from_activations(generator):
-    kind_of = generator["kind_of"]
+def test_the_generator_tells_gates_from_activations(zoo_generator):
+    kind_of = zoo_generator["kind_of"]
     nodes = graph_of("efficientnet-b0").node
     makers = {node.output[0]: node for node in nodes}
     kinds = Counter(kind_of(node, makers) for node in nodes)
     # 16 blocks with a gate each; 15 expansions, 16 depthwise, 16 squeezes, stem and head
     assert (kinds["Gate"], kinds["SiLU"], kinds["Mul"]) == (16, 49, 0)
+
+
+# ---- an encoder of BERT's kind ----
+
+
+def encoder(weights, ids, types, kept):
+    """Two layers of two heads of 16, as arXiv 1810.04805 and 1706.03762 define them, in double precision."""
+
+    def dense(name, x):
+        return x @ weights[f"{name}.product.weight"] + weights[f"{name}.bias"]
+
+    def norm(name, x):
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+        return scaled * weights[f"{name}.scale"] + weights[f"{name}.bias"]
+
+    x = weights["embeddings.words.embedding"][ids] + weights["embeddings.types.embedding"][types]
+    x = norm("embeddings.norm", x + weights["embeddings.positions.embedding"][: len(ids)])
+    for layer in ("layers.0", "layers.1"):
+        query, key, value = (dense(f"{layer}.{part}", x) for part in ("query", "key", "value"))
+        heads = []
+        for head in (slice(0, 16), slice(16, 32)):
+            scores = query[:, head] @ key[:, head].T / 4
+            shares = np.exp(scores - scores.max()) * (kept != 0)
+            heads.append(shares / shares.sum(-1, keepdims=True) @ value[:, head])
+        x = norm(f"{layer}.attention.norm", x + dense(f"{layer}.attention", np.hstack(heads)))
+        wide = dense(f"{layer}.intermediate", x)
+        gelu = wide * (1 + scipy.special.erf(wide / math.sqrt(2))) / 2
+        x = norm(f"{layer}.output.norm", x + dense(f"{layer}.output", gelu))
+    pooled = np.tanh(x[0] @ weights["pooler.dense.weight"].T + weights["pooler.dense.bias"])
+    return x, pooled
+
+
+def test_bert_computes_what_its_papers_define(small_bert):
+    model = small_bert
+    inputs = zoo.example_inputs(model)
+    assert 0 < np.count_nonzero(inputs["attention_mask"]) < 8
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    weights = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    expected = encoder(weights, *(inputs[name][0] for name in names))
+    for result, right in zip(session.run(None, inputs), expected, strict=True):
+        np.testing.assert_allclose(result[0], right, rtol=0, atol=1e-5)
