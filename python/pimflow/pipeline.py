@@ -12,6 +12,7 @@ from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
@@ -67,6 +68,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str) -> list[tvm.transform.P
         GroupKernels(),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         transform.RunCodegen(),
+        DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
