@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -98,6 +99,18 @@ def test_counts_are_the_published_ones(name):
     assert info.nodes == len(graph.node)
     outputs = {value.name: zoo.dims_of(value) for value in graph.output}
     assert outputs == OUTPUTS.get(name, {"output": (1, 1000)})
+
+
+def test_the_table_of_the_documentation_is_true():
+    text = (Path(__file__).parents[2] / "docs/zoo.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    assert [row[0] for row in rows[2:]] == zoo.names()
+    for name, size, parameters, gmacs, _ in rows[2:]:
+        info = zoo.describe(name)
+        assert int(parameters.replace(",", "")) == info.parameters
+        assert float(gmacs) == pytest.approx(info.macs / 1e9, abs=0.6 * 10.0 ** -len(gmacs.split(".")[1]))
+        (dims,) = set(info.inputs.values())
+        assert size == ("x".join(map(str, dims[1:])) if len(dims) == 4 else f"{dims[1]} tokens")
 
 
 def convolutions_of(name):
