@@ -15,6 +15,7 @@ from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.keep_views import KeepViews
@@ -75,6 +76,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
         transform.RunCodegen(),
+        DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),

@@ -72,6 +72,17 @@ def test_what_stayed_on_the_gpu_says_why(toy):
         assert bool(region["reason"]) == (region["mode"] == "GPU"), region
 
 
+def test_filters_that_pim_computes_with_are_stored_once(toy):
+    """As the banks hold them: TVM's loader of constants would hold them again, in fp32."""
+    (built,) = toy[1].builds
+    wanted, kinds = [built.executable.mod], []
+    while wanted:
+        module = wanted.pop()
+        kinds.append(module.kind)
+        wanted = [*wanted, *module.imports]
+    assert "pim" in kinds and "const_loader" not in kinds
+
+
 def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_path):
     directory, _ = toy
     x = zoo.example_inputs(zoo.load("toy"), seed=3)["input"]
