@@ -1,10 +1,11 @@
 """Does liveness say, for every step, exactly which buffers still matter?"""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, apart
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -92,3 +93,23 @@ def test_reading_before_writing_is_refused():
 def test_an_output_nobody_writes_is_refused():
     with pytest.raises(ValueError, match="output 'y' is never written"):
         Liveness.of([([], ["a"])], {"a": 1}, outputs=["y"])
+
+
+@PROPERTY
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
+    st.data(),
+    st.sampled_from([2, 4]),
+)
+def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
+    """numpy's own strides say what is contiguous, and where it begins."""
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    begin = data.draw(st.integers(0, shape[axis]))
+    whole = np.zeros(shape, f"f{element_bytes}")
+    part = whole[(slice(None),) * axis + (slice(begin, None),)]
+    offset_bytes = begin * whole.strides[axis]
+    inside = not apart(shape, axis, begin, element_bytes)
+    if inside:
+        assert part.flags.c_contiguous and offset_bytes % ALIGNMENT_BYTES == 0
+    elif part.size and begin:
+        assert not part.flags.c_contiguous or offset_bytes % ALIGNMENT_BYTES

@@ -132,6 +132,29 @@ def test_an_alias_class_lies_in_one_place():
         assert plan.pool_bytes == 12
 
 
+@pytest.mark.parametrize("policy", ORDINARY)
+def test_parts_lie_inside_what_they_make(policy):
+    """Halves of `whole`, one written before the other, stay 8 bytes apart; `apart` is live beside both."""
+    lifetimes = [
+        life("upper", 0, 2, 8, alias="whole"),
+        life("lower", 1, 2, 4, alias="whole", within_bytes=8),
+        life("whole", 2, 4, 12, alias="whole"),
+        life("apart", 0, 3, 5),
+    ]
+    plan = memory.plan(lifetimes, policy)
+    at = plan.offsets_bytes
+    assert (at["lower"], at["whole"]) == (at["upper"] + 8, at["upper"])
+    assert plan.pool_bytes == 17
+
+
+def test_a_class_lies_where_one_of_its_parts_has_to():
+    lifetimes = [
+        life("upper", 0, 2, 8, alias="w"),
+        life("lower", 1, 2, 4, alias="w", within_bytes=8, offset_bytes=20),
+    ]
+    assert memory.plan(lifetimes).offsets_bytes == {"upper": 12, "lower": 20}
+
+
 def test_liveness_is_planned_as_it_is():
     steps = [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["y"])]
     liveness = Liveness.of(steps, {"x": 1, "a": 10, "b": 100, "y": 1000}, inputs=["x"], outputs=["y"])
@@ -207,6 +230,9 @@ def test_alignment_counts_in_the_bound():
             [life("a", 0, 1, 4, offset_bytes=0, alias="s"), life("b", 1, 2, 4, offset_bytes=4, alias="s")],
             "give one offset",
         ),
+        ([life("a", 0, 1, 4, within_bytes=8, offset_bytes=4)], "begin before the pool"),
+        ([life("a", 0, 1, 4, within_bytes=-1)], "begins -1 B into"),
+        ([life("a", 0, 1, 4, within_bytes=3, alignment_bytes=2)], "begins 3 B into"),
     ],
 )
 def test_lifetimes_without_sense_are_refused(lifetimes, message):

@@ -81,6 +81,11 @@ def life(name, **fields):
             {"a": 0, "b": 4},
             "share their bytes and lie at 0 and 4",
         ),
+        (
+            [life("a", alias="s"), life("b", alias="s", within_bytes=4)],
+            {"a": 0, "b": 0},
+            "0 and 0 B, 0 and not 4 B apart",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(lifetimes, offsets, message):
