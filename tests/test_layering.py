@@ -52,6 +52,7 @@ LAYERS = (
         "memory_command",
         "__main__",
         "profiling",
+        "design_space",
         "relay",
         "pass_options",
         "tvm_extension",

@@ -48,6 +48,22 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     _input_options(sub)
     _system_options(sub)
 
+    sub = command("sweep", "search networks on every combination of settings of the system")
+    sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
+    sub.add_argument(
+        "--set",
+        metavar="NAME=V,V,…",
+        action="append",
+        required=True,
+        dest="settings",
+        help="values of a field of the system or its devices: pim_channels=0,4,…,28, pim.timing.nRCD=20,30",
+    )
+    sub.add_argument(
+        "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
+    )
+    _input_options(sub)
+    _system_options(sub)
+
     sub = command("run", "run a compiled network")
     sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
     sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")

@@ -196,6 +196,23 @@ def _profile(args: argparse.Namespace) -> None:
         print(profiling.text(found))
 
 
+def _sweep(args: argparse.Namespace) -> None:
+    from pimflow import design_space
+
+    settings = [design_space.Setting.parse(text) for text in args.settings]
+    shapes = dict(zoo.parse_shape(text) for text in args.shape)
+    with _profiling(args) as sources, _bar("searching", args.quiet) as advance:
+        rows = design_space.sweep(
+            args.models, _system(args), settings, sources, shapes, args.batch, progress=advance
+        )
+    if args.output:
+        design_space.write(args.output, rows, settings)
+    if args.json:
+        _print_json(rows)
+    else:
+        print(design_space.text(rows, settings))
+
+
 def _run(args: argparse.Namespace) -> None:
     from pimflow import api
 
@@ -318,6 +335,7 @@ def _print_json(value: Any) -> None:
 HANDLERS = {
     "compile": _compile,
     "profile": _profile,
+    "sweep": _sweep,
     "run": _run,
     "simulate": _simulate,
     "trace": _trace,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib.util
 import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import UsageError
 from pimflow.memory.csv_form import replace_file
 from pimflow.memory.pools import MemoryPlan, Pool
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".html")
 LABELLED = 40  # more names than these cannot be read
@@ -23,11 +28,14 @@ def check_format(path: str | os.PathLike) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise UsageError(f"{path}: a plot is written as {', '.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError("plots need matplotlib; pip install 'pimflow[plot]'") from error
+    if not available():
+        raise UsageError("plots need matplotlib; pip install 'pimflow[plot]'")
     return suffix
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write(
@@ -42,16 +50,22 @@ def write(
     LifetimeError
         The file cannot be written.
     """
+    check_format(path)
+    save(path, figure(lifetimes, plan, title), title)
+
+
+def save(path: str | os.PathLike, picture: Figure, title: str) -> None:
+    """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises what `write` does."""
     suffix = check_format(path)
     import matplotlib
 
     kind = "png" if suffix == ".png" else "svg"
-    picture = io.BytesIO()
+    drawn = io.BytesIO()
     # Without a salt of its own and with a date, the same plan would give other bytes every time.
     with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure(lifetimes, plan, title).savefig(picture, format=kind, dpi=150, metadata=metadata)
-    data = picture.getvalue()
+        picture.savefig(drawn, format=kind, dpi=150, metadata=metadata)
+    data = drawn.getvalue()
     if suffix == ".html":
         data = _page(title, data)
     replace_file(path, data)

@@ -1,0 +1,403 @@
+"""The design space: one search for every network and every combination of settings of the system."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pimflow import placement
+from pimflow.core.region import RegionGraph
+from pimflow.errors import InfeasibleError, SpecError, UnknownNameError, UsageError
+from pimflow.hardware import GpuSpec, PimSpec, System
+from pimflow.memory import plot
+from pimflow.memory.csv_form import replace_file
+from pimflow.placement import Costs, Profiling
+from pimflow.placement.cache import ResultCache
+from pimflow.placement.executors import Executor, Serial
+from pimflow.profiling import region_graph
+from pimflow.simulators.profiler import GpuProfiler, PimProfiler
+
+ELLIPSES = ("…", "...")
+_OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
+_NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
+Value = int | float | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A field of a system or of its devices, and the values that it takes.
+
+    Attributes
+    ----------
+    name : str
+        As it was given.
+    owner : str
+        ``system``, ``gpu`` or ``pim``.
+    field, key : str
+        Field of the owner, and key in it where that is a table of values.
+    values : tuple
+    """
+
+    name: str
+    owner: str
+    field: str
+    key: str
+    values: tuple[Value, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """Read ``pim_channels=0,4,…,28``, ``global_buffers=1,2,4`` or ``pim.timing.nRCD=20,30``.
+
+        Raises
+        ------
+        UsageError
+            Another form, a value of another type, or a name that several devices have.
+        UnknownNameError
+            A name that no device has.
+        """
+        name, equals, listed = text.partition("=")
+        if not (name and equals and listed):
+            raise UsageError(f"--set {text}: write NAME=VALUE,VALUE,…")
+        owner, field, key, kind = _field(name)
+        values = tuple(_value(part, kind, text) for part in _listed(listed.split(","), text))
+        if len(set(values)) != len(values):
+            raise UsageError(f"--set {text}: a value is there twice")
+        return cls(name=name, owner=owner, field=field, key=key, values=values)
+
+    def apply(self, system: System, value: Value) -> System:
+        """`system` with that value; raises `UsageError` if they do not go together."""
+        try:
+            if self.owner == "system":
+                loader = _OWNERS.get(self.field)
+                return replace(system, **{self.field: loader.load(value) if loader else value})
+            device = getattr(system, self.owner)
+            changed = {**getattr(device, self.field), self.key: value} if self.key else value
+            return replace(system, **{self.owner: replace(device, **{self.field: changed})})
+        except (ValueError, SpecError) as error:
+            raise UsageError(f"--set {self.name}={value}: {error}") from error
+
+
+def _field(name: str) -> tuple[str, str, str, type]:
+    """Owner, field, key in it and type of what `name` says."""
+    first, *rest = name.split(".")
+    if first in ("gpu", "pim") and rest:
+        owners, path = [first], rest
+    else:
+        owners, path = list(_OWNERS), [first, *rest]
+    found = []
+    for owner in owners:
+        kind = typing.get_type_hints(_OWNERS[owner]).get(path[0])
+        if kind is None or path[0] in _NOT_SET:
+            continue
+        table = typing.get_origin(kind) is dict
+        if len(path) == (2 if table else 1):
+            found.append(
+                (owner, path[0], path[1] if table else "", typing.get_args(kind)[1] if table else kind)
+            )
+    if not found:
+        known = [
+            field if owner == "system" else f"{owner}.{field}"
+            for owner, cls in _OWNERS.items()
+            for field in typing.get_type_hints(cls)
+            if field not in _NOT_SET
+        ]
+        raise UnknownNameError("setting", name, known)
+    if len(found) > 1:
+        choices = " or ".join(f"{owner}.{name}" for owner, *_ in found)
+        raise UsageError(f"--set {name}: say {choices}")
+    return found[0]
+
+
+def _listed(parts: list[str], text: str) -> list[str]:
+    """`parts`, a progression such as 0,4,…,28 written out."""
+    if not any(part in ELLIPSES for part in parts):
+        return parts
+    try:
+        dots = next(index for index, part in enumerate(parts) if part in ELLIPSES)
+        first, second = map(int, parts[max(dots - 2, 0) : dots])
+        last = int(parts[dots + 1])
+    except (ValueError, IndexError):
+        raise UsageError(f"--set {text}: write two whole numbers before … and one after") from None
+    step = second - first
+    if step == 0 or (last - second) % step or (last - second) // step < 1:
+        raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
+    between = [str(value) for value in range(second + step, last, step)]
+    return parts[:dots] + between + _listed(parts[dots + 1 :], text)
+
+
+def _value(text: str, kind: object, whole: str) -> Value:
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise UsageError(f"--set {whole}: '{text}' is neither true nor false")
+        return text == "true"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A network on a system of the design space."""
+
+    graph: RegionGraph
+    system: System
+    settings: tuple[tuple[str, Value], ...]
+
+    def key(self, profilers: str) -> tuple:
+        """All that its row depends on."""
+        system = replace(
+            self.system,
+            sources={},
+            gpu=replace(self.system.gpu, sources={}),
+            pim=replace(self.system.pim, sources={}),
+        )
+        return ("design point", self.graph.digest, repr(system), profilers)
+
+    def row(self, costs: Costs) -> dict[str, Any]:
+        """What a search finds."""
+        row = {"model": self.graph.name, **dict(self.settings)}
+        try:
+            searched = placement.search(self.graph, self.system, costs)
+        except InfeasibleError as error:
+            return row | {"error": str(error)}
+        plan, gpu_only = searched.evaluation, searched.gpu_only
+        modes = [choice.mode for choice in searched.plan.choices]
+        return row | {
+            "latency_gpu_only_ns": gpu_only.latency_ns,
+            "latency_ns": plan.latency_ns,
+            "speedup": gpu_only.latency_ns / plan.latency_ns,
+            "energy_gpu_only_pj": gpu_only.energy_pj,
+            "energy_pj": plan.energy_pj,
+            "regions": len(modes),
+            "regions_with_pim": sum(mode != "GPU" for mode in modes),
+            "pim_busy_ns": plan.timeline.busy_ps("pim") / 1000,
+            "error": "",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Points that share what kernels and layers cost: systems that differ in launch times alone."""
+
+    points: tuple[Point, ...]
+    gpu: GpuProfiler
+    pim: PimProfiler | None
+    cache: Path | None
+
+    def rows(self, executor: Executor | None = None) -> list[dict[str, Any]]:
+        """A row for each point; `executor` times its layers."""
+        cache = ResultCache(self.cache) if self.cache else None
+        profiling = Profiling(gpu=self.gpu, pim=self.pim, cache=cache, executor=executor or Serial())
+        costs = Costs(self.points[0].system, profiling)
+        rows = []
+        for point in self.points:
+            key = point.key(costs.profilers)
+            kept = cache.get([key]) if cache else {}
+            found = kept[key] if key in kept else point.row(costs)
+            if cache and key not in kept:
+                cache.put({key: found})
+            # The same system may have been reached by other settings.
+            rows.append({"model": point.graph.name, **dict(point.settings)} | _results(found))
+        if cache:
+            cache.close()
+        return rows
+
+
+RESULTS = (
+    "latency_gpu_only_ns",
+    "latency_ns",
+    "speedup",
+    "energy_gpu_only_pj",
+    "energy_pj",
+    "regions",
+    "regions_with_pim",
+    "pim_busy_ns",
+    "error",
+)
+
+
+def _results(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name, "") for name in RESULTS}
+
+
+def sweep(
+    models: Sequence[str | os.PathLike],
+    base: System,
+    settings: Sequence[Setting],
+    profiling: Profiling,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Search every network on every combination of `settings`; the rest of the system is `base`.
+
+    The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
+    ``gpu.memory_channels`` is set too. Points whose results `profiling.cache` holds are not searched again,
+    so that a sweep that was stopped goes on where it was.
+
+    Returns
+    -------
+    list of dict
+        A row a point, networks outermost, the last setting innermost: ``model``, the settings by name,
+        those of `RESULTS`, and ``pareto``: no other point of the network is better in latency or energy and
+        as good in the other.
+
+    Raises
+    ------
+    UsageError
+        If a combination makes no system; nothing is searched then.
+    """
+    systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
+    points = [
+        Point(graph=graph, system=system, settings=values)
+        for model in models
+        for graph in [_graph(model, shapes, batch, profiling, base)]
+        for values, system in systems
+    ]
+    grouped: dict[str, list[int]] = {}
+    for position, point in enumerate(points):
+        grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)
+    path = profiling.cache.path if profiling.cache else None
+    groups = [
+        Group(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
+        for members in grouped.values()
+    ]
+    rows: list[dict[str, Any]] = [{}] * len(points)
+    members = list(grouped.values())
+    for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
+        for index, row in zip(members[position], found):
+            rows[index] = row
+        progress(done / len(groups))
+    return _with_pareto(rows)
+
+
+def _run(groups: Sequence[Group], executor: Executor) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    if len(groups) == 1:  # its layers are what can be shared out
+        yield 0, groups[0].rows(executor)
+    else:
+        yield from executor.map(Group.rows, groups)
+
+
+def _graph(
+    model: str | os.PathLike,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    batch: int | None,
+    profiling: Profiling,
+    base: System,
+) -> RegionGraph:
+    return region_graph(model, shapes or {}, profiling.cache, views=base.views, batch=batch)
+
+
+def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Value], ...]]:
+    names = [setting.name for setting in settings]
+    if len(set(names)) != len(names):
+        raise UsageError(f"--set {max(names, key=names.count)} is there twice; list all values in one")
+    for values in itertools.product(*(setting.values for setting in settings)):
+        yield tuple(zip(names, values))
+
+
+def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, Value], ...]) -> System:
+    # Devices first: what is set of them is set of the ones that are taken.
+    pairs = sorted(zip(settings, values), key=lambda pair: pair[0].field not in ("gpu", "pim"))
+    for setting, (_, value) in pairs:
+        base = setting.apply(base, value)
+    base.require_network_dtype()
+    return base
+
+
+def _with_pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def beats(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        pair = [(a[name], b[name]) for name in ("latency_ns", "energy_pj")]
+        return all(x <= y for x, y in pair) and any(x < y for x, y in pair)
+
+    found = []
+    for row in rows:
+        rivals = [other for other in rows if other["model"] == row["model"] and not other["error"]]
+        found.append(row | {"pareto": not row["error"] and not any(beats(other, row) for other in rivals)})
+    return found
+
+
+def write(
+    directory: str | os.PathLike, rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]
+) -> None:
+    """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from error
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(folder / "sweep.csv", table.getvalue().encode())
+    replace_file(folder / "sweep.json", (json.dumps(rows, indent=1) + "\n").encode())
+    if plot.available():
+        plot.save(folder / "sweep.png", figure(rows, settings), "design space")
+
+
+def figure(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> Any:
+    """Latency against energy with the Pareto fronts, and the speed-up over the first setting of numbers.
+
+    Both are fractions of the network's best point on the GPU alone: networks of all sizes share a plane.
+    """
+    from matplotlib.figure import Figure
+
+    whole = Figure(figsize=(11, 4.5), layout="constrained")
+    plane, lines = whole.subplots(1, 2)
+    numbers = next((s for s in settings if all(isinstance(v, int | float) for v in s.values)), None)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model and not row["error"]]
+        if not own:
+            continue
+        alone_ns = min(row["latency_gpu_only_ns"] for row in own)
+        alone_pj = min(row["energy_gpu_only_pj"] for row in own)
+        places = [(row["latency_ns"] / alone_ns, row["energy_pj"] / alone_pj) for row in own]
+        front = sorted(place for place, row in zip(places, own) if row["pareto"])
+        (line,) = plane.plot(*zip(*front), label=model, marker="o")
+        plane.scatter(*zip(*places), s=12, color=line.get_color())
+        if numbers:
+            best: dict[Value, float] = {}
+            for row in own:
+                value = row[numbers.name]
+                best[value] = max(row["speedup"], best.get(value, 0.0))
+            lines.plot(list(best), list(best.values()), label=model, marker="o")
+            lines.set(xlabel=numbers.name, ylabel="best speed-up over the GPU alone")
+    plane.set(
+        xlabel="latency, GPU alone = 1", ylabel="energy, GPU alone = 1", title="points and Pareto fronts"
+    )
+    plane.legend(fontsize="small")
+    return whole
+
+
+def text(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> str:
+    """`rows` for people."""
+    names = [setting.name for setting in settings]
+    heads = ["model", *names, "latency ms", "speed-up", "energy mJ", ""]
+    table = [heads]
+    for row in rows:
+        cells = [row["model"], *(str(row[name]) for name in names)]
+        if row["error"]:
+            table.append([*cells, "-", "-", "-", row["error"]])
+        else:
+            figures = [
+                f"{row['latency_ns'] / 1e6:.4f}",
+                f"{row['speedup']:.3f}x",
+                f"{row['energy_pj'] / 1e9:.2f}",
+            ]
+            table.append([*cells, *figures, "Pareto" * row["pareto"]])
+    widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table
+    )

@@ -1,0 +1,147 @@
+"""Does a sweep search every combination once, and tell which points are worth having?"""
+
+import csv
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow import cli, placement, system
+from pimflow.design_space import Setting, _with_pareto, sweep
+from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.placement import Profiling
+from pimflow.placement.cache import ResultCache
+
+
+def settings(*texts: str) -> list[Setting]:
+    return [Setting.parse(text) for text in texts]
+
+
+@pytest.fixture
+def profiling(tmp_path):
+    return Profiling(cache=ResultCache(tmp_path / "cache.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("text", "owner", "field", "key", "values"),
+    [
+        ("pim_channels=0,4,…,16", "system", "pim_channels", "", (0, 4, 8, 12, 16)),
+        ("pim_channels=16,12,...,0,2", "system", "pim_channels", "", (16, 12, 8, 4, 0, 2)),
+        ("global_buffers=1,2", "pim", "global_buffers", "", (1, 2)),
+        ("pim.timing.nRCD=20,30", "pim", "timing", "nRCD", (20, 30)),
+        ("timing=strict,ramulator-pimflow", "system", "timing", "", ("strict", "ramulator-pimflow")),
+        ("launch_ns=0,2500.5", "gpu", "launch_ns", "", (0.0, 2500.5)),
+        ("pim=newton-gddr6,aim-gddr6", "system", "pim", "", ("newton-gddr6", "aim-gddr6")),
+    ],
+)
+def test_what_is_set(text, owner, field, key, values):
+    setting = Setting.parse(text)
+    assert (setting.owner, setting.field, setting.key, setting.values) == (owner, field, key, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("pim_channels", UsageError, "NAME=VALUE"),
+        ("pim_channels=", UsageError, "NAME=VALUE"),
+        ("pim_channel=4", UnknownNameError, "did you mean pim_channels"),
+        ("pim_channels=4,4", UsageError, "twice"),
+        ("pim_channels=x", UsageError, "'x' is no whole number"),
+        ("pim_channels=0,…,8", UsageError, "two whole numbers"),
+        ("pim_channels=0,3,…,8", UsageError, "not reached"),
+        ("latch_initial_value=1", UsageError, "neither true nor false"),
+        ("energy.static_w=1", UsageError, "say gpu.energy.static_w or pim.energy.static_w"),
+        ("constraints=1", UnknownNameError, "constraints"),
+    ],
+)
+def test_what_cannot_be_set(text, error, says):
+    with pytest.raises(error, match=says):
+        Setting.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["pim_channels=4,32"], "leaves the GPU no channel"),
+        (["pim=nothing"], "nothing"),
+        (["pim_channels=4", "pim_channels=8"], "there twice"),
+        (["dtype=int8"], "int8"),
+    ],
+)
+def test_a_combination_that_is_no_system_stops_it_all(texts, says, profiling, monkeypatch):
+    monkeypatch.setattr(placement, "search", lambda *_: pytest.fail("searched"))
+    with pytest.raises(UsageError, match=says):
+        sweep(["toy"], system(), settings(*texts), profiling)
+
+
+def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
+    rows = sweep(["toy"], system(), settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling)
+    combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
+    assert [(row["pim_launch_ns"], row["pim_channels"]) for row in rows] == combinations
+    from pimflow import api
+
+    for row, (launch_ns, channels) in zip(rows, combinations):
+        found = api.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
+        assert row["latency_ns"] == found.evaluation.latency_ns
+        assert row["energy_pj"] == found.evaluation.energy_pj
+        assert row["latency_gpu_only_ns"] == found.gpu_only.latency_ns
+
+
+def test_the_gpu_keeps_its_channels_unless_told(profiling):
+    rows = sweep(["toy"], system(), settings("pim_channels=4,16"), profiling)
+    assert len({row["latency_gpu_only_ns"] for row in rows}) == 1
+    wider = settings("gpu.memory_channels=20,32", "pim_channels=4")
+    assert len({row["latency_gpu_only_ns"] for row in sweep(["toy"], system(), wider, profiling)}) == 2
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
+    search, searched = placement.search, []
+
+    def stopping(graph, target, costs):
+        searched.append(target.pim_channels)
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        return search(graph, target, costs)
+
+    monkeypatch.setattr(placement, "search", stopping)
+    wanted = settings("pim_channels=0,8,16")
+    with pytest.raises(KeyboardInterrupt):
+        sweep(["toy"], system(), wanted, profiling)
+    rows = sweep(["toy"], system(), wanted, profiling)
+    assert searched == [0, 8, 8, 16] and [row["pim_channels"] for row in rows] == [0, 8, 16]
+
+
+def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
+    def search(graph, target, costs):
+        raise InfeasibleError("weights", 2, 1, "rows", ["more channels"])
+
+    monkeypatch.setattr(placement, "search", search)
+    (row,) = sweep(["toy"], system(), settings("pim_channels=8"), profiling)
+    assert "weights" in row["error"] and not row["pareto"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), min_size=1, max_size=8))
+def test_the_pareto_front(points):
+    rows = [
+        {"model": "m", "latency_ns": x, "energy_pj": y, "error": "none" if bad else ""}
+        for x, y, bad in points
+    ]
+    legal = [(x, y) for x, y, bad in points if not bad]
+    for row, (x, y, bad) in zip(_with_pareto(rows), points):
+        beaten = any(a <= x and b <= y and (a, b) != (x, y) for a, b in legal)
+        assert row["pareto"] == (not bad and not beaten)
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
+    out = tmp_path / "out"
+    line = ["sweep", "toy", "--set", "pim_channels=0,8", "-o", str(out), "--json", "--quiet", "--jobs", "1"]
+    assert cli.main(line) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert json.loads((out / "sweep.json").read_text()) == rows
+    with open(out / "sweep.csv", newline="") as file:
+        assert [row["pim_channels"] for row in csv.DictReader(file)] == ["0", "8"]
+    assert cli.main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
+    assert "did you mean pim_channels" in capsys.readouterr().err
