@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from pimflow import memory
 from pimflow.cli import main
@@ -116,3 +119,74 @@ def test_a_plot_shows_every_buffer_where_it_lies(tmp_path):
     ]
     assert corners == expected
     assert axes.get_xlabel() == "step" and axes.get_ylabel() == "offset (B)"
+
+
+# ---- networks ----
+
+
+def network(capsys, *options):
+    assert main(["memory", "toy", "--json", "--quiet", *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_network(capsys):
+    row = network(capsys)
+    assert row["optimal"] and row["pool_bytes"] == row["lower_bound_bytes"] == row["policies"]["exact"]
+    assert row["pool_bytes"] <= row["lazy_peak_bytes"] < row["tvm_pool_bytes"] < row["eager_bytes"]
+    assert row["best_policy"] in row["policies"]
+    assert row["policies"]["best"] == row["policies"][row["best_policy"]]
+    assert max(each["offset"] + each["bytes"] for each in row["allocations"]) == row["pool_bytes"]
+    assert row["eager_allocations"] == len(row["allocations"]) == 8 and row["lazy_groups"] == 8
+
+
+def test_batches_of_a_network(capsys):
+    """Twice the inferences, twice the bytes: weights lie elsewhere."""
+    one, two = network(capsys), network(capsys, "--batch", "2")
+    assert (
+        two["eager_bytes"] == 2 * one["eager_bytes"] and two["lazy_peak_bytes"] == 2 * one["lazy_peak_bytes"]
+    )
+
+
+def test_weights_of_a_network(capsys):
+    """Inputs and weights are there throughout, or the weights while a kernel needs them."""
+    without, streamed, resident = (
+        network(capsys, *options) for options in ([], ["--weights", "streamed"], ["--weights", "resident"])
+    )
+    given = resident["eager_bytes"] - without["eager_bytes"]
+    assert streamed["eager_bytes"] == resident["eager_bytes"]
+    assert without["pool_bytes"] < streamed["pool_bytes"] < resident["pool_bytes"]
+    assert resident["lazy_peak_bytes"] == without["lazy_peak_bytes"] + given
+
+
+def test_half_the_bytes_on_a_gpu(capsys):
+    """All but the network's result, which keeps its type."""
+    cpu, gpu = network(capsys), network(capsys, "--target", "cuda+pim")
+    assert gpu["eager_bytes"] == (cpu["eager_bytes"] - 40) / 2 + 40
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["mobilenet-v3"], 2, "mobilenet-v2"),
+        (["toy", "--batch", "0"], 2, "--batch 0: give 1 or more"),
+        (["toy", "--weights", "cached"], 2, "none of resident, streamed"),
+        (["toy", "--target", "cuda"], 2, "cuda+pim"),
+        (["toy", "--capacity", "1000"], 4, "lower bound 147456 B"),
+        (["toy", "--shape", "inputs=1,3,16,16"], 2, "did you mean input"),
+    ],
+)
+def test_networks_that_cannot_be_planned(options, code, says, capsys):
+    assert main(["memory", *options, "--quiet"]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
+    """Its result has one shape whatever comes in."""
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 4)) for name in "xy")
+    axes = onnx.numpy_helper.from_array(np.array([0], np.int64), "axes")
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
+    graph = helper.make_graph([node], "sum", [x], [y], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, tmp_path / "sum.onnx")
+    assert main(["memory", str(tmp_path / "sum.onnx"), "--batch", "2", "--quiet"]) == 3
+    assert "is made for its own batch" in capsys.readouterr().err
