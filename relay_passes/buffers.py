@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -168,64 +168,78 @@ def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
 
 
 def _read(mod: tvm.IRModule) -> Buffers:
-    by_var: dict[relax.Var, Buffer] = {}
-    held: dict[relax.Var, tuple[Buffer, ...]] = {}  # what a variable holds; several for a tuple
-    fields: dict[relax.Var, list[relax.Expr]] = {}
-    steps: list[Step] = []
-    given = {param: Given(f"%{param.name}", tensor_bytes(param), False) for param in mod["main"].params}
-
-    def holds(expr: relax.Expr) -> tuple[Buffer, ...]:
-        if isinstance(expr, relax.Var):
-            return held.get(expr, ())
-        if isinstance(expr, relax.Tuple):
-            return tuple(buffer for each in expr.fields for buffer in holds(each))
-        return ()
-
-    def use(buffer: Buffer, step: int) -> None:
-        buffer.begin = step if buffer.begin < 0 else buffer.begin
-        buffer.end = max(buffer.end, step + 1)
-
-    body = mod["main"].body
+    reader, body = _Reader(mod["main"].params), mod["main"].body
     for binding in (b for block in body.blocks for b in block.bindings):
-        var, value = binding.var, binding.value
-        if operator(value) == "builtin.alloc_tensor":
-            by_var[var] = Buffer(var, tensor_bytes(var))
-            held[var] = (by_var[var],)
-        elif isinstance(value, relax.Tuple):
-            held[var], fields[var] = holds(value), list(value.fields)
-        elif isinstance(value, relax.TupleGetItem):
-            known = fields.get(value.tuple_value)
-            held[var] = holds(known[value.index] if known else value.tuple_value)
-        elif isinstance(value, relax.Var):
-            held[var] = holds(value)
-            if value in fields:
-                fields[var] = fields[value]
-        elif operator(value) in _NAMES or view_call(value) == PART:
-            held[var] = holds(value.args[0])
-            if value.args[0] in given:
-                given[var] = given[value.args[0]]
-        elif view_call(value) == JOIN:
-            by_var[var] = _joined(var, [holds(part) for part in value.args])
-            held[var] = (by_var[var],)
-        elif isinstance(value, relax.Call):
-            operands = [next(iter(holds(arg)), None) for arg in value.args]
-            for arg in value.args:
-                for buffer in holds(arg):
-                    use(buffer, len(steps))
-                if _is_weight(arg) and arg not in given:
-                    given[arg] = Given(f"weight {len(given)}", tensor_bytes(arg), True)
-                if arg in given:
-                    given[arg].use(len(steps))
-            kernel = value.op if isinstance(value.op, tvm.ir.GlobalVar) else None
-            if kernel is not None or any(operands):
-                steps.append(Step(kernel, tuple(operands)))
-    for buffer in holds(body.body):
-        buffer.pinned, buffer.end = True, len(steps)
-    for buffer in reversed(by_var.values()):
+        reader.bind(binding.var, binding.value)
+    for buffer in reader.holds(body.body):
+        buffer.pinned, buffer.end = True, len(reader.steps)
+    for buffer in reversed(reader.by_var.values()):
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Read through the whole: the parts are still needed.
             buffer.end = max(buffer.end, buffer.home.end)
-    return Buffers(by_var, steps, {}, set(), list(dict.fromkeys(given.values())))
+    return Buffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.given.values())))
+
+
+class _Reader:
+    """What variables hold, binding by binding."""
+
+    def __init__(self, params: Sequence[relax.Var]):
+        self.by_var: dict[relax.Var, Buffer] = {}
+        self.steps: list[Step] = []
+        self.given = {param: Given(f"%{param.name}", tensor_bytes(param), False) for param in params}
+        self._held: dict[relax.Var, tuple[Buffer, ...]] = {}  # several for a tuple
+        self._fields: dict[relax.Var, list[relax.Expr]] = {}
+
+    def holds(self, expr: relax.Expr) -> tuple[Buffer, ...]:
+        if isinstance(expr, relax.Var):
+            return self._held.get(expr, ())
+        if isinstance(expr, relax.Tuple):
+            return tuple(buffer for each in expr.fields for buffer in self.holds(each))
+        return ()
+
+    def bind(self, var: relax.Var, value: relax.Expr) -> None:
+        if operator(value) == "builtin.alloc_tensor":
+            self._own(var, Buffer(var, tensor_bytes(var)))
+        elif view_call(value) == JOIN:
+            self._own(var, _joined(var, [self.holds(part) for part in value.args]))
+        elif operator(value) in _NAMES or view_call(value) == PART:
+            self._name(var, value.args[0])
+        elif isinstance(value, relax.Tuple):
+            self._held[var], self._fields[var] = self.holds(value), list(value.fields)
+        elif isinstance(value, relax.TupleGetItem):
+            known = self._fields.get(value.tuple_value)
+            self._name(var, known[value.index] if known else value.tuple_value)
+        elif isinstance(value, relax.Var):
+            self._name(var, value)
+        elif isinstance(value, relax.Call):
+            self._step(value)
+
+    def _own(self, var: relax.Var, buffer: Buffer) -> None:
+        self.by_var[var] = buffer
+        self._held[var] = (buffer,)
+
+    def _name(self, var: relax.Var, other: relax.Expr) -> None:
+        """`var` is another name of `other`."""
+        self._held[var] = self.holds(other)
+        if other in self._fields:
+            self._fields[var] = self._fields[other]
+        if other in self.given:
+            self.given[var] = self.given[other]
+
+    def _step(self, call: relax.Call) -> None:
+        number = len(self.steps)
+        for arg in call.args:
+            for buffer in self.holds(arg):
+                buffer.begin = number if buffer.begin < 0 else buffer.begin
+                buffer.end = max(buffer.end, number + 1)
+            if _is_weight(arg) and arg not in self.given:
+                self.given[arg] = Given(f"weight {len(self.given)}", tensor_bytes(arg), True)
+            if arg in self.given:
+                self.given[arg].use(number)
+        operands = tuple(next(iter(self.holds(arg)), None) for arg in call.args)
+        kernel = call.op if isinstance(call.op, tvm.ir.GlobalVar) else None
+        if kernel is not None or any(operands):
+            self.steps.append(Step(kernel, operands))
 
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
