@@ -7,6 +7,7 @@ from tvm import relax
 
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.plain_activations import PlainActivations
 from pimflow.relay_passes.plain_axes import PlainAxes
 from pimflow.relay_passes.push_bias import PushBias
 from pimflow.relay_passes.recognise_clip import RecogniseClip
@@ -37,6 +38,7 @@ class Canonicalise:
                 EvaluateConstants(),
                 SingleResults(),
                 PlainAxes(),
+                PlainActivations(),
                 RecogniseClip(),
                 transform.FoldBatchnormToConv2D(),
                 transform.DecomposeOpsForInference(),

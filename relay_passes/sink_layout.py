@@ -9,7 +9,18 @@ from pimflow.relay_passes.flat import operator, rebuild
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 UNARY = (
-    *("clip", "nn.relu", "nn.silu", "nn.gelu", "nn.leakyrelu", "sigmoid", "tanh", "exp", "negative"),
+    *(
+        "clip",
+        "nn.prelu",
+        "nn.relu",
+        "nn.silu",
+        "nn.gelu",
+        "nn.leakyrelu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "negative",
+    ),
     *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
@@ -30,6 +41,10 @@ class SinkLayout:
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
             kind = operator(value)
+            if kind == "nn.prelu" and value.args[0] in nhwc:
+                axis = TO_NCHW[int(value.attrs.axis) % 4]
+                new = relax.op.nn.prelu(nhwc[value.args[0]], value.args[1], axis)
+                return builder.emit(new, name_hint=name)
             if kind in UNARY and value.args[0] in nhwc:
                 args = [nhwc[value.args[0]], *value.args[1:]]
             elif kind in BINARY and any(a in nhwc for a in value.args if isinstance(a, relax.Var)):

@@ -1,5 +1,10 @@
+import runpy
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+from pimflow import zoo
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
 settings.register_profile("pimflow", derandomize=True, deadline=None)
@@ -12,3 +17,20 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIMFLOW_CACHE", str(tmp_path_factory.mktemp("cache") / "profiles.sqlite"))
         yield
+
+
+@pytest.fixture(scope="session")
+def zoo_generator():
+    """What scripts/build_zoo.py defines."""
+    scripts = Path(__file__).parents[1] / "scripts"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(scripts)
+        return runpy.run_path(str(scripts / "build_zoo.py"))
+
+
+@pytest.fixture(scope="session")
+def small_bert(zoo_generator):
+    """The generator's BERT with two layers of two heads of 16, for 8 tokens of 50; with weights."""
+    bert = zoo_generator["NETWORKS"]["bert-base"].__globals__["bert"]
+    graph = bert("bert-small", layers=2, width=32, heads=2, vocabulary=50, positions=16, length=8)
+    return zoo.load_model(zoo_generator["strip"](graph, "bert-small"))

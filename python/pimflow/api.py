@@ -209,7 +209,7 @@ def compile(
     target_system.require_network_dtype()
     progress("loading")
     network = frontend.load(model, shapes, batch)
-    interface = artifact.Interface(inputs=network.inputs)
+    interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     progress("computing the reference")
     expected = network.reference(inputs)
@@ -337,7 +337,7 @@ def run(
     """
     interface = artifact.Interface.load(Path(directory))
     if inputs is None:
-        inputs = zoo.example_arrays(interface.inputs)
+        inputs = zoo.example_arrays(interface.inputs, rows=interface.table_rows)
     elif isinstance(inputs, np.ndarray):
         if len(interface.inputs) != 1:
             raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")

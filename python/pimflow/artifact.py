@@ -42,12 +42,15 @@ class Interface:
         Shape and dtype of every input, in order.
     targets : tuple of str
         What there is a library for; the first is what was asked for.
+    table_rows : dict of str to int
+        Of inputs that pick rows of a table, how many it has; see `zoo.index_bounds`.
     sha256 : dict of str to str
         Digest of every file but the report: loading a damaged library would end the process.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
     targets: tuple[str, ...] = ()
+    table_rows: dict[str, int] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +70,8 @@ class Interface:
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
         inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
-        return cls(inputs=inputs, targets=tuple(table["targets"]), sha256=table["sha256"])
+        rows = {name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry}
+        return cls(inputs=inputs, targets=tuple(table["targets"]), table_rows=rows, sha256=table["sha256"])
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -99,6 +103,8 @@ class Interface:
 
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
+        for name, rows in self.table_rows.items():
+            inputs[name]["rows"] = rows
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         return json.dumps({**table, "digest": _digest(table)}, indent=1) + "\n"
 

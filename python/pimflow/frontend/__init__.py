@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,16 @@ class Network:
     reference : callable
         From inputs by name to the outputs that they should give, computed by what shares no code with
         ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
+    table_rows : dict of str to int
+        Of inputs that pick rows of a table, such as token ids, how many rows it has; see
+        `zoo.index_bounds`.
     """
 
     name: str
     module: tvm.IRModule
     inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+    table_rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:
@@ -56,7 +60,7 @@ class Network:
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """An input for each, the same everywhere; see `zoo.example_inputs`."""
-        return zoo.example_arrays(self.inputs)
+        return zoo.example_arrays(self.inputs, rows=self.table_rows)
 
 
 def _no_reference(_inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -107,6 +111,7 @@ def load(
         module=onnx_graph.from_onnx(proto),
         inputs=zoo.input_types(proto),
         reference=onnx_graph.reference(proto),
+        table_rows=zoo.index_bounds(proto),
     )
 
 

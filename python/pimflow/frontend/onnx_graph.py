@@ -99,6 +99,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
+        elif name and op_name == "LayerNormalization":
+            self.names[result.fields[0]] = name  # bound already; the others are placeholders
         return result
 
     def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:

@@ -17,6 +17,7 @@ from onnx import external_data_helper, helper, shape_inference
 
 from ..errors import ModelError, UnknownNameError
 from . import weights
+from .indices import index_bounds
 from .precision import to_single
 from .shapes import Shape, check_batch, dims_of, fix_shapes, fixed_dims, parse_shape, set_batch
 
@@ -24,6 +25,7 @@ __all__ = [
     "ModelInfo",
     "describe",
     "example_inputs",
+    "index_bounds",
     "input_types",
     "load",
     "load_model",
@@ -209,14 +211,15 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     -------
     dict of str to numpy.ndarray
         Each of its input's shape and type. Floats have mean 0, variance 1 and lie in [-3, 3]
-        (a sum of three uniforms); integers are 0, 1 or 2; booleans are fair.
+        (a sum of three uniforms); integers are 0, 1 or 2, those that pick rows of a table any of its
+        rows; booleans are fair.
 
     Raises
     ------
     ModelError
         If an input has a dynamic dimension or does not hold numbers.
     """
-    return example_arrays(input_types(model), seed)
+    return example_arrays(input_types(model), seed, index_bounds(model))
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
@@ -234,8 +237,13 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
     return wanted
 
 
-def example_arrays(wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0) -> dict[str, np.ndarray]:
-    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype)."""
+def example_arrays(
+    wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
+
+    `rows` has the sizes of tables that inputs pick from, as :func:`index_bounds` finds them.
+    """
     drawn = {}
     for name, (dims, dtype) in wanted.items():
         first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
@@ -243,7 +251,10 @@ def example_arrays(wanted: dict[str, tuple[tuple[int, ...], object]], seed: int 
         if np.issubdtype(dtype, np.bool_):
             normal = normal > 0
         elif np.issubdtype(dtype, np.integer):
-            normal = np.abs(normal).clip(max=2)
+            if bound := (rows or {}).get(name):
+                normal = np.floor((first.astype(np.float64).reshape(dims) + 1) / 2 * bound)
+            else:
+                normal = np.abs(normal).clip(max=2)
         drawn[name] = np.asarray(normal, dtype)  # an array also of rank 0
     return drawn
 

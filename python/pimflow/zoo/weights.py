@@ -26,6 +26,8 @@ RULES = {
     "scale": (0.94, 0.25),
     "mean": (0.0, 0.1),
     "variance": (1.0, 0.5),
+    "slope": (0.25, 0.2),  # of a PReLU, which starts at 0.25 (He et al. 2015, section 2.1)
+    "embedding": (0.0, 1.0),
 }
 STATISTICS = frozenset({"mean", "variance"})
 CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, for a word holds two

@@ -1,0 +1,91 @@
+"""Activations in the operators that fuse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, uses
+
+
+@tvm.transform.module_pass(opt_level=0, name="PlainActivations")
+class PlainActivations:
+    """A GELU, and a PReLU of one slope, as one operator, which joins the kernel of the layer before.
+
+    Spelled out, a GELU reads its operand twice, so that it would be computed again for each tile of the
+    next product.
+
+    Rewrite: ``x * (1 + erf(x / sqrt(2))) * 0.5 -> gelu(x)``, ``prelu(x, s) -> leakyrelu(x, s)``.
+    Preserves: values (those of GELU up to rounding), names.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        made = {binding.var: binding.value for binding in main_bindings(mod)}
+        counts = uses(mod)
+        gelus = {var: x for var in made if (x := _gelu_operand(var, made, counts)) is not None}
+        stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
+
+        def rewrite(builder, var, value):
+            new = None
+            if var in gelus:
+                new = relax.op.nn.gelu(stands_for[gelus[var]])
+            elif operator(value) == "nn.prelu" and isinstance(value.args[1], tvm.ir.GenericConst):
+                slopes = np.unique(value.args[1].value.numpy())
+                if slopes.size == 1:
+                    new = relax.op.nn.leakyrelu(value.args[0], float(slopes[0]))
+            stands_for[var] = builder.emit(value if new is None else new, name_hint=var.name)
+            return stands_for[var]
+
+        return rebuild(mod, rewrite)
+
+
+Bindings = dict[relax.Var, relax.Expr]
+
+
+def _gelu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
+    """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) in whatever order of factors; else None."""
+    factors = _factors(var, made, counts)
+    numbers = [_number(f) for f in factors]
+    others = [f for f, number in zip(factors, numbers) if number is None]
+    scale = math.prod(number for number in numbers if number is not None)
+    if len(factors) == len(others) or len(others) != 2 or not math.isclose(scale, 0.5, rel_tol=1e-6):
+        return None
+    for x, curve in (others, others[::-1]):
+        for erf, one in _operands(curve, "add", made, counts):
+            if _number(one) != 1 or operator(made.get(erf)) != "erf" or counts[erf] > 1:
+                continue
+            inner = made[erf].args[0]
+            scaled = [(a, _number(b)) for a, b in _operands(inner, "multiply", made, counts)]
+            value = made.get(inner)
+            if operator(value) == "divide" and (divisor := _number(value.args[1])):
+                scaled = [(value.args[0], 1 / divisor)]
+            if any(a.same_as(x) and b and math.isclose(b, math.sqrt(0.5), rel_tol=1e-6) for a, b in scaled):
+                return x
+    return None
+
+
+def _factors(expr: relax.Expr, made: Bindings, counts: dict[relax.Var, int], root: bool = True) -> list:
+    """Operands of a tree of products, of which nothing else reads a part."""
+    value = made.get(expr) if isinstance(expr, relax.Var) else None
+    if operator(value) == "multiply" and (root or counts[expr] == 1):
+        return [f for arg in value.args for f in _factors(arg, made, counts, root=False)]
+    return [expr]
+
+
+def _operands(expr: relax.Expr, kind: str, made: Bindings, counts: dict[relax.Var, int]) -> list:
+    """Both orders of the operands of `expr`, if it is a `kind` that one operator reads; else nothing."""
+    value = made.get(expr) if isinstance(expr, relax.Var) else None
+    if operator(value) != kind or counts[expr] > 1:
+        return []
+    left, right = value.args
+    return [(left, right), (right, left)]
+
+
+def _number(expr: relax.Expr) -> float | None:
+    """The value of a constant of one element; None if `expr` is none."""
+    if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
+        return float(expr.value.numpy().flat[0])
+    return None

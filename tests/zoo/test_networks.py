@@ -1,0 +1,299 @@
+"""Are the embedded networks the real ones, with weights on which outputs depend?"""
+
+import dataclasses
+import math
+import time
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import scipy.special
+from onnx import TensorProto, numpy_helper
+
+from pimflow import zoo
+
+# Parameters and multiply-accumulates. Without a remark: torchvision's counts, as usually quoted.
+PUBLISHED = {
+    # transformers' bert-base-uncased; 22.5 GFLOPs at 128 tokens: MobileBERT, arXiv 2004.02984, table 1
+    "bert-base": (109_482_240, 22.5e9 / 2),
+    "efficientnet-b0": (5_288_548, 0.386e9),
+    "mnasnet-1.0": (4_383_312, 0.314e9),
+    # timm's mobilenetv1_100; 569 million: arXiv 1704.04861, table 4
+    "mobilenet-v1": (4_231_976, 0.569e9),
+    "mobilenet-v2": (3_504_872, 0.301e9),
+    "resnet-50": (25_557_032, 4.09e9),
+    # CARN, arXiv 1803.08664, table 1, has 1,543 K, the weights of convolutions alone, and 127.8 G from
+    # 320 x 180; to the former come biases, 33 batch norms of 64 channels and 19 slopes
+    "srgan": (1_542_528 + 2_691 + 33 * 128 + 19, 127.8e9 * 24 * 24 / (320 * 180)),
+    # no publication: counted by another way in test_ssd_resnet50_is_resnet50_and_heads
+    "ssd-resnet50": (22_894_902, 20.15e9),
+    "vgg-16": (138_357_544, 15.47e9),
+    # 271.7 million is what implementations count. Darknet counts 40.19 GFLOPs for its yolov1.cfg, whose
+    # convolutions are the paper's; with its own product of 12544 x 1715, not the paper's two.
+    "yolov1": (271_703_550, 40.19e9 / 2 - 12544 * 1715 + 50176 * 4096 + 4096 * 1470),
+}
+INPUTS = {
+    "bert-base": dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (1, 128)),
+    "srgan": {"input": (1, 3, 24, 24)},
+    "ssd-resnet50": {"input": (1, 3, 300, 300)},
+    "yolov1": {"input": (1, 3, 448, 448)},
+}
+OUTPUTS = {
+    "bert-base": {"sequence_output": (1, 128, 768), "pooled_output": (1, 768)},
+    "srgan": {"output": (1, 3, 96, 96)},
+    "ssd-resnet50": {"boxes": (1, 4, 8732), "scores": (1, 81, 8732)},
+    "yolov1": {"output": (1, 7, 7, 30)},
+}
+HIDDEN = -9e3  # a score below was masked: -10000 added to it
+LARGE = 30e6  # parameters from which on one seed must do
+TOO_LARGE = ("yolov1",)  # 1.1 GB: ONNX Runtime would take 6 GB for all its values
+DRAWS = [
+    (name, seed)
+    for name in zoo.names()
+    if name not in TOO_LARGE
+    for seed in range(3)
+    if not seed or PUBLISHED.get(name, [0])[0] < LARGE
+]
+
+
+def graph_of(name):
+    """The graph as shipped, without weights."""
+    return onnx.load(zoo.GRAPHS / f"{name}.onnx").graph
+
+
+def session_of(model):
+    """A session that can return every intermediate, unoptimised; `model` is left as it was."""
+    declared = len(model.graph.output)
+    known = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name not in known]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    serialised = model.SerializeToString()
+    del model.graph.output[declared:]
+    return onnxruntime.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module", params=DRAWS, ids=lambda draw: f"{draw[0]}-{draw[1]}")
+def drawn(request):
+    """(model, seed): a network with weights, filled once for all the tests that only read it."""
+    name, seed = request.param
+    return zoo.load(name, seed), seed
+
+
+def test_every_network_but_the_toy_is_a_published_one():
+    assert set(zoo.names()) == {*PUBLISHED, "toy"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_the_published_ones(name):
+    parameters, macs = PUBLISHED[name]
+    info = zoo.describe(name)
+    assert info.parameters == parameters
+    assert info.macs == pytest.approx(macs, rel=1e-2)
+    assert info.inputs == INPUTS.get(name, {"input": (1, 3, 224, 224)})
+    graph = graph_of(name)
+    assert info.nodes == len(graph.node)
+    outputs = {value.name: zoo.dims_of(value) for value in graph.output}
+    assert outputs == OUTPUTS.get(name, {"output": (1, 1000)})
+
+
+def convolutions_of(name):
+    """Filter shape and stride of each convolution, in order."""
+    graph = graph_of(name)
+    dims = {value.name: zoo.dims_of(value) for value in graph.input}
+    strides = ({entry.name: entry.ints for entry in node.attribute}.get("strides") for node in graph.node)
+    return [
+        (dims[node.input[1]], stride[0])
+        for node, stride in zip(graph.node, strides)
+        if node.op_type == "Conv"
+    ]
+
+
+def test_ssd_resnet50_is_resnet50_and_heads():
+    """torchvision's stages to the third, with stride 1 in that; the rest counted by hand."""
+    whole, ours = convolutions_of("resnet-50"), convolutions_of("ssd-resnet50")
+    backbone = whole[: 1 + 3 * 3 + 1 + 3 * 4 + 1 + 3 * 6 + 1]
+    assert Counter(dims for dims, _ in backbone) == Counter(dims for dims, _ in ours[: len(backbone)])
+    assert [stride for _, stride in ours[: len(backbone)]].count(2) == 3  # stem, and twice in stage 3
+    assert [stride for _, stride in backbone].count(2) == 5
+
+    sides = (38, 19, 10, 5, 3, 1)
+    channels, inner, boxes = (1024, 512, 512, 256, 256, 256), (256, 256, 128, 128, 128), (4, 6, 6, 6, 4, 4)
+    assert sum(side * side * count for side, count in zip(sides, boxes)) == 8732
+    parameters = sum(math.prod(dims) + 2 * dims[0] for dims, _ in backbone)  # a scale and a bias each
+    for before, width, after in zip(channels, inner, channels[1:]):
+        parameters += before * width + 9 * width * after + 2 * (width + after)
+    parameters += sum(9 * c * 85 * count + 85 * count for c, count in zip(channels, boxes))
+    assert zoo.describe("ssd-resnet50").parameters == parameters
+
+    macs = 150**2 * 64 * 147
+    macs += 75**2 * (64 * 64 + 64 * 256 + 3 * 9 * 64 * 64 + 2 * 256 * 64 + 3 * 64 * 256)
+    macs += 75**2 * 256 * 128 + 38**2 * (256 * 512 + 3 * 512 * 128 + 4 * (9 * 128 * 128 + 128 * 512))
+    macs += 38**2 * (512 * 256 + 512 * 1024 + 5 * 1024 * 256 + 6 * (9 * 256 * 256 + 256 * 1024))
+    for before, width, after, side, halved in zip(channels, inner, channels[1:], sides, sides[1:]):
+        macs += side**2 * before * width + halved**2 * 9 * width * after
+    macs += sum(s * s * 9 * c * 85 * count for s, c, count in zip(sides, channels, boxes))
+    assert zoo.describe("ssd-resnet50").macs == macs
+
+
+def test_srgan_has_as_many_weights_as_published():
+    weights = sum(math.prod(dims) for dims, _ in convolutions_of("srgan"))
+    assert weights == pytest.approx(1_543_000, rel=1e-3)
+
+
+def test_toy_counts_by_hand():
+    pixels, norms = 16 * 16, 2 * (16 + 64 + 64 + 16)
+    layers = [27 * 16, 16 * 64, 9 * 64, 64 * 16, 16 * 64]
+    down = 64 * 9 * 32
+    info = zoo.describe("toy")
+    assert info.macs == pixels * sum(layers) + pixels // 4 * down + 32 * 10
+    assert info.parameters == sum(layers) + norms + 64 + down + 32 + 32 * 10 + 10
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.macs = 0
+
+
+@pytest.mark.parametrize("name", zoo.names())
+class TestEveryGraph:
+    def test_is_valid_and_small(self, name):
+        path = zoo.GRAPHS / f"{name}.onnx"
+        onnx.checker.check_model(path, full_check=True)
+        assert path.stat().st_size < 200_000
+
+    def test_nodes_have_distinct_names_and_layers_are_named_after_their_weights(self, name):
+        nodes = graph_of(name).node
+        assert len({node.name for node in nodes} - {""}) == len(nodes)
+        for node in nodes:
+            if node.op_type in ("Conv", "Gemm", "PRelu", "BatchNormalization", "LayerNormalization"):
+                assert all(weight.startswith(f"{node.name}.") for weight in node.input[1:])
+
+
+class TestEveryNetwork:
+    def test_has_data_inputs_only_and_all_weights(self, drawn):
+        graph = drawn[0].graph
+        assert [value.name for value in graph.input] == list(zoo.describe(graph.name).inputs)
+        shipped = graph_of(graph.name)
+        declared = {value.name: zoo.dims_of(value) for value in shipped.input}
+        declared |= {tensor.name: tuple(tensor.dims) for tensor in shipped.initializer}
+        assert {*declared} == {value.name for value in (*graph.input, *graph.initializer)}
+        for tensor in graph.initializer:
+            assert declared[tensor.name] == tuple(tensor.dims)
+            assert len(tensor.raw_data) == numpy_helper.to_array(tensor).nbytes
+
+    def test_same_seed_same_bytes_and_quickly(self, drawn):
+        model, seed = drawn
+        start = time.perf_counter()
+        again = zoo.load(model.graph.name, seed)
+        seconds = time.perf_counter() - start
+        assert again == model
+        assert seconds < 0.5 + zoo.describe(model.graph.name).parameters / 2e7
+
+    def test_no_trained_value_is_neutral(self, drawn):
+        rules = {value.name: zoo.weights.rule_of(value) for value in graph_of(drawn[0].graph.name).input}
+        for tensor in drawn[0].graph.initializer:
+            if not rules.get(tensor.name):
+                continue  # a constant of the graph
+            values = numpy_helper.to_array(tensor)
+            few = values.ravel()[:: max(1, values.size // 10_000)]  # 2**24 values can be drawn
+            assert values.ndim == 0 or np.unique(few).size > few.size // 2, tensor.name
+            assert not tensor.name.endswith(("var", "variance")) or values.min() >= 0.5
+
+    def test_values_are_of_order_one_and_follow_the_input(self, drawn):
+        model, seed = drawn
+        session = session_of(model)
+        names = [value.name for value in session.get_outputs()]
+        outputs = [value.name for value in model.graph.output]
+        inputs = zoo.example_inputs(model, seed)
+        values = dict(zip(names, session.run(names, inputs)))
+        assert max(np.abs(value).max(initial=0, where=value > HIDDEN) for value in values.values()) < 1e3
+        for node in model.graph.node:
+            if node.op_type in ("Conv", "Gemm", "MatMul"):
+                assert np.sqrt(np.mean(values[node.output[0]] ** 2)) > 1e-2, node.name
+        peaks = {output: np.abs(values[output]).max() for output in outputs}
+        assert all(0.1 < peak < 10 for peak in peaks.values()), peaks
+        patched = {key: value.copy() for key, value in inputs.items()}
+        for value in patched.values():
+            # of 224, 32 in the middle, both ways in an image
+            middle = [slice(size * 3 // 7, size * 4 // 7) for size in value.shape[max(1, value.ndim - 2) :]]
+            value[(..., *middle)] = 0
+        for changed in (zoo.example_inputs(model, seed + 1), patched):
+            for output, moved in zip(outputs, session.run(outputs, changed)):
+                assert np.abs(moved - values[output]).max() > 0.01 * peaks[output], output
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_large_network_loads(name):
+    model, info = zoo.load_model(name), zoo.describe(name)
+    assert {value.name: zoo.dims_of(value) for value in model.graph.input} == info.inputs
+    drawn = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT]
+    assert sum(math.prod(tensor.dims) for tensor in drawn) == info.parameters
+    assert all(len(tensor.raw_data) == 4 * math.prod(tensor.dims) for tensor in drawn)
+
+
+def test_another_seed_is_another_network():
+    first, second = (zoo.load("mobilenet-v2", seed).graph.initializer for seed in (3, 4))
+    assert all(one != other for one, other in zip(first, second) if one.dims)
+
+
+def test_the_generator_makes_the_files_that_are_shipped(zoo_generator):
+    """Those of torchvision's networks excepted, which need torch."""
+    networks = zoo_generator["NETWORKS"]
+    assert set(networks) == set(zoo.names())
+    by_hand = [name for name, make in networks.items() if make.__module__ == "zoo_graphs"]
+    assert len(by_hand) == 6
+    for name in by_hand:
+        assert zoo_generator["strip"](networks[name](), name) == onnx.load(zoo.GRAPHS / f"{name}.onnx")
+
+
+def test_the_generator_tells_gates_from_activations(zoo_generator):
+    kind_of = zoo_generator["kind_of"]
+    nodes = graph_of("efficientnet-b0").node
+    makers = {node.output[0]: node for node in nodes}
+    kinds = Counter(kind_of(node, makers) for node in nodes)
+    # 16 blocks with a gate each; 15 expansions, 16 depthwise, 16 squeezes, stem and head
+    assert (kinds["Gate"], kinds["SiLU"], kinds["Mul"]) == (16, 49, 0)
+
+
+# ---- an encoder of BERT's kind ----
+
+
+def encoder(weights, ids, types, kept):
+    """Two layers of two heads of 16, as arXiv 1810.04805 and 1706.03762 define them, in double precision."""
+
+    def dense(name, x):
+        return x @ weights[f"{name}.product.weight"] + weights[f"{name}.bias"]
+
+    def norm(name, x):
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+        return scaled * weights[f"{name}.scale"] + weights[f"{name}.bias"]
+
+    x = weights["embeddings.words.embedding"][ids] + weights["embeddings.types.embedding"][types]
+    x = norm("embeddings.norm", x + weights["embeddings.positions.embedding"][: len(ids)])
+    for layer in ("layers.0", "layers.1"):
+        query, key, value = (dense(f"{layer}.{part}", x) for part in ("query", "key", "value"))
+        heads = []
+        for head in (slice(0, 16), slice(16, 32)):
+            scores = query[:, head] @ key[:, head].T / 4
+            shares = np.exp(scores - scores.max()) * (kept != 0)
+            heads.append(shares / shares.sum(-1, keepdims=True) @ value[:, head])
+        x = norm(f"{layer}.attention.norm", x + dense(f"{layer}.attention", np.hstack(heads)))
+        wide = dense(f"{layer}.intermediate", x)
+        gelu = wide * (1 + scipy.special.erf(wide / math.sqrt(2))) / 2
+        x = norm(f"{layer}.output.norm", x + dense(f"{layer}.output", gelu))
+    pooled = np.tanh(x[0] @ weights["pooler.dense.weight"].T + weights["pooler.dense.bias"])
+    return x, pooled
+
+
+def test_bert_computes_what_its_papers_define(small_bert):
+    model = small_bert
+    inputs = zoo.example_inputs(model)
+    assert 0 < np.count_nonzero(inputs["attention_mask"]) < 8
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    weights = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    expected = encoder(weights, *(inputs[name][0] for name in names))
+    for result, right in zip(session.run(None, inputs), expected, strict=True):
+        np.testing.assert_allclose(result[0], right, rtol=0, atol=1e-5)
