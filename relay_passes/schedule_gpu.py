@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.gpu_loops import BLOCK, WARP, bind, reduced, reduction, variables
+from pimflow.relay_passes.loops import BLOCK, WARP, bind, reduced, reduction, variables
 from pimflow.relay_passes.schedule_tensor_cores import TensorCores
 
 

@@ -20,8 +20,10 @@ from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVec
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.keep_views import KeepViews
+from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.plan_pool import PlanPool
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
 from pimflow.relay_passes.store_half import StoreHalf
@@ -90,7 +92,8 @@ def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.tra
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         *kernel_phases(target, system.dtype, views=system.views),
-        *([ScheduleGpu(system.gpu.sms)] if gpu else []),
+        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
+        LiftWorkspaces(),
         transform.RewriteDataflowReshape(),
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),

@@ -14,6 +14,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
 from tvm.script import ir as I
@@ -29,27 +30,11 @@ from pimflow.relay_passes.store_half import StoreHalf
 
 TURING = "sm_75"
 COMPILER = "nvcc" if shutil.which("nvcc") else "nvrtc" if find_spec("cuda") else ""
-RNG = np.random.default_rng(0)
 
 
 def target(arch: str = TURING) -> tvm.target.Target:
     limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
     return tvm.target.Target({"kind": "cuda", "arch": arch, **limits}, {"kind": "llvm"})
-
-
-def constant(*dims: int) -> relax.Expr:
-    return relax.const(RNG.standard_normal(dims, np.float32))
-
-
-def graph(network, *shapes: tuple[int, ...]) -> tvm.IRModule:
-    """``main`` of `network`, a function of Relax expressions."""
-    params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            out = builder.emit_output(network(builder.emit, *params))
-        builder.emit_func_output(out)
-    return builder.get()
 
 
 def lowered(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
@@ -59,10 +44,6 @@ def lowered(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
     phases += [transform.AnnotateTIROpPattern(), transform.FuseTIR(), transform.DeadCodeElimination(["main"])]
     with target(arch):
         return tvm.transform.Sequential(phases)(mod)
-
-
-def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
-    return {gv.name_hint: f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
 
 
 def only_kernel(network, *shapes: tuple[int, ...]) -> tirx.PrimFunc:
@@ -104,10 +85,6 @@ def same_values(func: tirx.PrimFunc, rule) -> None:
     for result, expected in zip(after, values(func), strict=True):
         atol = 1e-3 * np.abs(expected).max()
         np.testing.assert_allclose(result.astype(np.float32), expected.astype(np.float32), atol=atol)
-
-
-def convolution(x: relax.Expr, filters: relax.Expr, **attrs) -> relax.Expr:
-    return op.nn.conv2d(x, filters, data_layout="NHWC", kernel_layout="OHWI", **attrs)
 
 
 # ---- depthwise ----
@@ -315,27 +292,6 @@ def test_no_schedule_is_an_error():
         pytest.raises(UnsupportedOpError, match="'total' cannot be scheduled for llvm"),
     ):
         ScheduleGpu()(Before)
-
-
-def stored_too(emit, x):
-    """The sum is read by another kernel beside the convolution's: a second result."""
-    total = emit(op.add(x, constant(1, 1, 1, 16)))
-    y = emit(convolution(total, constant(16, 3, 3, 16), padding=1))
-    return emit(op.add(emit(op.nn.max_pool2d(y, layout="NHWC")), total))
-
-
-OPERATORS = {
-    "two results": stored_too,
-    "adaptive pool": lambda emit, x: emit(op.nn.adaptive_avg_pool2d(x, (5, 5), layout="NHWC")),
-    "softmax": lambda emit, x: emit(op.nn.softmax(x)),
-    "layer norm": lambda emit, x: emit(op.nn.layer_norm(x, constant(16), constant(16), [-1])),
-    "concat": lambda emit, x: emit(op.concat([x, x], 3)),
-    "argmax": lambda emit, x: emit(op.argmax(x, 3)),
-    "sort": lambda emit, x: emit(op.sort(x)),
-    "split": lambda emit, x: emit(relax.TupleGetItem(emit(op.split(x, 2, 3)), 1)),
-    "permute": lambda emit, x: emit(op.permute_dims(x, [0, 3, 1, 2])),
-    "squeeze-excite": lambda emit, x: emit(op.multiply(x, emit(op.mean(x, [1, 2], keepdims=True)))),
-}
 
 
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)

@@ -1,4 +1,4 @@
-"""What the rules for GPU kernels share: finding the reduction of a kernel, and binding loops to threads."""
+"""What the rules for kernels share: finding the reduction of a kernel, and binding loops to threads."""
 
 from __future__ import annotations
 

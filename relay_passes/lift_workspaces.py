@@ -1,0 +1,124 @@
+"""Memory that kernels would allocate while they run, as tensors of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+
+WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its results, the last, are workspaces
+STACK_BYTES = 1024  # TVM's kMaxStackAlloca: a kernel on the CPU has what is smaller on its stack
+
+
+@tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")
+class LiftWorkspaces:
+    """Tensors in a kernel become results of it that nothing reads, so that whoever plans memory sees them.
+
+    What has a scope of its own (registers, shared memory) stays, and on a CPU what fits on the stack. So
+    does what is declared in a loop: each turn has its own, a part of the tensor.
+
+    Rewrite: ``y = call_tir(f, x, Y) -> r = call_tir(f', x, (Y, Workspace)); y = r[0]``; ``f'`` has the
+    attribute `WORKSPACES`.
+    Preserves: values exactly, names, other kernels.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        gpu = "gpu" in list(tvm.target.Target.current(allow_none=False).keys)
+        smallest = 0 if gpu else STACK_BYTES
+        calls: dict[tvm.ir.GlobalVar, list[relax.Call]] = {}
+        for binding in main_bindings(mod):
+            if operator(binding.value) == "call_tir":
+                calls.setdefault(binding.value.args[0], []).append(binding.value)
+        lifted = {gv: _workspaces(mod[gv], made, smallest) for gv, made in calls.items()}
+        lifted = {gv: found for gv, found in lifted.items() if found}
+        if not lifted:
+            return mod
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            if operator(value) != "call_tir" or value.args[0] not in lifted:
+                return None
+            old = value.args[0]
+            dims = _dims(mod[old], value)
+            spaces = [relax.TensorType(_resolved(space, dims), str(space.dtype)) for space in lifted[old]]
+            # A variable of its own, because the old one has the type of the old function.
+            new = builder.add_func(_with_parameters(mod[old], lifted[old]), old.name_hint)
+            call = relax.call_tir(new, value.args[1], [*_results(value), *spaces])
+            single = isinstance(var.ty, relax.TensorType)
+            return relax.TupleGetItem(builder.emit(call), 0) if single else call
+
+        functions = {gv: f for gv, f in mod.functions_items() if gv not in lifted}
+        return rebuild(tvm.IRModule(functions, attrs=mod.attrs), rewrite)
+
+
+def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
+    """Buffers of `func` to be lifted; none where a call passes more than tensors."""
+    if any(len(call.args) > 2 for call in calls):
+        return []
+    found: list[tirx.Buffer] = []
+
+    visitors = [
+        (tirx.For, lambda _: tvm_ffi.WalkResult.SKIP),
+        (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)),
+        (tirx.AllocBuffer, lambda stmt: found.append(stmt.buffer)),
+    ]
+    tvm_ffi.structural_walk(func.body, visitors, order="pre")
+    return [
+        buffer
+        for buffer in found
+        if buffer.scope() == "global"
+        and all(_bytes(buffer, dims) >= smallest for dims in (_dims(func, call) for call in calls))
+    ]
+
+
+def _results(call: relax.Call) -> list[relax.TensorType]:
+    (made,) = call.ty_args
+    return list(made.fields) if isinstance(made, relax.TupleType) else [made]
+
+
+def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
+    """What the variables in the shapes of `func` are in `call`."""
+    types = [*(arg.ty for arg in call.args[1].fields), *_results(call)]
+    return {
+        dim: value
+        for param, ty in zip(func.params, types, strict=True)
+        for dim, value in zip(param.shape, ty.shape.values, strict=True)
+        if isinstance(dim, tirx.Var)
+    }
+
+
+def _resolved(buffer: tirx.Buffer, dims: dict[tirx.Var, tirx.Expr]) -> list[tirx.Expr]:
+    return [dims.get(dim, dim) if isinstance(dim, tirx.Var) else dim for dim in buffer.shape]
+
+
+def _bytes(buffer: tirx.Buffer, dims: dict[tirx.Var, tirx.Expr]) -> float:
+    """Size of `buffer`; infinite if it is not known."""
+    resolved = _resolved(buffer, dims)
+    if not all(isinstance(dim, tirx.IntImm) for dim in resolved):
+        return float("inf")
+    return prod(int(dim) for dim in resolved) * tvm.DataType(str(buffer.dtype)).itemsize
+
+
+def _with_parameters(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tirx.PrimFunc:
+    """`func` taking `buffers` instead of allocating them."""
+
+    def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        kept = [b for b in old.alloc_buffers if b not in buffers]
+        if len(kept) == len(old.alloc_buffers):
+            return old
+        return s_tir.SBlock(
+            old.iter_vars, old.reads, old.writes, old.name_hint, old.body, old.init, kept,
+            old.match_buffers, old.annotations,
+        )  # fmt: skip
+
+    visitors = [
+        (s_tir.SBlock, block),
+        (tirx.AllocBuffer, lambda old: tirx.Evaluate(0) if old.buffer in buffers else old),
+    ]
+    body = tvm_ffi.structural_map(func.body, visitors)
+    attrs = {**dict(func.attrs or {}), WORKSPACES: len(buffers)}
+    return tirx.PrimFunc([*func.params, *buffers], body, func.ret_type).with_attrs(attrs)

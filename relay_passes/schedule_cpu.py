@@ -1,0 +1,193 @@
+"""Loops of every kernel onto the registers, vectors and cores of a CPU."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.analysis import get_root_block
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from pimflow.relay_passes.loops import reduced, variables
+
+# Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
+STRIDED = (4, 8)  # lanes, places beside one another: a vector of strided loads must serve many places
+CONTIGUOUS = (8, 4)
+ROW = (64, 1)  # with one place only: whole cache lines of the matrix that is read once
+PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
+CHEAP = ("prim.if_then_else", "prim.likely")
+_PLACED = tvm.transform.Sequential(
+    [s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation()]
+)
+COSTLY = (tirx.Div, tirx.FloorDiv, tirx.FloorMod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleCpu")
+class ScheduleCpu:
+    """Registers in place of the tensors inside a kernel, vectors along channels, cores along rows.
+
+    What is cheap to compute is computed where it is read: paddings, layouts, sums of two tensors. A
+    reduction is formed a tile at a time, whose sums go from registers through the elementwise operators
+    behind it into the result.
+
+    Rewrite: ``p = pad(x); c = conv(p, w); y = relu(c + b) -> for tile: c' = conv(x, w); y = relu(c' + b)``,
+    marked as scheduled.
+    Preserves: values exactly, sums being formed in the order in which they were; signatures; what is
+    marked as scheduled already, and what is no nest of known loops.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            gv: _scheduled(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    if (func.attrs or {}).get("tirx.is_scheduled"):
+        return func
+    sch = s_tir.Schedule(func)
+    nests = _nests(sch)
+    if not nests or not all(_is_plain(sch, nest) for nest in nests):
+        return func
+    for nest in nests:
+        if _may_inline(sch, nest):
+            sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
+    for nest in _nests(sch):
+        if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
+            sch = _tried(sch, _tile if reduced(sch.get(nest)) else _spread, nest)
+    # The sums of a tile are declared inside its loop: only there are they as small as a tile.
+    return _PLACED(sch.mod)["main"].with_attr("tirx.is_scheduled", True)
+
+
+def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
+    """`sch` after `rule`; as it was, if a primitive refuses."""
+    attempt = sch.copy()
+    try:
+        rule(attempt, nest)
+    except s_tir.ScheduleError:
+        return sch
+    return attempt
+
+
+def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
+    return sch.get_child_blocks(get_root_block(sch))
+
+
+def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` has one serial loop of known extent for every axis, and one result."""
+    block, loops = sch.get(nest), [sch.get(loop) for loop in sch.get_loops(nest)]
+    axes = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return (
+        len(loops) == len(block.iter_vars) > 0
+        and len(block.writes) == 1
+        and isinstance(block.body, tirx.BufferStore)
+        and all(i.iter_type in axes for i in block.iter_vars)
+        and all(isinstance(loop.extent, tirx.IntImm) for loop in loops)
+        and all(loop.kind == tirx.ForKind.SERIAL for loop in loops)
+    )
+
+
+def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether computing `nest` anew wherever it is read costs little."""
+    consumers = sch.get_consumers(nest)
+    if reduced(sch.get(nest)) or not consumers:
+        return False
+    once = len(consumers) == 1 and _size(sch, nest) == _size(sch, consumers[0])
+    return (once and not reduced(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
+
+
+def _is_costly(block: s_tir.SBlock) -> bool:
+    found: list[bool] = []
+    visitors = [
+        (tvm.ir.Call, lambda call: found.append(getattr(call.op, "name", "") not in CHEAP)),
+        *((kind, lambda _: found.append(True)) for kind in COSTLY),
+    ]
+    tvm_ffi.structural_walk(block.body.value, visitors, order="post")
+    return any(found)
+
+
+def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    return int(sch.get(loop).extent)
+
+
+def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
+    """Elements that `nest` computes, operations of a reduction."""
+    return prod(_extent(sch, loop) for loop in sch.get_loops(nest))
+
+
+def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
+    """Rows of an elementwise kernel over the cores; LLVM makes vectors of these by itself."""
+    rows = [loop for loop in sch.get_loops(nest)[:-1] if _extent(sch, loop) > 1]
+    if rows and _size(sch, nest) >= PARALLEL:
+        sch.parallel(rows[0])
+
+
+def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:
+    """A reduction a tile at a time: sums in registers, then what follows."""
+    block, loops, size = sch.get(main), sch.get_loops(main), _size(sch, main)
+    axes = dict(zip(loops, (i.var for i in block.iter_vars), strict=True))
+    over = [loop for loop in loops if axes[loop] in reduced(block)]
+    free = [loop for loop in loops if axes[loop] not in reduced(block)]
+    if not free or not over:
+        return
+    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in free))
+    *before, channel = [loop for loop in free if _extent(sch, loop) > 1] or free[-1:]
+    place = before[-1] if before else sch.add_unit_loop(loops[0])
+    lanes, places = _tile_shape(block, axes[channel], _extent(sch, channel), _extent(sch, place))
+
+    outer = [loop for loop in free if loop not in (channel, place)]
+    place, place_inside = sch.split(place, [None, places])
+    channel, channel_inside = sch.split(channel, [None, lanes])
+    outer += [place, channel]
+    sch.reorder(*outer, *over, place_inside, channel_inside)
+    sch.reverse_compute_at(result, channel, preserve_unit_loops=True)
+    for nest in ([place_inside, channel_inside], sch.get_loops(result)[len(outer) :]):
+        for loop in nest[:-1]:
+            sch.unroll(loop)
+        sch.vectorize(nest[-1])
+    if size >= PARALLEL:
+        sch.parallel(sch.fuse(*outer[:-1]))
+    sch.decompose_reduction(main, over[0])
+
+
+def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: int) -> tuple[int, int]:
+    """Lanes, along the axis `channel`, and places of a tile."""
+    dims = (dim for region in block.reads for dim in list(region.region)[:-1])
+    strided = any(channel in variables(dim.min) for dim in dims)
+    lanes, most = STRIDED if strided else CONTIGUOUS if places > 1 else ROW
+    return _divisor(gcd(channels, *_periods(block, channel)), lanes), _divisor(places, most)
+
+
+def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
+    """By what `axis` is divided, as it is by the channels of a group, which a vector should not leave."""
+    found: list[int] = []
+
+    def division(expr: tirx.FloorDiv | tirx.FloorMod) -> None:
+        if axis in variables(expr.a) and isinstance(expr.b, tirx.IntImm):
+            found.append(int(expr.b))
+
+    visitors = [((tirx.FloorDiv, tirx.FloorMod), division)]
+    tvm_ffi.structural_walk(block.body, visitors, order="post")
+    return found
+
+
+def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
+    """What takes the sums of `main` out of registers: the operators behind it, or a copy."""
+    consumers = sch.get_consumers(main)
+    if len(consumers) == 1 and _size(sch, consumers[0]) == results and not reduced(sch.get(consumers[0])):
+        block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
+        axes = {i.var for i in block.iter_vars}
+        (read,) = (region.region for region in block.reads if region.source.same_as(sums))
+        # Of a flattened tile TVM takes the span, which holds sums that are not yet formed.
+        if all(dim.extent == 1 and (dim.min in axes or isinstance(dim.min, tirx.IntImm)) for dim in read):
+            return consumers[0]
+    return sch.cache_write(main, 0, "global")
+
+
+def _divisor(extent: int, most: int) -> int:
+    """The largest divisor of `extent` that is at most `most`, if one is a multiple of 4 the largest such."""
+    divisors = [d for d in range(1, most + 1) if extent % d == 0]
+    return max(divisors, key=lambda d: (d % 4 == 0, d))

@@ -1,0 +1,54 @@
+"""Networks of one kernel or two, of every kind that there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op
+
+RNG = np.random.default_rng(0)
+
+
+def constant(*dims: int) -> relax.Expr:
+    return relax.const(RNG.standard_normal(dims, np.float32))
+
+
+def graph(network, *shapes: tuple[int, ...]) -> tvm.IRModule:
+    """``main`` of `network`, a function of Relax expressions."""
+    params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(network(builder.emit, *params))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    return {gv.name_hint: f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def convolution(x: relax.Expr, filters: relax.Expr, **attrs) -> relax.Expr:
+    return op.nn.conv2d(x, filters, data_layout="NHWC", kernel_layout="OHWI", **attrs)
+
+
+def stored_too(emit, x):
+    """The sum is read by another kernel beside the convolution's: a second result."""
+    total = emit(op.add(x, constant(1, 1, 1, 16)))
+    y = emit(convolution(total, constant(16, 3, 3, 16), padding=1))
+    return emit(op.add(emit(op.nn.max_pool2d(y, layout="NHWC")), total))
+
+
+OPERATORS = {
+    "two results": stored_too,
+    "adaptive pool": lambda emit, x: emit(op.nn.adaptive_avg_pool2d(x, (5, 5), layout="NHWC")),
+    "softmax": lambda emit, x: emit(op.nn.softmax(x)),
+    "layer norm": lambda emit, x: emit(op.nn.layer_norm(x, constant(16), constant(16), [-1])),
+    "concat": lambda emit, x: emit(op.concat([x, x], 3)),
+    "argmax": lambda emit, x: emit(op.argmax(x, 3)),
+    "sort": lambda emit, x: emit(op.sort(x)),
+    "split": lambda emit, x: emit(relax.TupleGetItem(emit(op.split(x, 2, 3)), 1)),
+    "permute": lambda emit, x: emit(op.permute_dims(x, [0, 3, 1, 2])),
+    "squeeze-excite": lambda emit, x: emit(op.multiply(x, emit(op.mean(x, [1, 2], keepdims=True)))),
+}
