@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
-from pimflow.relay_passes.flat import element_bytes, operator, shape
+from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.overwriting import overwrites
 
@@ -283,8 +282,3 @@ def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
                 yield result, operand
                 if result.home is not result:
                     taken.add(home)
-
-
-def tensor_bytes(tensor: relax.Expr) -> int:
-    """Of a tensor."""
-    return math.prod(shape(tensor)) * element_bytes(tensor)

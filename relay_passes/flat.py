@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import tvm
@@ -128,6 +129,11 @@ def element_bytes(expr: relax.Expr) -> int:
     """Of one element of a tensor."""
     dtype = tvm.DataType(str(expr.ty.dtype))
     return (dtype.bits * dtype.lanes + 7) // 8
+
+
+def tensor_bytes(tensor: relax.Expr) -> int:
+    """Of a tensor."""
+    return math.prod(shape(tensor)) * element_bytes(tensor)
 
 
 def uses(mod: tvm.IRModule) -> dict[relax.Var, int]:

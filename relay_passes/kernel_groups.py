@@ -12,7 +12,15 @@ from tvm import relax
 
 from pimflow.core.liveness import apart
 from pimflow.core.region import STORED_BYTES
-from pimflow.relay_passes.flat import main_bindings, operator, shape, slice_begin, uses
+from pimflow.relay_passes.flat import (
+    layer_name,
+    main_bindings,
+    operator,
+    shape,
+    slice_begin,
+    tensor_bytes,
+    uses,
+)
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
@@ -74,6 +82,23 @@ class KernelGroup:
         named = (b for b in anchors + self.bindings if not _AUTOMATIC.match(b.var.name))
         weighted = (b for b in anchors if operator(b.value) in WEIGHTED)
         return next(weighted, next(named, (anchors or self.bindings)[-1])).var
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """A slice or concatenation that memory cannot be laid out for.
+
+    Attributes
+    ----------
+    layer : str
+    size_bytes : int
+        Of the copy.
+    reason : str
+    """
+
+    layer: str
+    size_bytes: int
+    reason: str
 
 
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
@@ -173,3 +198,12 @@ def _written(var: relax.Var, group: KernelGroup) -> bool:
         )
     kinds = {operator(b.value) for b in group.bindings}
     return var.same_as(group.result) and not kinds <= {*MOVES, *GATHERS}
+
+
+def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:
+    """Of a flat module, slices and concatenations that a kernel makes."""
+    return tuple(
+        Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
+        for group in kernel_groups(mod, views=views)
+        for var, reason in group.copies.items()
+    )

@@ -1,20 +1,36 @@
-"""The planner on MiniMalloc's instances: ``bench_memory.py DIR [--seconds S] [--json]``.
+"""The planner at work: ``bench_memory.py DIR|--reorder [--seconds S] [--json]``.
 
-DIR holds tables ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's `benchmarks/`). For
-each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact planner fits the
-buffers within the capacity of the file's name, and the seconds that it took, on one core.
+DIR holds MiniMalloc's instances, ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's
+`benchmarks/`). For each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact
+planner fits the buffers within the capacity of the file's name, and the seconds that it took, on one core.
+
+``--reorder``: for the regions of every network of the zoo, with activations in fp16, and for networks wired
+at random, the most live bytes and the pool of the given and of the found order, and the bound of all orders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from pimflow import memory
+from pimflow import api, frontend, memory, zoo
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
 from pimflow.memory import csv_form
+from pimflow.memory.reorder import StepGraph, reordered_pools
+
+# Watts-Strogatz graphs with the parameters that RandWire (Xie et al., ICCV 2019) reports as its best.
+NEIGHBOURS, REWIRED = 4, 0.75
+# Rows, channels and nodes of each wired stage; channels are ours.
+RANDOMLY_WIRED = {
+    "ws-32": ((56, 64, 32), (28, 128, 32), (14, 256, 32)),
+    "ws-64": ((56, 64, 64),),
+    "ws-100": ((56, 64, 100),),
+}
+HALF_BYTES = 2
 
 
 def row(path: Path, seconds: float) -> dict:
@@ -48,25 +64,108 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", metavar="DIR", help="folder of NAME.CAPACITY.csv")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="limit an instance (default: %(default)g)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args()
-    paths = sorted(Path(args.directory).glob("*.csv"))
+def watts_strogatz(nodes: int, draw: random.Random) -> list[tuple[int, int]]:
+    """A ring of `nodes`, NEIGHBOURS each; with probability REWIRED a link goes elsewhere. Low to high."""
+    ring = [(node, (node + d) % nodes) for d in range(1, NEIGHBOURS // 2 + 1) for node in range(nodes)]
+    links = {frozenset(link) for link in ring}
+    for link in ring:
+        if draw.random() < REWIRED:
+            others = [n for n in range(nodes) if n != link[0] and frozenset((link[0], n)) not in links]
+            links.remove(frozenset(link))
+            links.add(frozenset((link[0], draw.choice(others))))
+    return sorted((min(link), max(link)) for link in links)
+
+
+def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepGraph:
+    """A node, which sums what it reads and convolves it, is a step; a stage's last step is a mean."""
+    draw = random.Random(seed)
+    rows, channels, _ = stages[0]
+    steps, last, size_bytes = [], "input", {"input": 4 * rows * rows * channels * HALF_BYTES}
+    for stage, (rows, channels, nodes) in enumerate(stages):
+        links = watts_strogatz(nodes, draw)
+        names = [f"{stage}.{node}" for node in range(nodes)]
+        size_bytes |= dict.fromkeys([*names, f"{stage}"], rows * rows * channels * HALF_BYTES)
+        for node, name in enumerate(names):
+            steps.append(([names[a] for a, b in links if b == node] or [last], [name]))
+        read = {a for a, _ in links}
+        last = f"{stage}"
+        steps.append(([name for node, name in enumerate(names) if node not in read], [last]))
+    return StepGraph(steps=steps, size_bytes=size_bytes, inputs=("input",), outputs=(last,))
+
+
+def step_graphs() -> Iterator[tuple[str, StepGraph]]:
+    for name in zoo.names():
+        yield name, StepGraph.of_regions(api.regions(frontend.load(name)), "fp16")
+    for name, stages in RANDOMLY_WIRED.items():
+        for seed in range(2):
+            yield f"{name}, seed {seed}", randomly_wired(stages, seed)
+
+
+def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
+    pools = reordered_pools(graph, seconds=seconds)
+    found = pools.found
+    return {
+        "network": name,
+        "steps": len(found.order),
+        "given_peak_bytes": found.given_peak_bytes,
+        "peak_bytes": found.peak_bytes,
+        "lower_bound_bytes": found.lower_bound_bytes,
+        "optimal": found.optimal,
+        "seconds": found.seconds,
+        "pool_before_bytes": pools.before.pool_bytes,
+        "pool_after_bytes": pools.pool_bytes,
+    }
+
+
+def reorder_table(rows: list[dict]) -> str:
+    lines = [
+        "| network | steps | live, given order (B) | found order (B) | bound of all orders (B) | proved "
+        "| pool before (B) | after (B) | time for the order (s) |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in rows:
+        keys = ("network", "steps", "given_peak_bytes", "peak_bytes", "lower_bound_bytes")
+        cells = [str(each[key]) for key in keys] + ["yes" if each["optimal"] else "no"]
+        cells += [str(each["pool_before_bytes"]), str(each["pool_after_bytes"]), f"{each['seconds']:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def instance_rows(directory: str, seconds: float) -> list[dict]:
+    paths = sorted(Path(directory).glob("*.csv"))
     if not paths:
-        sys.exit(f"{args.directory}: no .csv files")
+        sys.exit(f"{directory}: no .csv files")
     rows = []
     for path in paths:
         print(f"{path.name} …", file=sys.stderr)
-        try:
-            rows.append(row(path, args.seconds))
-        except PimflowError as error:
-            sys.exit(str(error))
-    print(json.dumps(rows, indent=1) if args.json else table(rows))
+        rows.append(row(path, seconds))
+    return rows
+
+
+def reorder_rows(seconds: float) -> list[dict]:
+    rows = []
+    for name, graph in step_graphs():
+        print(f"{name} …", file=sys.stderr)
+        rows.append(reorder_row(name, graph, seconds))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("directory", metavar="DIR", nargs="?", help="folder of NAME.CAPACITY.csv")
+    what.add_argument("--reorder", action="store_true", help="orders of the steps of networks")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="limit an instance or order (default: %(default)g)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    try:
+        rows = reorder_rows(args.seconds) if args.reorder else instance_rows(args.directory, args.seconds)
+    except PimflowError as error:
+        sys.exit(str(error))
+    in_words = reorder_table if args.reorder else table
+    print(json.dumps(rows, indent=1) if args.json else in_words(rows))
 
 
 if __name__ == "__main__":

@@ -237,6 +237,7 @@ def compile(
         searched,
         verification,
         gpu_part=_gpu_part(searched, builds[0], inputs),
+        memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,

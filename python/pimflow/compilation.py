@@ -14,6 +14,7 @@ from pimflow.frontend import Network, relax_module
 from pimflow.kernels import Kernels, compile_kernels
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
+from pimflow.relay_passes.kernel_groups import Copied, copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Build:
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
         Where its tensors lie: one pool.
+    copies : tuple of Copied
+        What is copied although it is part of a tensor.
     weight_bytes : int
     """
 
@@ -42,6 +45,7 @@ class Build:
     programs: dict[str, PimProgram]
     kernels: Kernels
     memory: MemoryPlan
+    copies: tuple[Copied, ...]
     weight_bytes: int
 
     @property
@@ -69,6 +73,7 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
         programs=pipeline.symbols(network.module, rows, programs),
         kernels=kernels,
         memory=plans[-1],
+        copies=copies(applied, views=searched.system.views),
         weight_bytes=relax_module.weight_bytes(network.module),
     )
 

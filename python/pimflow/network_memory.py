@@ -14,28 +14,11 @@ from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
-from pimflow.relay_passes.buffers import buffers, tensor_bytes
-from pimflow.relay_passes.flat import layer_name, operator
-from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.buffers import buffers
+from pimflow.relay_passes.flat import operator, tensor_bytes
+from pimflow.relay_passes.kernel_groups import Copied, copies
 
 WEIGHTS = ("resident", "streamed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copied:
-    """A slice or concatenation that memory cannot be laid out for.
-
-    Attributes
-    ----------
-    layer : str
-    size_bytes : int
-        Of the copy.
-    reason : str
-    """
-
-    layer: str
-    size_bytes: int
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +114,7 @@ def plan_memory(
         eager_allocations=len(own),
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
-        copies=copies(network.module) if target_system.views else (),
+        copies=copies(network.module, views=target_system.views),
     )
 
 
@@ -143,15 +126,6 @@ def _aligned(liveness: Liveness, alignment_bytes: int | None) -> Liveness:
         for life in liveness.lifetimes
     )
     return replace(liveness, lifetimes=lifetimes)
-
-
-def copies(mod: tvm.IRModule) -> tuple[Copied, ...]:
-    """Of a flat module, slices and concatenations that a kernel makes."""
-    return tuple(
-        Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
-        for group in kernel_groups(mod)
-        for var, reason in group.copies.items()
-    )
 
 
 def _allocation_groups(lifetimes: list[Lifetime]) -> int:

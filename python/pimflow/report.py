@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Cost
 from pimflow.core.region import Region
 from pimflow.hardware import System
+from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import savings_pj
 from pimflow.verify import Verification
+
+if TYPE_CHECKING:
+    from pimflow.relay_passes.kernel_groups import Copied
 
 
 def build(
@@ -20,6 +25,7 @@ def build(
     speedup_without_launch: float,
     conventions: list[dict[str, Any]],
     gpu_part: dict[str, Any],
+    memory: dict[str, Any],
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -33,6 +39,8 @@ def build(
         Speed-ups under the other accounting and other PIM launch times.
     gpu_part : dict
         What `gpu_part` says.
+    memory : dict
+        What `memory_part` says.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -86,9 +94,25 @@ def build(
         "peak_activation_bytes": searched.graph.liveness(system.dtype).peak_bytes,
         "regions": regions,
         "gpu_part": gpu_part,
+        "memory": memory,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
+    }
+
+
+def memory_part(target: str, plan: MemoryPlan, copies: Iterable[Copied]) -> dict[str, Any]:
+    """Where the tensors of the executable for `target` lie, and which parts of them are copied, and why.
+
+    Sizes are of the type that the target stores: a CPU that stands in for a GPU stores fp32.
+    """
+    return {
+        "target": target,
+        "pool_bytes": plan.pool_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "optimal": plan.optimal,
+        "tensors": len(plan.offsets_bytes),
+        "copies": [asdict(copied) for copied in copies],
     }
 
 
@@ -164,11 +188,21 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
     ]
+    lines.append(_memory_line(report["memory"]))
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _memory_line(memory: dict[str, Any]) -> str:
+    proof = "the smallest" if memory["optimal"] else f"bound {memory['lower_bound_bytes'] / 1e6:.3f}"
+    copied = sum(copied["size_bytes"] for copied in memory["copies"])
+    return (
+        f"memory    {memory['tensors']} tensors in one pool of {memory['pool_bytes'] / 1e6:.3f} MB ({proof}) "
+        f"on {memory['target']}; {len(memory['copies'])} copies of parts ({copied / 1e6:.3f} MB)"
+    )
 
 
 def _known(report: dict[str, Any]) -> str:

@@ -288,8 +288,8 @@ class RegionGraph:
                     readers[name].append(region.name)
         return {name: tuple(found) for name, found in readers.items()}
 
-    def liveness(self, dtype: str) -> Liveness:
-        """Lifetimes of the regions' results and the graph's inputs, a step a region."""
+    def buffers(self, dtype: str) -> tuple[list[tuple[tuple, tuple]], dict[str, int], tuple[str, ...]]:
+        """What a region, as a step, reads and writes; bytes of every buffer; names of the graph's inputs."""
         element = ELEMENT_BYTES[dtype]
         size_bytes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         inputs = {}
@@ -298,7 +298,12 @@ class RegionGraph:
                 if name.startswith("%"):
                     inputs[name] = elements * element
         steps = [(r.inputs, (r.name,)) for r in self.regions]
-        return Liveness.of(steps, size_bytes | inputs, inputs=inputs, outputs=self.outputs)
+        return steps, size_bytes | inputs, tuple(inputs)
+
+    def liveness(self, dtype: str) -> Liveness:
+        """Lifetimes of the regions' results and the graph's inputs, a step a region."""
+        steps, size_bytes, inputs = self.buffers(dtype)
+        return Liveness.of(steps, size_bytes, inputs=inputs, outputs=self.outputs)
 
     @property
     def digest(self) -> str:

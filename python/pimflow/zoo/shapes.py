@@ -122,8 +122,8 @@ def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
         dims = dims_of(value)
         if not dims or dims[0] != batch:
             raise ModelError(
-                f"{where}: output '{value.name}' has shape {_written(dims)} with a batch of {batch}: the graph is "
-                "made for its own batch; export it with a dynamic one"
+                f"{where}: output '{value.name}' has shape {_written(dims)} with a batch of {batch}: "
+                "the graph is made for its own batch; export it with a dynamic one"
             )
 
 

@@ -1,0 +1,309 @@
+"""Execution order as a lever: the order of a program's steps that needs the fewest live bytes.
+
+`reorder` searches for it and says how far it is from the best; `reordered_pools` plans the pools of the given
+and of the found order, which is what counts in the end. The search is ``src/order_search.h``. It says for a
+limit that some order stays within it, that none does, or that it had to drop too much to tell; widths, not
+seconds, decide what is tried next, so that the same program gets the same order unless the time runs out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pimflow import native
+from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.core.region import RegionGraph
+from pimflow.memory import plan
+from pimflow.memory.pools import MemoryPlan, alias_class, blocks, lower_bound_bytes
+
+_bound = native.get("pimflow.memory.order_bound")
+_search = native.get("pimflow.memory.order_search")
+_FOUND, _NONE = range(2)  # or that it stopped before it knew
+# Executed sets kept of a layer: in the first round, how many times as many in the next, and the most.
+_FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
+TIME_LIMIT_SECONDS = 10.0
+_BOUND_SHARE = 0.25  # of the time, at the most
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGraph:
+    """A program whose steps may change places as far as the data flow lets them.
+
+    Attributes
+    ----------
+    steps : sequence of (iterable of str, iterable of str)
+        Buffers that each step reads and writes, in an order in which the program is right. A workspace is a
+        buffer that one step writes and nothing reads.
+    size_bytes : mapping
+        Of every buffer. Where offsets have to be aligned, round sizes up before; buffers of another memory
+        region have 0 bytes here, and still order the steps.
+    inputs : tuple of str
+        Buffers that are there before the first step. Each is dead after its last reader unless it is an
+        output too; one that no step reads takes no bytes.
+    outputs : tuple of str
+        Buffers that have to outlive the last step.
+    aliases : mapping of str to str
+        Alias class of the buffers that share their bytes with others; the class takes the bytes of its
+        largest member from its first step to its last. A member whose last step in the given order is not
+        after the first write of another is taken as overwritten by it, and keeps its steps before it; members
+        that live on side by side are taken as different parts of the bytes, or as views.
+
+    Raises
+    ------
+    ValueError
+        If a step reads what no earlier step wrote and is no input, or an output is never written.
+    """
+
+    steps: Sequence[tuple[Iterable[str], Iterable[str]]]
+    size_bytes: Mapping[str, int]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        steps = tuple((tuple(reads), tuple(writes)) for reads, writes in self.steps)
+        object.__setattr__(self, "steps", steps)
+        touched = {name for reads, writes in steps for name in (*reads, *writes)} | set(self.outputs)
+        object.__setattr__(self, "inputs", tuple(dict.fromkeys(n for n in self.inputs if n in touched)))
+        self.lifetimes()
+
+    @classmethod
+    def of_regions(cls, graph: RegionGraph, dtype: str) -> StepGraph:
+        """A step a region; the network in the found order is its regions in that order."""
+        steps, size_bytes, inputs = graph.buffers(dtype)
+        return cls(steps=steps, size_bytes=size_bytes, inputs=inputs, outputs=graph.outputs)
+
+    def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
+        """Lifetimes of the buffers with the steps in `order`, by default the given one."""
+        steps = self.steps if order is None else [self.steps[step] for step in order]
+        found = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
+        return tuple(replace(life, alias=self.aliases.get(life.name, "")) for life in found.lifetimes)
+
+    def peak_bytes(self, order: Sequence[int] | None = None) -> int:
+        """The most bytes that are live at once with the steps in `order`."""
+        return lower_bound_bytes(blocks(self.lifetimes(order)))
+
+    @functools.cached_property
+    def dependencies(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of a step and one that has to come after it."""
+        written: dict[str, int] = {}
+        since: dict[str, list[int]] = {}  # readers since the last write
+        pairs: set[tuple[int, int]] = set()
+        touches: dict[str, list[int]] = {}
+        for step, (reads, writes) in enumerate(self.steps):
+            for name in dict.fromkeys(reads):
+                if name in written:
+                    pairs.add((written[name], step))
+                since.setdefault(name, []).append(step)
+                touches.setdefault(name, []).append(step)
+            for name in dict.fromkeys(writes):
+                pairs |= {(reader, step) for reader in since.pop(name, ())}
+                if name in written:
+                    pairs.add((written[name], step))
+                written[name] = step
+                touches.setdefault(name, []).append(step)
+        pairs |= self._overwritten(touches)
+        return tuple(sorted((first, then) for first, then in pairs if first != then))
+
+    def _overwritten(self, touches: Mapping[str, list[int]]) -> set[tuple[int, int]]:
+        """Steps of a member of an alias class, with the step that overwrites it."""
+        pairs: set[tuple[int, int]] = set()
+        classes: dict[str, list[str]] = {}
+        for name in touches:
+            if alias := self.aliases.get(name):
+                classes.setdefault(alias, []).append(name)
+        for members in classes.values():
+            for new in members:
+                if new in self.inputs:
+                    continue
+                begin = touches[new][0]
+                for old in members:
+                    if old != new and old not in self.outputs and touches[old][-1] <= begin:
+                        pairs |= {(step, begin) for step in touches[old]}
+        return pairs
+
+    @functools.cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the C++ core takes: dependencies, storages and which steps touch them, int64.
+
+        A storage is an alias class or a buffer of its own: [bytes, holds an input, holds an output].
+        """
+        lives = {life.name: life for life in self.lifetimes()}
+        numbers: dict[tuple[str, str], int] = {}
+        of = {name: numbers.setdefault(alias_class(life), len(numbers)) for name, life in lives.items()}
+        storages = np.zeros((len(numbers), 3), np.int64)
+        for name, storage in of.items():
+            storages[storage, 0] = max(storages[storage, 0], lives[name].size_bytes)
+            storages[storage, 1] |= name in self.inputs
+            storages[storage, 2] |= name in self.outputs
+        touches = sorted(
+            {(step, of[name]) for step, names in enumerate(self.steps) for part in names for name in part}
+        )
+        return _pairs(self.dependencies), storages, _pairs(touches)
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    return np.array(pairs, np.int64).reshape(len(pairs), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """An order of steps.
+
+    Attributes
+    ----------
+    order : tuple of int
+        Numbers of the steps; the given order where no better one was found.
+    peak_bytes, given_peak_bytes : int
+        The most bytes live at once, in this and in the given order.
+    lower_bound_bytes : int
+        No order needs fewer.
+    sets : int
+        Sets of executed steps that the search looked at.
+    seconds : float
+    """
+
+    order: tuple[int, ...]
+    peak_bytes: int
+    given_peak_bytes: int
+    lower_bound_bytes: int
+    sets: int
+    seconds: float
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proved that no order needs fewer bytes."""
+        return self.peak_bytes == self.lower_bound_bytes
+
+
+def reorder(graph: StepGraph, *, seconds: float = TIME_LIMIT_SECONDS) -> Order:
+    """The order of `graph`'s steps with the fewest live bytes, never more than in the given one.
+
+    Rounds of growing width, from a greedy search to one that keeps all sets; in each, limits between the
+    bound and the best peak are tried by bisection, forwards and backwards in time.
+
+    Parameters
+    ----------
+    seconds : float
+        When to stop at the latest; the best order so far comes with its bound.
+
+    Raises
+    ------
+    InfeasibleError
+        More bytes together than 64-bit offsets address.
+    KeyboardInterrupt
+        On Ctrl-C.
+    """
+    start = time.monotonic()
+    deadline = start + seconds
+    given = graph.peak_bytes()
+    bound = _bound(len(graph.steps), *graph.tables, seconds * _BOUND_SHARE)
+    state = _Progress(order=tuple(range(len(graph.steps))), peak_bytes=given, bound_bytes=bound)
+    width = _FIRST_WIDTH
+    while not state.closed and width <= _LARGEST_WIDTH and time.monotonic() < deadline:
+        for backwards in (False, True):
+            _round(graph, state, width, backwards, deadline)
+        width *= _WIDTH_GROWTH
+    return Order(
+        order=state.order,
+        peak_bytes=state.peak_bytes,
+        given_peak_bytes=given,
+        lower_bound_bytes=state.bound_bytes,
+        sets=state.sets,
+        seconds=time.monotonic() - start,
+    )
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    order: tuple[int, ...]
+    peak_bytes: int
+    bound_bytes: int
+    sets: int = 0
+
+    @property
+    def closed(self) -> bool:
+        return self.peak_bytes <= self.bound_bytes
+
+
+def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, deadline: float) -> None:
+    order = np.zeros(len(graph.steps), np.int64)
+    unit = max(math.gcd(*(int(storage[0]) for storage in graph.tables[1])), 1)
+    # Below `low` no order is known to be possible, or this width did not find one.
+    low = limit = state.bound_bytes
+    while low < state.peak_bytes and (left := deadline - time.monotonic()) > 0:
+        outcome, value, sets = _search(len(graph.steps), *graph.tables, order, limit, width, backwards, left)
+        state.sets += sets
+        if outcome == _FOUND:
+            state.order, state.peak_bytes = tuple(order.tolist()), value
+        else:
+            low = min(value, state.peak_bytes)  # with a limit below, the search would go the same way
+            if outcome == _NONE:
+                state.bound_bytes = max(state.bound_bytes, low)
+        limit = low + (state.peak_bytes - low) // (2 * unit) * unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReorderedPools:
+    """The pools of a program in its given order and in the one with the fewest live bytes.
+
+    Attributes
+    ----------
+    found : Order
+    before, after : MemoryPlan
+        Of the given order, and of the found one.
+    """
+
+    found: Order
+    before: MemoryPlan
+    after: MemoryPlan
+
+    @property
+    def better(self) -> bool:
+        """Whether the found order has the smaller pool; fewer live bytes alone do not promise it."""
+        return self.after.pool_bytes < self.before.pool_bytes
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The order to take: the found one if it has the smaller pool, else the given one."""
+        return self.found.order if self.better else tuple(range(len(self.found.order)))
+
+    @property
+    def pool_bytes(self) -> int:
+        """The pool of that order."""
+        return min(self.before.pool_bytes, self.after.pool_bytes)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proved that no order and no plan has a smaller pool."""
+        return self.pool_bytes == self.found.lower_bound_bytes
+
+
+def reordered_pools(
+    graph: StepGraph, *, policy: str = "exact", seconds: float = TIME_LIMIT_SECONDS
+) -> ReorderedPools:
+    """Plan `graph`'s memory before and after `reorder`.
+
+    Parameters
+    ----------
+    policy : str
+        One of `memory.PLANNERS`.
+    seconds : float
+        Time limit of the search for an order, and of each of the two plans.
+
+    Raises
+    ------
+    InfeasibleError, UnknownNameError, KeyboardInterrupt
+        As `reorder` and `memory.plan`.
+    """
+    found = reorder(graph, seconds=seconds)
+    before = plan(graph.lifetimes(), policy, seconds=seconds)
+    changed = found.peak_bytes < found.given_peak_bytes
+    after = plan(graph.lifetimes(found.order), policy, seconds=seconds) if changed else before
+    return ReorderedPools(found=found, before=before, after=after)

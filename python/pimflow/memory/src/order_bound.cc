@@ -1,0 +1,179 @@
+/*!
+ * \file order_bound.cc
+ * \brief A minimum cut says how few bytes can be live while a step runs.
+ */
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "order_search.h"
+
+namespace pimflow {
+namespace memory {
+namespace {
+
+// More than all storages together, which stay below 2^61 bytes.
+constexpr int64_t kFar = int64_t{1} << 62;
+
+/*! \brief Maximum flow, as Dinitz finds it. */
+class Network {
+ public:
+  explicit Network(size_t nodes) : out_(nodes), level_(nodes), next_(nodes) {}
+
+  void Connect(int from, int to, int64_t capacity) {
+    out_[from].push_back(static_cast<int>(edges_.size()));
+    edges_.push_back({to, capacity});
+    out_[to].push_back(static_cast<int>(edges_.size()));
+    edges_.push_back({from, 0});
+  }
+
+  int64_t MaximumFlow(int source, int sink) {
+    int64_t flow = 0;
+    while (Levels(source, sink)) {
+      std::fill(next_.begin(), next_.end(), 0);
+      while (const int64_t pushed = Push(source, sink)) flow += pushed;
+    }
+    return flow;
+  }
+
+  /*! \brief After `MaximumFlow`: whether a node is on the source's side of the first minimum cut. */
+  bool OnSourceSide(int node) const { return level_[node] >= 0; }
+
+ private:
+  struct Edge {
+    int to;
+    int64_t left;
+  };
+
+  bool Levels(int source, int sink) {
+    std::fill(level_.begin(), level_.end(), -1);
+    std::vector<int> queue{source};
+    level_[source] = 0;
+    for (size_t i = 0; i < queue.size(); ++i) {
+      for (int e : out_[queue[i]]) {
+        const int to = edges_[e].to;
+        if (edges_[e].left == 0 || level_[to] >= 0) continue;
+        level_[to] = level_[queue[i]] + 1;
+        queue.push_back(to);
+      }
+    }
+    return level_[sink] >= 0;
+  }
+
+  /*! \brief Push along one shortest path; a path as a list, since networks may be thousands of steps deep. */
+  int64_t Push(int source, int sink) {
+    std::vector<int> path;
+    int node = source;
+    while (node != sink) {
+      size_t& i = next_[node];
+      while (i < out_[node].size()) {
+        const Edge& edge = edges_[out_[node][i]];
+        if (edge.left > 0 && level_[edge.to] == level_[node] + 1) break;
+        ++i;
+      }
+      if (i < out_[node].size()) {
+        path.push_back(out_[node][i]);
+        node = edges_[path.back()].to;
+      } else if (path.empty()) {
+        return 0;
+      } else {
+        node = edges_[path.back() ^ 1].to;
+        path.pop_back();
+        ++next_[node];
+      }
+    }
+    int64_t pushed = kFar;
+    for (int e : path) pushed = std::min(pushed, edges_[e].left);
+    for (int e : path) {
+      edges_[e].left -= pushed;
+      edges_[e ^ 1].left += pushed;
+    }
+    return pushed;
+  }
+
+  std::vector<Edge> edges_;
+  std::vector<std::vector<int>> out_;
+  std::vector<int> level_;
+  std::vector<size_t> next_;
+};
+
+std::vector<bool> Reached(const std::vector<std::vector<int>>& next, int step) {
+  std::vector<bool> reached(next.size(), false);
+  std::vector<int> queue(next[step]);
+  for (size_t i = 0; i < queue.size(); ++i) {
+    if (reached[queue[i]]) continue;
+    reached[queue[i]] = true;
+    queue.insert(queue.end(), next[queue[i]].begin(), next[queue[i]].end());
+  }
+  return reached;
+}
+
+}  // namespace
+
+// Nodes on the source's side are the steps in the set. A storage is two nodes with an edge of its bytes: the
+// first is on the source's side if it has begun, the second on the sink's if it has not finished.
+int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides) {
+  std::vector<int> node(sides->size(), -1), free;
+  for (int step = 0; step < graph.steps(); ++step) {
+    if ((*sides)[step] != Side::kFree) continue;
+    node[step] = static_cast<int>(free.size());
+    free.push_back(step);
+  }
+  const int source = static_cast<int>(free.size()), sink = source + 1;
+  Network network(free.size() + 2 + 2 * graph.storages.size());
+  for (int step : free) {
+    for (int need : graph.before[step]) {
+      if ((*sides)[need] == Side::kOut) network.Connect(node[step], sink, kFar);
+      if ((*sides)[need] == Side::kFree) network.Connect(node[step], node[need], kFar);
+    }
+  }
+  int64_t bytes = 0;
+  int begun = sink + 1;
+  for (const StepGraph::Storage& storage : graph.storages) {
+    bool is_begun = storage.at_start, is_unfinished = storage.at_end, open = false;
+    for (int step : storage.steps) {
+      is_begun = is_begun || step == running || (*sides)[step] == Side::kIn;
+      is_unfinished = is_unfinished || (*sides)[step] == Side::kOut;
+      open = open || (*sides)[step] == Side::kFree;
+    }
+    if (is_begun && is_unfinished) bytes += storage.bytes;
+    if ((is_begun && is_unfinished) || !open) continue;
+    const int unfinished = begun + 1;
+    network.Connect(begun, unfinished, storage.bytes);
+    if (is_begun) network.Connect(source, begun, kFar);
+    if (is_unfinished) network.Connect(unfinished, sink, kFar);
+    for (int step : storage.steps) {
+      if (node[step] < 0) continue;
+      network.Connect(node[step], begun, kFar);
+      network.Connect(unfinished, node[step], kFar);
+    }
+    begun += 2;
+  }
+  bytes += network.MaximumFlow(source, sink);
+  for (int step : free) (*sides)[step] = network.OnSourceSide(node[step]) ? Side::kIn : Side::kOut;
+  return bytes;
+}
+
+int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std::function<void()>& poll) {
+  std::vector<int> order(graph.before.size());
+  std::iota(order.begin(), order.end(), 0);
+  const std::vector<int64_t> given = graph.LiveBytes(order);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return given[a] > given[b]; });
+  int64_t bound = 0;
+  for (int step : order) {
+    poll();
+    if (given[step] <= bound || Clock::now() >= deadline) break;
+    const std::vector<bool> first = Reached(graph.before, step), later = Reached(graph.after, step);
+    std::vector<Side> sides(order.size(), Side::kFree);
+    for (size_t other = 0; other < sides.size(); ++other) {
+      if (first[other]) sides[other] = Side::kIn;
+      if (later[other]) sides[other] = Side::kOut;
+    }
+    sides[step] = Side::kOut;
+    bound = std::max(bound, FewestBytes(graph, step, &sides));
+  }
+  return bound;
+}
+
+}  // namespace memory
+}  // namespace pimflow
