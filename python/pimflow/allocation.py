@@ -1,8 +1,9 @@
-"""Ways to allocate the tensors of a network, run and measured: one pool, eagerly, lazily (Occamy, section II)."""
+"""Ways to allocate the tensors of a network, run and measured (Occamy, section II)."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 import statistics
 import sys
@@ -102,10 +103,11 @@ def measure_allocations(
         allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
         for allocation in pipeline.ALLOCATIONS
     }
+    expected = programs["pool"].outputs()
     for program in programs.values():
-        program.watch()
-        if program.outputs() != programs["pool"].outputs():
+        if program.outputs() != expected:
             raise VerificationError(f"{network.name}: allocated {program.allocation}, other outputs")
+        program.watch()
     for _ in range(runs):
         for program in programs.values():
             program.time()
@@ -126,18 +128,20 @@ class _Program:
         self.allocation = allocation
         self.device = targets.device(on)
         self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
-        executable = pipeline.build(mod, on, system, allocation=allocation)
-        flaw = compile_kernels(executable, on).flaw
-        if flaw:
-            raise ArtifactError(flaw)
-        self.machine = relax.VirtualMachine(executable, self.device, memory_cfg=NAIVE)
-        lowered = _without_kernels(pipeline.lower(mod, on, system, allocation=allocation))
-        as_it_is = tvm.transform.Sequential([])
-        empty = tvm.compile(lowered, on, relax_pipeline=as_it_is)
-        self.empty = relax.VirtualMachine(empty, self.device, memory_cfg=NAIVE)
+        lowered = pipeline.lower(mod, on, system, allocation=allocation)
+        self.machine, self.watched = self._machines(lowered, on)
+        self.empty, _ = self._machines(_without_kernels(lowered), on)
         self.counted = _Counted()
-        self.latencies_ns: list[float] = []
+        self.latencies_ns: list[int] = []
         self.faults: list[int] = []
+
+    def _machines(self, lowered: tvm.IRModule, on: tvm.target.Target) -> list[relax.VirtualMachine]:
+        """Two of one executable: what is once told of calls cannot be timed any more."""
+        executable = tvm.compile(lowered, on, relax_pipeline=tvm.transform.Sequential([]))
+        if flaw := compile_kernels(executable, on).flaw:
+            raise ArtifactError(flaw)
+        module = executable.jit()
+        return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
 
     def run(self, machine: relax.VirtualMachine) -> object:
         result = machine["main"](*self.inputs)
@@ -150,12 +154,13 @@ class _Program:
         return [tensor.numpy().tobytes() for tensor in tensors]
 
     def watch(self) -> None:
-        """Run once under observation: what is allocated, and when."""
+        """Run under observation: what is allocated, and when."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
-        self.counted = _Counted(heap)
-        self.machine.set_instrument(tvm.runtime.convert(self.counted))
-        self.run(self.machine)
-        self.machine.set_instrument(tvm.runtime.convert(lambda *_: 0))
+        for _ in range(2):  # in the first, what watches allocates for itself
+            gc.collect()
+            self.counted = _Counted(heap)
+            self.watched.set_instrument(tvm.runtime.convert(self.counted))
+            self.run(self.watched)
 
     def time(self) -> None:
         faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter_ns()
@@ -201,6 +206,7 @@ class _Counted:
         elif not symbol.startswith(_BUILTIN):
             self._allocating = False
             if self._before is not None:
+                gc.collect()
                 live_bytes = self._heap() - self._before
                 self.peak_bytes = max(live_bytes, self.peak_bytes or 0)
         return 0
@@ -209,10 +215,11 @@ class _Counted:
 class _Mallinfo2(ctypes.Structure):
     """Of glibc 2.33 and later, in its order."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _NAMES = (
+        *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+        *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+    )
+    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
 
 
 def heap_bytes() -> int | None:
