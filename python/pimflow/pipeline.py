@@ -127,6 +127,9 @@ def lower(
     phases = [
         *allocating_phases(target, system),
         PlanPool(place) if allocation == "pool" else AllocateEach(allocation == "eager"),
+        # Tuples that nothing takes any more would keep their tensors from being freed.
+        transform.CanonicalizeBindings(),
+        transform.DeadCodeElimination(["main"]),
         transform.LowerAllocTensor(),
         *([transform.KillAfterLastUse()] if allocation != "eager" else []),
         transform.LowerRuntimeBuiltin(),

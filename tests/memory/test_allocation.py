@@ -21,14 +21,39 @@ from pimflow.operator_memory import operator_liveness
 NOISE_BYTES = 1 << 16
 
 
-@pytest.fixture(scope="module")
-def measured():
-    return api.measure_allocations("toy", batch=8, runs=1)
+def with_workspaces() -> onnx.ModelProto:
+    """Two pixel shuffles, whose kernels take a workspace each."""
+    filters = {"w": (64, 16, 1, 1), "v": (256, 16, 1, 1), "u": (16, 64, 1, 1)}
+    weights = [numpy_helper.from_array(np.ones(dims, "float32"), name) for name, dims in filters.items()]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["wide"], name="wide"),
+        helper.make_node("DepthToSpace", ["wide"], ["shuffled"], name="shuffled", blocksize=2),
+        helper.make_node("Conv", ["shuffled", "v"], ["wider"], name="wider"),
+        helper.make_node("DepthToSpace", ["wider"], ["large"], name="large", blocksize=2),
+        helper.make_node("Conv", ["large", "u"], ["y"], name="y"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 32, 32))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 16, 128, 128))]
+    graph = helper.make_graph(nodes, "shuffles", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+NETWORKS = {"toy": lambda: ("toy", 8), "workspaces": lambda: (with_workspaces(), None)}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]()
 
 
 @pytest.fixture(scope="module")
-def planned():
-    return api.plan_memory("toy", system(), batch=8)
+def measured(network):
+    return api.measure_allocations(network[0], batch=network[1], runs=1)
+
+
+@pytest.fixture(scope="module")
+def planned(network):
+    return api.plan_memory(network[0], system(), batch=network[1])
 
 
 def test_the_pool_is_one_allocation_of_the_planned_size(measured, planned):
