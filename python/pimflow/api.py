@@ -48,6 +48,7 @@ Progress = Callable[[str], None]
 trace = tracing.trace
 plan_memory = network_memory.plan_memory
 count_operators = operator_memory.count_operators
+torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 
 AnyPlan = Plan | Searched | str | os.PathLike

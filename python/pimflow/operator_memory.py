@@ -12,6 +12,7 @@ from onnx import helper
 
 from pimflow import memory, zoo
 from pimflow.core.liveness import ALIGNMENT_BYTES, Liveness
+from pimflow.frontend import onnx_torch
 from pimflow.memory import MemoryPlan
 
 
@@ -70,6 +71,18 @@ def count_operators(
         lazy_peak_bytes=liveness.peak_bytes,
         plan=memory.plan(lifetimes, policy),
     )
+
+
+def torch_peak_bytes(
+    model: str | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+) -> int:
+    """What PyTorch allocates at most on the CPU for the same operators, measured; see `onnx_torch`."""
+    loaded = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    inputs = zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded))
+    return onnx_torch.peak_bytes(loaded, inputs)
 
 
 def operator_liveness(graph: onnx.GraphProto) -> Liveness:
