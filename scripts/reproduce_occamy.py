@@ -17,7 +17,7 @@ from pimflow import api
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 
-# Table I: operators, variables, allocation groups when lazy. The pool has one group and one allocation.
+# Table I: operators, variables, allocation groups when lazy.
 PAPER = {
     "resnet-50": (176, 284, 123),
     "mobilenet-v1": (85, 142, 58),
@@ -80,13 +80,13 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def counts_table(rows: list[dict]) -> str:
-    head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "our kernels", "eager, pool MMG"]
+    head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "our kernels"]
     body = []
     for row in rows:
         cells = [" / ".join(map(str, row["paper"].values())) or "-"]
         cells.append(" / ".join(str(row["operators"][k]) for k in ("operators", "variables", "lazy_groups")))
         cells.append(" / ".join(str(row["kernels"][k]) for k in ("kernels", "variables", "lazy_groups")))
-        body.append([row["network"], *cells, "1, 1"])
+        body.append([row["network"], *cells])
     return table(head, body)
 
 
@@ -143,7 +143,7 @@ def collect(models: list[str], parts: list[str], runs: int, torch: bool) -> dict
         found["counts"] = [counted(name, plans[name, 1]) for name in models]
     if "memory" in parts:
         found["memory"] = [plans[name, b] for name in models for b in (1, LARGE_BATCH.get(name, 32))]
-    if "sweep" in parts:
+    if "sweep" in parts and set(SWEPT) & set(models):
         found["sweep"] = [plans[name, b] for name in SWEPT if name in models for b in BATCHES]
     if "times" in parts:
         found["times"] = [timed(name, runs) for name in models]
