@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.buffers import Buffers, buffers
+from pimflow.relay_passes.buffers import Buffer, Buffers, buffers
 from pimflow.relay_passes.keep_views import PART, view_call
 
 
@@ -50,20 +50,42 @@ class PlanPool:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         found = buffers(mod)
-        main = _placed(mod["main"], found, self.planner(found.liveness()))
-        functions = dict(mod.functions_items())
-        functions[mod.get_global_var("main")] = main
-        for kernel in found.kernels_in_place:
-            name = mod.get_global_var(kernel.name_hint)
-            functions[name] = functions[name].with_attr("tirx.noalias", False)
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        placement = self.planner(found.liveness())
+        offsets = placement.offsets_bytes
+        places = {b: ("pool", offsets[name]) for b, name in found.names.items() if name in offsets}
+        sizes = {"pool": placement.pool_bytes} if places else {}
+        return with_main(mod, placed(mod["main"], found, places, sizes, at_once=True), found)
 
 
-def _placed(main: relax.Function, found: Buffers, placement: Placement) -> relax.Function:
-    """`main` with its buffers in one pool."""
-    offsets = placement.offsets_bytes
-    places = {b.var: offsets[name] for b, name in found.names.items() if name in offsets}
+def placed(
+    main: relax.Function,
+    found: Buffers,
+    places: Mapping[Buffer, tuple[str, int]],
+    storages_bytes: Mapping[str, int],
+    *,
+    at_once: bool,
+) -> relax.Function:
+    """`main` with its buffers in storage.
+
+    Parameters
+    ----------
+    places : mapping of Buffer to (str, int)
+        Storage that each lies in, and where in there.
+    storages_bytes : mapping of str to int
+        Size of each storage.
+    at_once : bool
+        Whether all storage is allocated before the first call, else each before what first lies in it.
+    """
+    by_var = {buffer.var: place for buffer, place in places.items()}
     builder = relax.BlockBuilder()
+    storages: dict[str, relax.Var] = {}
+
+    def storage(name: str) -> relax.Var:
+        if name not in storages:
+            size = relax.ShapeExpr([storages_bytes[name]])
+            allocated = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
+            storages[name] = builder.emit(allocated, name_hint=name)
+        return storages[name]
 
     def emit(var: relax.Var, tensor: relax.Call) -> None:
         """`tensor` as `var`; kernels take no tensors that begin inside their storage."""
@@ -72,14 +94,14 @@ def _placed(main: relax.Function, found: Buffers, placement: Placement) -> relax
         builder.emit_normalized(relax.VarBinding(var, at_zero))
 
     with builder.function("pimflow_placed", list(main.params)):
-        if places:
-            size = relax.ShapeExpr([placement.pool_bytes])
-            pool = builder.emit(relax.op.memory.alloc_storage(size, 0, "global", "uint8"), name_hint="pool")
+        for name in storages_bytes if at_once else ():
+            storage(name)
         for binding in (b for block in main.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value
-            if var in places:
-                offset, dtype = relax.prim_value(places[var]), str(var.ty.dtype)
-                emit(var, relax.op.memory.alloc_tensor(pool, offset, var.ty.shape, dtype))
+            if var in by_var:
+                name, offset = by_var[var]
+                where, dtype = relax.prim_value(offset), str(var.ty.dtype)
+                emit(var, relax.op.memory.alloc_tensor(storage(name), where, var.ty.shape, dtype))
             elif view_call(value) == PART:
                 source, offset = value.args
                 emit(var, relax.op.memory.view(source, var.ty.shape, relative_byte_offset=offset))
@@ -87,3 +109,13 @@ def _placed(main: relax.Function, found: Buffers, placement: Placement) -> relax
                 builder.emit_normalized(binding)
         builder.emit_func_output(main.body.body)
     return builder.get()["pimflow_placed"].with_attrs(dict(main.attrs))
+
+
+def with_main(mod: tvm.IRModule, main: relax.Function, found: Buffers) -> tvm.IRModule:
+    """`mod` with another ``main``; kernels that write where they read promise no separate operands."""
+    functions = dict(mod.functions_items())
+    functions[mod.get_global_var("main")] = main
+    for kernel in found.kernels_in_place:
+        name = mod.get_global_var(kernel.name_hint)
+        functions[name] = functions[name].with_attr("tirx.noalias", False)
+    return tvm.IRModule(functions, attrs=mod.attrs)

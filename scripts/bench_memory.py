@@ -1,8 +1,11 @@
-"""The planner at work: ``bench_memory.py DIR|--reorder [--seconds S] [--json]``.
+"""The planner at work: ``bench_memory.py DIR|--zoo|--reorder [--seconds S] [--json]``.
 
 DIR holds MiniMalloc's instances, ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's
 `benchmarks/`). For each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact
 planner fits the buffers within the capacity of the file's name, and the seconds that it took, on one core.
+
+``--zoo``: for every network of the zoo, tensors taking over dead operands (coalesced) and not, the pool and
+its bound, what Occamy's policies, TVM's planner, one allocation for each tensor and lazy ones would take.
 
 ``--reorder``: for the regions of every network of the zoo, with activations in fp16, and for networks wired
 at random, the most live bytes and the pool of the given and of the found order, and the bound of all orders.
@@ -16,9 +19,13 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean
+
+import tvm
 
 from pimflow import api, frontend, memory, zoo
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
+from pimflow.hardware import system
 from pimflow.memory import csv_form
 from pimflow.memory.reorder import StepGraph, reordered_pools
 
@@ -142,6 +149,58 @@ def instance_rows(directory: str, seconds: float) -> list[dict]:
     return rows
 
 
+def zoo_rows(seconds: float) -> list[dict]:
+    rows = []
+    for name in zoo.names():
+        print(f"{name} …", file=sys.stderr)
+        module = frontend.load(name).module  # once: reading weights takes longer than planning
+        rows += [zoo_row(name, module, coalesced, seconds) for coalesced in (True, False)]
+    return rows
+
+
+def zoo_row(name: str, module: tvm.IRModule, coalesced: bool, seconds: float) -> dict:
+    found = api.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
+    plan = found.plan
+    policies = memory.policy_bytes(found.liveness.lifetimes)
+    best = min(policies, key=policies.__getitem__)
+    return {
+        "network": name,
+        "coalesced": coalesced,
+        "buffers": len(found.liveness.lifetimes),
+        "pool_bytes": plan.pool_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "optimal": plan.optimal,
+        "seconds": plan.seconds,
+        "best_policy": best,
+        "best_policy_bytes": policies[best],
+        "tvm_pool_bytes": found.tvm_pool_bytes,
+        "eager_bytes": found.eager_bytes,
+        "lazy_peak_bytes": found.lazy_peak_bytes,
+    }
+
+
+def zoo_table(rows: list[dict]) -> str:
+    lines = [
+        "| network | coalesced | buffers | pool (B) | above the bound | time (s) | best policy (x pool) "
+        "| TVM's planner (x pool) | lazy (x pool) | eager (x pool) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in rows:
+        pool = each["pool_bytes"]
+        gap = "0, proved" if each["optimal"] else f"{pool / each['lower_bound_bytes'] - 1:.2%}"
+        cells = [each["network"], "yes" if each["coalesced"] else "no", each["buffers"], pool, gap]
+        cells += [f"{each['seconds']:.3f}", f"{each['best_policy']} {each['best_policy_bytes'] / pool:.3f}"]
+        cells += [f"{each[key] / pool:.3f}" for key in ("tvm_pool_bytes", "lazy_peak_bytes", "eager_bytes")]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for coalesced in (True, False):
+        ratios = [r["tvm_pool_bytes"] / r["pool_bytes"] for r in rows if r["coalesced"] == coalesced]
+        kind = "coalesced" if coalesced else "not coalesced"
+        lines.append(
+            f"\nTVM's planner takes {geometric_mean(ratios):.3f} x the pool, {kind} (geometric mean)"
+        )
+    return "\n".join(lines)
+
+
 def reorder_rows(seconds: float) -> list[dict]:
     rows = []
     for name, graph in step_graphs():
@@ -154,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("directory", metavar="DIR", nargs="?", help="folder of NAME.CAPACITY.csv")
+    what.add_argument("--zoo", action="store_true", help="networks of the zoo")
     what.add_argument("--reorder", action="store_true", help="orders of the steps of networks")
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="limit an instance or order (default: %(default)g)"
@@ -161,10 +221,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     try:
-        rows = reorder_rows(args.seconds) if args.reorder else instance_rows(args.directory, args.seconds)
+        if args.zoo:
+            rows, in_words = zoo_rows(args.seconds), zoo_table
+        elif args.reorder:
+            rows, in_words = reorder_rows(args.seconds), reorder_table
+        else:
+            rows, in_words = instance_rows(args.directory, args.seconds), table
     except PimflowError as error:
         sys.exit(str(error))
-    in_words = reorder_table if args.reorder else table
     print(json.dumps(rows, indent=1) if args.json else in_words(rows))
 
 

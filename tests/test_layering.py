@@ -44,6 +44,8 @@ LAYERS = (
         "profilers",
         "simulation",
         "network_memory",
+        "allocation",
+        "operator_memory",
     ),
     (
         "api",

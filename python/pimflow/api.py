@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, network_memory, pipeline, report, targets, tracing, zoo
+from pimflow import (
+    allocation,
+    artifact,
+    compilation,
+    frontend,
+    network_memory,
+    operator_memory,
+    pipeline,
+    report,
+    targets,
+    tracing,
+    zoo,
+)
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -35,6 +47,9 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 trace = tracing.trace
 plan_memory = network_memory.plan_memory
+count_operators = operator_memory.count_operators
+torch_peak_bytes = operator_memory.torch_peak_bytes
+measure_allocations = allocation.measure_allocations
 
 AnyPlan = Plan | Searched | str | os.PathLike
 

@@ -10,10 +10,12 @@ from tvm import relax
 from pimflow import memory
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
+from pimflow.errors import UnknownNameError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend import codegen
+from pimflow.relay_passes.allocate_each import AllocateEach
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.flat import layer_name, main_bindings
@@ -29,6 +31,8 @@ from pimflow.relay_passes.store_half import StoreHalf
 from pimflow.targets import named_target
 
 codegen.register()
+
+ALLOCATIONS = ("pool", "eager", "lazy")
 
 
 def apply_plan(
@@ -110,9 +114,12 @@ def lower(
     target: tvm.target.Target,
     system: System,
     planned: Callable[[MemoryPlan], None] = lambda _: None,
+    allocation: str = "pool",
 ) -> tvm.IRModule:
     """`mod` as the virtual machine runs it on `target`; see `build`."""
     transform = relax.transform
+    if allocation not in ALLOCATIONS:
+        raise UnknownNameError("allocation", allocation, ALLOCATIONS)
 
     def place(liveness: Liveness) -> MemoryPlan:
         plan = memory.plan(liveness.lifetimes)
@@ -121,9 +128,12 @@ def lower(
 
     phases = [
         *allocating_phases(target, system),
-        PlanPool(place),
+        PlanPool(place) if allocation == "pool" else AllocateEach(allocation == "eager"),
+        # Tuples that nothing takes any more would keep their tensors from being freed.
+        transform.CanonicalizeBindings(),
+        transform.DeadCodeElimination(["main"]),
         transform.LowerAllocTensor(),
-        transform.KillAfterLastUse(),
+        *([transform.KillAfterLastUse()] if allocation != "eager" else []),
         transform.LowerRuntimeBuiltin(),
         transform.ComputePrimValue(),
         transform.VMShapeLower(),
@@ -138,6 +148,7 @@ def build(
     target: str | tvm.target.Target = "llvm+pim",
     system: System | None = None,
     planned: Callable[[MemoryPlan], None] = lambda _: None,
+    allocation: str = "pool",
 ) -> relax.VMExecutable:
     """Executable of a graph that `apply_plan` made, or of any canonical one.
 
@@ -146,16 +157,19 @@ def build(
     system : System, optional
         Says what a GPU stores and how wide it is; the CPU that stands in for one always stores fp32.
     planned : callable
-        Told where its tensors lie.
+        Told where its tensors lie, if they lie in a pool.
+    allocation : str
+        ``pool``: one planned allocation for all tensors; to compare with, ``eager``: one for each, all
+        before the first kernel and until the last, or ``lazy``: each from its first use to its last.
 
     Raises
     ------
     UnknownNameError
-        If `target` is none of `TARGETS`.
+        If `target` is none of `TARGETS`, or `allocation` none of `ALLOCATIONS`.
     """
     resolved = named_target(target) if isinstance(target, str) else target
     on = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, on, planned), opt_level=0, name="pimflow"
+        lambda module, _: lower(module, resolved, on, planned, allocation), opt_level=0, name="pimflow"
     )
     return tvm.compile(mod, resolved, relax_pipeline=phases)

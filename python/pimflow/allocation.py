@@ -1,0 +1,254 @@
+"""Ways to allocate the tensors of a network, run and measured (Occamy, section II)."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow import frontend, pipeline, targets
+from pimflow.errors import ArtifactError, UsageError, VerificationError
+from pimflow.hardware import System
+from pimflow.hardware import system as default_system
+from pimflow.kernels import compile_kernels
+
+NAIVE = "naive"  # TVM's allocator that keeps nothing: an allocation is one of the device's
+_ALLOCATE, _BUILTIN = "vm.builtin.alloc_storage", "vm.builtin."
+_EMPTY_RUNS = 20  # of a program without kernels, which takes microseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationRun:
+    """A network run with its tensors allocated in one way; weights and inputs lie elsewhere.
+
+    Attributes
+    ----------
+    allocation : str
+        One of `pipeline.ALLOCATIONS`.
+    allocations : int
+        That one inference makes.
+    groups : int
+        Runs of allocations that no kernel interrupts (MMG in Occamy, Table I).
+    allocated_bytes : int
+        By all of them.
+    peak_bytes : int or None
+        What the C library had handed out, over what it had before the inference, when a kernel began: the
+        most. None on a GPU, and where the library does not say.
+    page_faults : float
+        Of an inference, without I/O: pages that it touched first (median).
+    latency_ns : float
+        Of an inference (median).
+    allocating_ns : float
+        Of the same program without its kernels (median). Pages are touched by kernels, and not in it.
+    """
+
+    allocation: str
+    allocations: int
+    groups: int
+    allocated_bytes: int
+    peak_bytes: int | None
+    page_faults: float
+    latency_ns: float
+    allocating_ns: float
+
+
+def measure_allocations(
+    model: frontend.Model,
+    target_system: System | None = None,
+    *,
+    target: str = "llvm+pim",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    runs: int = 5,
+) -> dict[str, AllocationRun]:
+    """Run the same kernels with their tensors allocated in each way, none of them on PIM.
+
+    Parameters
+    ----------
+    target_system : System, optional
+        `pimflow.system()` by default.
+    target : str
+        What it is built for; its device has to be there.
+    shapes, batch
+        See `frontend.load`.
+    runs : int
+        Inferences timed of each way, in turns.
+
+    Raises
+    ------
+    UsageError
+        For less than one run.
+    ArtifactError
+        If the device is not there, or its kernels cannot be compiled.
+    VerificationError
+        If the outputs are not the same to the bit.
+    """
+    if runs < 1:
+        raise UsageError(f"{runs} runs: give 1 or more")
+    on = targets.named_target(target)
+    if not targets.device(on).exist:
+        raise ArtifactError(f"there is no device for {target}; use llvm+pim")
+    network = frontend.load(model, shapes, batch).without_reference()
+    inputs = list(network.example_inputs().values())
+    programs = {
+        allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
+        for allocation in pipeline.ALLOCATIONS
+    }
+    expected = programs["pool"].outputs()
+    for program in programs.values():
+        if program.outputs() != expected:
+            raise VerificationError(f"{network.name}: allocated {program.allocation}, other outputs")
+        program.watch()
+    for _ in range(runs):
+        for program in programs.values():
+            program.time()
+    return {allocation: program.result() for allocation, program in programs.items()}
+
+
+class _Program:
+    """A network built with one way to allocate, and the same without kernels."""
+
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        on: tvm.target.Target,
+        system: System,
+        allocation: str,
+        inputs: list[np.ndarray],
+    ):
+        self.allocation = allocation
+        self.device = targets.device(on)
+        self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
+        lowered = pipeline.lower(mod, on, system, allocation=allocation)
+        self.machine, self.watched = self._machines(lowered, on)
+        self.empty, _ = self._machines(_without_kernels(lowered), on)
+        self.counted = _Counted()
+        self.latencies_ns: list[int] = []
+        self.faults: list[int] = []
+
+    def _machines(self, lowered: tvm.IRModule, on: tvm.target.Target) -> list[relax.VirtualMachine]:
+        """Two of one executable: what is once told of calls cannot be timed any more."""
+        executable = tvm.compile(lowered, on, relax_pipeline=tvm.transform.Sequential([]))
+        if flaw := compile_kernels(executable, on).flaw:
+            raise ArtifactError(flaw)
+        module = executable.jit()
+        return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
+
+    def run(self, machine: relax.VirtualMachine) -> object:
+        result = machine["main"](*self.inputs)
+        self.device.sync()
+        return result
+
+    def outputs(self) -> list[bytes]:
+        result = self.run(self.machine)
+        tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        return [tensor.numpy().tobytes() for tensor in tensors]
+
+    def watch(self) -> None:
+        """Run under observation: what is allocated, and when."""
+        heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
+        for _ in range(2):  # in the first, what watches allocates for itself
+            gc.collect()
+            self.counted = _Counted(heap)
+            self.watched.set_instrument(tvm.runtime.convert(self.counted))
+            self.run(self.watched)
+
+    def time(self) -> None:
+        faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter_ns()
+        self.run(self.machine)  # its result is freed before the clock is read
+        self.latencies_ns.append(time.perf_counter_ns() - begin)
+        self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+
+    def result(self) -> AllocationRun:
+        empty_ns = []
+        for _ in range(_EMPTY_RUNS):
+            begin = time.perf_counter_ns()
+            self.run(self.empty)
+            empty_ns.append(time.perf_counter_ns() - begin)
+        return AllocationRun(
+            allocation=self.allocation,
+            allocations=self.counted.allocations,
+            groups=self.counted.groups,
+            allocated_bytes=self.counted.allocated_bytes,
+            peak_bytes=self.counted.peak_bytes,
+            page_faults=statistics.median(self.faults),
+            latency_ns=statistics.median(self.latencies_ns),
+            allocating_ns=statistics.median(empty_ns),
+        )
+
+
+class _Counted:
+    """Told of every call of a virtual machine, before and after it."""
+
+    def __init__(self, heap: Callable[[], int | None] | None = None):
+        self.allocations = self.groups = self.allocated_bytes = 0
+        self.peak_bytes: int | None = None
+        self._heap, self._allocating = heap, False
+        self._before = heap() if heap else None
+
+    def __call__(self, _function, symbol: str, before: bool, _result, *args) -> int:
+        if not before:
+            return 0
+        if symbol == _ALLOCATE:
+            self.allocations += 1
+            self.groups += not self._allocating
+            self.allocated_bytes += int(args[1][0])
+            self._allocating = True
+        elif not symbol.startswith(_BUILTIN):
+            self._allocating = False
+            if self._before is not None:
+                gc.collect()
+                live_bytes = self._heap() - self._before
+                self.peak_bytes = max(live_bytes, self.peak_bytes or 0)
+        return 0
+
+
+class _Mallinfo2(ctypes.Structure):
+    """Of glibc 2.33 and later, in its order."""
+
+    _NAMES = (
+        *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+        *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+    )
+    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
+
+
+def heap_bytes() -> int | None:
+    """What the C library has handed out to this process and not got back; None if it does not say."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return None
+    mallinfo2.restype = _Mallinfo2
+    found = mallinfo2()
+    return found.uordblks + found.hblkhd
+
+
+def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
+    """A ``main`` of the virtual machine that allocates and frees, and calls nothing else."""
+    main = lowered["main"]
+    kernels = [f.attrs["global_symbol"] for f in lowered.functions.values() if f is not main]
+
+    def kept(binding: relax.Binding) -> bool:
+        call = binding.value
+        computes = isinstance(call, relax.Call) and (
+            isinstance(call.op, tvm.ir.GlobalVar)
+            or (isinstance(call.op, relax.ExternFunc) and str(call.op.global_symbol) in kernels)
+        )
+        return not computes
+
+    blocks = [relax.BindingBlock([b for b in block.bindings if kept(b)]) for block in main.body.blocks]
+    body = relax.SeqExpr(blocks, main.body.body)
+    emptied = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return tvm.IRModule({lowered.get_global_var("main"): emptied})

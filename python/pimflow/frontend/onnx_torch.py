@@ -1,0 +1,206 @@
+"""ONNX models run by PyTorch, an operator a call, to see what memory that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from pimflow.errors import UnsupportedOpError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Operator = Callable[..., Any]
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of `model`; see `peak_bytes`."""
+    with _torch().inference_mode():
+        return [each.numpy() for each in _run(model.graph, _weights(model), _tensors(inputs))]
+
+
+def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
+    """The most that PyTorch's allocator has handed out on the CPU while it runs `model`, weights included.
+
+    A tensor is freed as soon as no later operator needs it. What libraries below PyTorch allocate for
+    themselves is not seen.
+
+    Parameters
+    ----------
+    model : ModelProto
+        As `zoo.load_model` gives it.
+
+    Raises
+    ------
+    UsageError
+        If PyTorch is not installed.
+    UnsupportedOpError
+        If it has an operator that is not known here.
+    """
+    torch = _torch()
+    from torch.profiler import ProfilerActivity, profile
+
+    weights, given = _weights(model), _tensors(inputs)
+    held = sum(each.nbytes for each in (*weights.values(), *given.values()))
+    with torch.inference_mode():
+        _run(model.graph, weights, given)  # what PyTorch allocates once
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            _run(model.graph, weights, given)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return held + peak
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("PyTorch is not installed: pip install 'pimflow[torch]'") from None
+    return torch
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    torch = _torch()
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+def _weights(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
+    return _tensors({each.name: numpy_helper.to_array(each) for each in model.graph.initializer})
+
+
+def _run(
+    graph: onnx.GraphProto, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    operators = _operators()
+    last = {name: index for index, node in enumerate(graph.node) for name in node.input}
+    kept = {each.name for each in graph.output}
+    values: dict[str, Any] = {"": None, **inputs}
+    for index, node in enumerate(graph.node):
+        if node.op_type not in operators:
+            known = ", ".join(sorted(operators))
+            raise UnsupportedOpError(f"{node.name}: {node.op_type} is none of {known}")
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        operands = [weights[name] if name in weights else values[name] for name in node.input]
+        values[node.output[0]] = operators[node.op_type](*operands, **attributes)
+        del operands
+        for name in set(node.input) - kept - {""}:
+            if last[name] == index:
+                values.pop(name, None)
+    return [values[each.name] for each in graph.output]
+
+
+def _operators() -> dict[str, Operator]:
+    """Those of the zoo, by their ONNX names, with the attributes that they take."""
+    torch = _torch()
+    call = torch.nn.functional
+    return {
+        **_windows(torch),
+        **_moves(torch),
+        "Add": torch.add,
+        "BatchNormalization": lambda x, scale, bias, mean, variance, epsilon=1e-5, **_: call.batch_norm(
+            x, mean, variance, scale, bias, eps=epsilon
+        ),
+        "Cast": lambda x, to: x.to(torch.from_numpy(np.zeros(1, helper.tensor_dtype_to_np_dtype(to))).dtype),
+        "Clip": torch.clip,
+        "Div": torch.div,
+        "Erf": torch.erf,
+        "Gemm": lambda a, b, c=None, alpha=1.0, beta=1.0, transA=0, transB=0: _gemm(
+            torch, a.T if transA else a, b.T if transB else b, c, alpha, beta
+        ),
+        "LayerNormalization": lambda x, scale, bias=None, axis=-1, epsilon=1e-5: call.layer_norm(
+            x, x.shape[axis:], scale, bias, epsilon
+        ),
+        "LeakyRelu": lambda x, alpha=0.01: call.leaky_relu(x, alpha),
+        "MatMul": torch.matmul,
+        "Mul": torch.mul,
+        "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+        "Relu": torch.relu,
+        "Sigmoid": torch.sigmoid,
+        "Softmax": lambda x, axis=-1: torch.softmax(x, axis),
+        "Tanh": torch.tanh,
+        "Where": torch.where,
+    }
+
+
+def _gemm(torch: Any, a: Any, b: Any, c: Any, alpha: float, beta: float) -> Any:
+    return torch.addmm(c, a, b, beta=beta, alpha=alpha) if c is not None else alpha * (a @ b)
+
+
+def _windows(torch: Any) -> dict[str, Operator]:
+    """Convolutions and pooling."""
+    call = torch.nn.functional
+
+    def padded(x: Any, pads: list[int], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
+        """`x`, padded where the two sides differ, and what is left to pad on each side."""
+        half = len(pads) // 2
+        if pads[:half] == pads[half:]:
+            return x, tuple(pads[:half])
+        ends = [size for axis in reversed(range(half)) for size in (pads[axis], pads[axis + half])]
+        return call.pad(x, ends, value=value), (0,) * half
+
+    def conv(x, w, b=None, group=1, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), **_):
+        x, left = padded(x, list(pads))
+        return call.conv2d(x, w, b, tuple(strides), left, tuple(dilations), group)
+
+    def max_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, **_):
+        x, left = padded(x, list(pads), float("-inf"))
+        return call.max_pool2d(x, kernel_shape, tuple(strides), left, ceil_mode=bool(ceil_mode))
+
+    def average_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, count_include_pad=0, **_):
+        x, left = padded(x, list(pads))
+        return call.avg_pool2d(
+            x, kernel_shape, tuple(strides), left, bool(ceil_mode), bool(count_include_pad)
+        )
+
+    return {
+        "AveragePool": average_pool,
+        "Conv": conv,
+        "GlobalAveragePool": lambda x: call.adaptive_avg_pool2d(x, 1),
+        "MaxPool": max_pool,
+    }
+
+
+def _moves(torch: Any) -> dict[str, Operator]:
+    """What changes shapes and places."""
+
+    def cut(x, starts, ends, axes=None, steps=None):
+        names = range(len(starts)) if axes is None else axes.tolist()
+        pace = [1] * len(starts) if steps is None else steps.tolist()
+        window = [slice(None)] * x.ndim
+        for axis, begin, end, step in zip(names, starts.tolist(), ends.tolist(), pace, strict=True):
+            window[axis] = slice(begin, end, step)
+        return x[tuple(window)]
+
+    def reshape(x, dims, **_):
+        return x.reshape([x.shape[i] if dim == 0 else dim for i, dim in enumerate(dims.tolist())])
+
+    def shuffle(x, blocksize, mode=b"DCR"):
+        n, c, h, w = x.shape
+        deep = c // blocksize**2
+        if mode == b"CRD":
+            return torch.nn.functional.pixel_shuffle(x, blocksize)
+        parts = x.reshape(n, blocksize, blocksize, deep, h, w).permute(0, 3, 4, 1, 5, 2)
+        return parts.reshape(n, deep, h * blocksize, w * blocksize)
+
+    return {
+        "Concat": lambda *parts, axis: torch.cat(parts, axis),
+        "DepthToSpace": shuffle,
+        "Flatten": lambda x, axis=1: x.reshape(int(np.prod(x.shape[:axis])), -1),
+        "Gather": lambda x, index, axis=0: x.index_select(axis, index.reshape(-1)).reshape(
+            *x.shape[:axis], *index.shape, *x.shape[axis + 1 :]
+        ),
+        "ReduceMean": lambda x, axes, keepdims=1: x.mean(
+            axes.tolist() if hasattr(axes, "tolist") else axes, keepdim=bool(keepdims)
+        ),
+        "Reshape": reshape,
+        "Slice": cut,
+        "Transpose": lambda x, perm: x.permute(perm),
+        "Unsqueeze": lambda x, axes: x.reshape(np.expand_dims(np.empty(x.shape, bool), axes.tolist()).shape),
+    }

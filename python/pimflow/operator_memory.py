@@ -1,0 +1,113 @@
+"""Memory of a network whose ONNX operators each run by themselves, as Occamy's Table I counts it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from pimflow import memory, zoo
+from pimflow.core.liveness import ALIGNMENT_BYTES, Liveness
+from pimflow.frontend import onnx_torch
+from pimflow.memory import MemoryPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorMemory:
+    """Variables of a network at the level of ONNX operators, none fused.
+
+    Variables are inputs, outputs of operators, and weights: floating-point constants other than scalars.
+    Weights are copied before their first use and dead after their last.
+
+    Attributes
+    ----------
+    operators, variables : int
+    lazy_groups : int
+        Runs of allocations that no operator interrupts, each variable allocated before its first use.
+    eager_bytes : int
+        Of all variables.
+    lazy_peak_bytes : int
+        The most that are live at once.
+    plan : MemoryPlan
+        Of one pool for all.
+    """
+
+    operators: int
+    variables: int
+    lazy_groups: int
+    eager_bytes: int
+    lazy_peak_bytes: int
+    plan: MemoryPlan
+
+
+def count_operators(
+    model: str | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    policy: str = "exact",
+) -> OperatorMemory:
+    """Count and plan what the operators of an ONNX model allocate.
+
+    Parameters
+    ----------
+    model, shapes, batch
+        See `zoo.load_model`.
+    policy : str
+        See `memory.plan`.
+    """
+    graph = zoo.load_model(model, dict(shapes or {}), batch=batch).graph
+    liveness = operator_liveness(graph)
+    lifetimes = liveness.lifetimes
+    return OperatorMemory(
+        operators=len(graph.node),
+        variables=len(lifetimes),
+        lazy_groups=len({life.begin for life in lifetimes}),
+        eager_bytes=sum(life.size_bytes for life in lifetimes),
+        lazy_peak_bytes=liveness.peak_bytes,
+        plan=memory.plan(lifetimes, policy),
+    )
+
+
+def torch_peak_bytes(
+    model: str | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+) -> int:
+    """What PyTorch allocates at most on the CPU for the same operators, measured; see `onnx_torch`."""
+    loaded = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    inputs = zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded))
+    return onnx_torch.peak_bytes(loaded, inputs)
+
+
+def operator_liveness(graph: onnx.GraphProto) -> Liveness:
+    """Of the variables of `graph`, whose shapes are known; a step is an operator."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    size_bytes = {value.name: _size_bytes(value) for value in values}
+    weights = {each.name for each in graph.initializer if each.dims and _is_float(each.data_type)}
+    constants = {each.name for each in graph.initializer} - weights | {""}
+    size_bytes |= {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
+    steps = []
+    for node in graph.node:
+        copied = [name for name in node.input if name in weights]  # first before it
+        reads = set(node.input) - constants - weights
+        steps.append((sorted(reads), [*filter(None, node.output), *copied]))
+    outputs = [each.name for each in graph.output]
+    found = Liveness.of(steps, size_bytes, inputs=[each.name for each in graph.input], outputs=outputs)
+    aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in found.lifetimes)
+    return replace(found, lifetimes=aligned)
+
+
+def _size_bytes(value: onnx.ValueInfoProto) -> int:
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value for dim in tensor.shape.dim]
+    return math.prod(dims) * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
+
+
+def _is_float(elem_type: int) -> bool:
+    return np.issubdtype(helper.tensor_dtype_to_np_dtype(elem_type), np.floating)

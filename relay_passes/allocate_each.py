@@ -1,0 +1,37 @@
+"""An allocation for each tensor of a network: what one pool for all is compared with."""
+
+from __future__ import annotations
+
+import tvm
+
+from pimflow.relay_passes.buffers import buffers
+from pimflow.relay_passes.plan_pool import placed, with_main
+
+
+@tvm.transform.module_pass(opt_level=0, name="AllocateEach")
+class AllocateEach:
+    """A storage of its own for each tensor (Occamy, section II: eager and lazy memory allocation).
+
+    Parameters
+    ----------
+    at_once : bool
+        Whether all are allocated before the first kernel (eager), else each before the kernel that first
+        takes it (lazy).
+
+    Rewrite: ``alloc_tensor(shape) -> alloc_tensor(alloc_storage(bytes), 0, shape)``; parts of a tensor lie
+    in its storage. No result takes over an operand, but the kernels are those of `PlanPool`.
+    Preserves: values, names.
+    """
+
+    def __init__(self, at_once: bool):
+        self.at_once = at_once
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        found = buffers(mod, in_place=False)
+        used = {buffer: name for buffer, name in found.names.items() if buffer.begin >= 0}
+        storages = {buffer: f"storage_{name.partition(':')[0]}" for buffer, name in used.items()}
+        homes = {buffer: buffer.place() for buffer in used}
+        places = {buffer: (storages[home], within) for buffer, (home, within) in homes.items()}
+        sizes = {storages[home]: home.size_bytes for home, _ in homes.values()}
+        main = placed(mod["main"], found, places, sizes, at_once=self.at_once)
+        return with_main(mod, main, buffers(mod))

@@ -1,0 +1,181 @@
+"""Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
+
+Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, sweep, times; see docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from statistics import geometric_mean
+
+from pimflow import api
+from pimflow.errors import PimflowError
+from pimflow.hardware import system
+
+# Table I: operators, variables, allocation groups when lazy.
+PAPER = {
+    "resnet-50": (176, 284, 123),
+    "mobilenet-v1": (85, 142, 58),
+    "ssd-resnet50": (208, 351, 144),
+    "bert-base": (747, 1120, 648),
+    "yolov1": (83, 134, 58),
+    "srgan": (117, 216, 81),
+}
+# Section IV-A: pool to lazy memory, and speed-up of the pool over eager allocation.
+PAPER_POOL_TO_LAZY, PAPER_SPEEDUP = 1.073, 1.59
+LARGE_BATCH = dict.fromkeys(PAPER, 32) | {"srgan": 2}  # the paper's, Figure 4
+SWEPT, BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
+PARTS = ("counts", "memory", "sweep", "times")
+MB = 1e6
+
+
+def planned(name: str, batch: int, torch: bool) -> dict:
+    """Memory with weights copied before their first use, of our kernels and of PyTorch."""
+    print(f"{name}, batch {batch} …", file=sys.stderr)
+    found = api.plan_memory(name, system(), batch=batch, weights="streamed")
+    return {
+        "network": name,
+        "batch": batch,
+        "kernels": found.liveness.steps,
+        "variables": found.eager_allocations,
+        "lazy_groups": found.lazy_groups,
+        "pool_bytes": found.plan.pool_bytes,
+        "optimal": found.plan.optimal,
+        "lazy_peak_bytes": found.lazy_peak_bytes,
+        "eager_bytes": found.eager_bytes,
+        "torch_peak_bytes": api.torch_peak_bytes(name, batch=batch) if torch else None,
+    }
+
+
+def counted(name: str, ours: dict) -> dict:
+    found = api.count_operators(name)
+    return {
+        "network": name,
+        "paper": dict(zip(("operators", "variables", "lazy_groups"), PAPER.get(name, ()), strict=False)),
+        "operators": {
+            "operators": found.operators,
+            "variables": found.variables,
+            "lazy_groups": found.lazy_groups,
+            "pool_to_lazy": found.plan.pool_bytes / found.lazy_peak_bytes,
+        },
+        "kernels": {key: ours[key] for key in ("kernels", "variables", "lazy_groups")},
+    }
+
+
+def timed(name: str, runs: int) -> dict:
+    print(f"{name}, {runs} runs …", file=sys.stderr)
+    found = api.measure_allocations(name, runs=runs)
+    return {"network": name, **{way: vars(each) for way, each in found.items()}}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def counts_table(rows: list[dict]) -> str:
+    head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "our kernels"]
+    body = []
+    for row in rows:
+        cells = [" / ".join(map(str, row["paper"].values())) or "-"]
+        cells.append(" / ".join(str(row["operators"][k]) for k in ("operators", "variables", "lazy_groups")))
+        cells.append(" / ".join(str(row["kernels"][k]) for k in ("kernels", "variables", "lazy_groups")))
+        body.append([row["network"], *cells])
+    return table(head, body)
+
+
+def memory_table(rows: list[dict]) -> str:
+    head = ["network", "batch", "pool (MB)", "lazy (MB)", "eager (MB)", "pool / lazy", "pool / eager"]
+    head += ["PyTorch, CPU (MB)", "pool / PyTorch"]
+    body = []
+    for row in rows:
+        sizes = [row[key] for key in ("pool_bytes", "lazy_peak_bytes", "eager_bytes")]
+        cells = [f"{size / MB:.3f}" for size in sizes] + [f"{sizes[0] / size:.3f}" for size in sizes[1:]]
+        torch = row["torch_peak_bytes"]
+        cells += [f"{torch / MB:.3f}", f"{sizes[0] / torch:.3f}"] if torch else ["-", "-"]
+        body.append([row["network"], row["batch"], *cells])
+    ratio = geometric_mean(row["pool_bytes"] / row["lazy_peak_bytes"] for row in rows)
+    text = f"\n\nPool to lazy, geometric mean: {ratio:.3f} (paper: {PAPER_POOL_TO_LAZY})"
+    if all(row["torch_peak_bytes"] for row in rows):
+        ratio = geometric_mean(row["pool_bytes"] / row["torch_peak_bytes"] for row in rows)
+        text += f"\n\nPool to PyTorch, geometric mean: {ratio:.3f} (paper: {1 - 0.346:.3f})"
+    return table(head, body) + text
+
+
+def times_table(rows: list[dict]) -> str:
+    head = ["network", "pool (ms)", "eager / pool", "lazy / pool", "allocating, eager", "lazy", "pool"]
+    head += ["allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
+    body = []
+    for row in rows:
+        ways = [row[way] for way in ("pool", "eager", "lazy")]
+        pool, eager, lazy = ways
+        cells = [f"{pool['latency_ns'] / 1e6:.2f}"]
+        cells += [f"{way['latency_ns'] / pool['latency_ns']:.3f}" for way in (eager, lazy)]
+        cells += [f"{way['allocating_ns'] / way['latency_ns']:.4%}" for way in (eager, lazy, pool)]
+        cells += [", ".join(str(way[key]) for way in ways) for key in ("allocations", "groups")]
+        peak = pool["peak_bytes"]
+        cells.append("-" if peak is None else str(peak - pool["allocated_bytes"]))
+        body.append([row["network"], *cells])
+    ratio = geometric_mean(row["eager"]["latency_ns"] / row["pool"]["latency_ns"] for row in rows)
+    text = (
+        f"\n\nSpeed-up of the pool over eager, geometric mean: {ratio:.3f} (paper, on GPUs: {PAPER_SPEEDUP})"
+    )
+    return table(head, body) + text
+
+
+def collect(models: list[str], parts: list[str], runs: int, torch: bool) -> dict[str, list[dict]]:
+    wanted: list[tuple[str, int]] = []
+    if "counts" in parts or "memory" in parts:
+        wanted += [(name, 1) for name in models]
+    if "memory" in parts:
+        wanted += [(name, LARGE_BATCH.get(name, 32)) for name in models]
+    if "sweep" in parts:
+        wanted += [(name, batch) for name in SWEPT if name in models for batch in BATCHES]
+    plans = {key: planned(*key, torch) for key in sorted(set(wanted), key=wanted.index)}
+    found: dict[str, list[dict]] = {}
+    if "counts" in parts:
+        found["counts"] = [counted(name, plans[name, 1]) for name in models]
+    if "memory" in parts:
+        found["memory"] = [plans[name, b] for name in models for b in (1, LARGE_BATCH.get(name, 32))]
+    if "sweep" in parts and set(SWEPT) & set(models):
+        found["sweep"] = [plans[name, b] for name in SWEPT if name in models for b in BATCHES]
+    if "times" in parts:
+        found["times"] = [timed(name, runs) for name in models]
+    return found
+
+
+TABLES = {
+    "counts": counts_table,
+    "memory": memory_table,
+    "sweep": memory_table,
+    "times": times_table,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which tables (all)")
+    parser.add_argument("--runs", type=int, default=5, help="inferences timed (default: %(default)s)")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    torch = not args.no_torch and find_spec("torch") is not None
+    try:
+        found = collect(args.models, args.parts, args.runs, torch)
+    except PimflowError as error:
+        sys.exit(str(error))
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in found.items()))
+
+
+if __name__ == "__main__":
+    main()

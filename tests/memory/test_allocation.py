@@ -1,0 +1,205 @@
+"""Does the executed program allocate what was planned, and give the same whichever way it allocates?"""
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from pimflow import api, frontend, pipeline, zoo
+from pimflow.allocation import NAIVE, heap_bytes
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError
+from pimflow.hardware import system
+from pimflow.operator_memory import operator_liveness
+
+# What the observer itself may hold; the smallest difference looked for is a tensor of 131072 B.
+NOISE_BYTES = 1 << 16
+
+
+def with_workspaces() -> onnx.ModelProto:
+    """Two pixel shuffles, whose kernels take a workspace each."""
+    filters = {"w": (64, 16, 1, 1), "v": (256, 16, 1, 1), "u": (16, 64, 1, 1)}
+    weights = [numpy_helper.from_array(np.ones(dims, "float32"), name) for name, dims in filters.items()]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["wide"], name="wide"),
+        helper.make_node("DepthToSpace", ["wide"], ["shuffled"], name="shuffled", blocksize=2),
+        helper.make_node("Conv", ["shuffled", "v"], ["wider"], name="wider"),
+        helper.make_node("DepthToSpace", ["wider"], ["large"], name="large", blocksize=2),
+        helper.make_node("Conv", ["large", "u"], ["y"], name="y"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 32, 32))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 16, 128, 128))]
+    graph = helper.make_graph(nodes, "shuffles", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+NETWORKS = {"toy": lambda: ("toy", 8), "workspaces": lambda: (with_workspaces(), None)}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def measured(network):
+    return api.measure_allocations(network[0], batch=network[1], runs=1)
+
+
+@pytest.fixture(scope="module")
+def planned(network):
+    return api.plan_memory(network[0], system(), batch=network[1])
+
+
+def test_the_pool_is_one_allocation_of_the_planned_size(measured, planned):
+    pool = measured["pool"]
+    assert (pool.allocations, pool.groups) == (1, 1)
+    assert pool.allocated_bytes == planned.plan.pool_bytes
+
+
+def test_eager_and_lazy_allocate_what_the_analysis_says(measured, planned):
+    eager, lazy = measured["eager"], measured["lazy"]
+    assert eager.allocations == lazy.allocations == planned.eager_allocations > 1
+    assert eager.allocated_bytes == lazy.allocated_bytes == planned.eager_bytes
+    assert (eager.groups, lazy.groups) == (1, planned.lazy_groups)
+
+
+@pytest.mark.skipif(heap_bytes() is None, reason="the C library does not say what it has handed out")
+def test_the_measured_peak_is_the_planned_one(measured, planned):
+    expected = {
+        "pool": planned.plan.pool_bytes,
+        "eager": planned.eager_bytes,
+        "lazy": planned.lazy_peak_bytes,
+    }
+    for allocation, size_bytes in expected.items():
+        assert size_bytes - 64 <= measured[allocation].peak_bytes <= size_bytes + NOISE_BYTES
+
+
+def test_a_program_without_kernels_takes_less(measured):
+    for each in measured.values():
+        assert 0 < each.allocating_ns < each.latency_ns
+
+
+@st.composite
+def networks(draw) -> onnx.ModelProto:
+    """Convolutions, activations, sums, slices and concatenations over one map, in any order."""
+    channels, size = 16, 4
+    draws = np.random.default_rng(draw(st.integers(0, 99)))
+    nodes, weights = [], []
+    wide = {"x": size}  # rows of each tensor
+    for index in range(draw(st.integers(2, 7))):
+        kind = draw(st.sampled_from(["Conv", "Relu", "Add", "Concat", "Slice"]))
+        source = draw(st.sampled_from(sorted(wide)))
+        name, rows, operands, attributes = f"t{index}", wide[source], [source], {}
+        if kind == "Conv":
+            filters = draws.standard_normal((channels, channels, 1, 1)).astype("float32") / 4
+            weights.append(numpy_helper.from_array(filters, f"w{index}"))
+            operands.append(f"w{index}")
+        elif kind in ("Add", "Concat"):
+            fitting = [other for other in wide if kind == "Concat" or wide[other] == rows]
+            operands.append(draw(st.sampled_from(sorted(fitting))))
+            if kind == "Concat":
+                rows, attributes = rows + wide[operands[1]], {"axis": 2}
+        elif kind == "Slice":
+            if rows < 2:
+                continue
+            begin, rows = rows // 2, rows - rows // 2
+            for label, value in (("b", begin), ("e", begin + rows), ("a", 2)):
+                weights.append(numpy_helper.from_array(np.array([value]), f"{label}{index}"))
+                operands.append(f"{label}{index}")
+        nodes.append(helper.make_node(kind, operands, [name], name=name, **attributes))
+        wide[name] = rows
+    if not nodes:
+        nodes, wide["t0"] = [helper.make_node("Relu", ["x"], ["t0"], name="t0")], size
+    ends = sorted({nodes[-1].output[0], draw(st.sampled_from([n.output[0] for n in nodes]))})
+    outputs = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, channels, wide[n], size)) for n in ends
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, channels, size, size))]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@settings(max_examples=6, deadline=None)
+@given(networks())
+def test_every_way_to_allocate_gives_the_same_bits(model):
+    network = frontend.load(model)
+    inputs = network.example_inputs()
+    found = {}
+    for allocation in pipeline.ALLOCATIONS:
+        executable = pipeline.build(network.module, allocation=allocation)
+        machine = relax.VirtualMachine(executable, tvm.cpu(), memory_cfg=NAIVE)
+        result = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
+        tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        found[allocation] = [tensor.numpy() for tensor in tensors]
+    for ours, theirs in zip(found["pool"], network.reference(inputs), strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    for allocation in ("eager", "lazy"):
+        for ours, theirs in zip(found["pool"], found[allocation], strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_refused():
+    with pytest.raises(UnknownNameError, match="did you mean lazy"):
+        pipeline.build(frontend.load("toy").module, allocation="lzay")
+    with pytest.raises(UsageError, match="0 runs"):
+        api.measure_allocations("toy", runs=0)
+    if not tvm.cuda().exist:
+        with pytest.raises(ArtifactError, match="no device for cuda"):
+            api.measure_allocations("toy", target="cuda+pim")
+
+
+def test_operators_of_a_small_network_counted_by_hand():
+    values = [("x", (1, 2, 4, 4)), ("y", (1, 2, 4, 4))]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in values]
+    weights = [
+        numpy_helper.from_array(np.ones((2, 2, 1, 1), "float32"), "w"),
+        numpy_helper.from_array(np.ones(2, "float32"), "b"),
+        numpy_helper.from_array(np.float32(0), "zero"),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="c"),
+        helper.make_node("Clip", ["c", "zero"], ["r"], name="r"),
+        helper.make_node("Add", ["r", "x"], ["y"], name="y"),
+    ]
+    graph = helper.make_graph(nodes, "net", tensors[:1], tensors[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = api.count_operators(model)
+    tensor, filters, bias = 128, 16, 8
+    assert (found.operators, found.variables, found.lazy_groups) == (3, 6, 3)  # x, w, b, c, r, y
+    assert found.eager_bytes == 4 * tensor + filters + bias
+    assert found.lazy_peak_bytes == 3 * tensor  # x, c, r; and x, r, y
+    assert found.plan.pool_bytes == 3 * tensor
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_operators_of_a_zoo_network_counted_anew(batch):
+    graph = zoo.load_model("toy", batch=batch).graph
+    scalars = {each.name for each in graph.initializer if not each.dims}
+    named = {name for node in graph.node for name in (*node.input, *node.output)} - scalars - {""}
+    found = api.count_operators("toy", batch=batch)
+    assert (found.operators, found.variables) == (len(graph.node), len(named))
+    sizes = {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        sizes[value.name] = 4 * math.prod(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    assert found.eager_bytes == sum(sizes[name] for name in named)
+    assert found.lazy_peak_bytes == _replayed(graph, sizes, named)
+    assert {life.name for life in operator_liveness(graph).lifetimes} == named
+
+
+def _replayed(graph: onnx.GraphProto, sizes: dict[str, int], named: set[str]) -> int:
+    """The most bytes held while operators run one by one, and free what nobody needs later."""
+    held = {value.name for value in graph.input}
+    kept = {value.name for value in graph.output}
+    peak = 0
+    for index, node in enumerate(graph.node):
+        held |= {name for name in (*node.input, *node.output) if name in named}
+        peak = max(peak, sum(sizes[name] for name in held))
+        later = {name for other in graph.node[index + 1 :] for name in other.input}
+        held &= later | kept
+    return peak
