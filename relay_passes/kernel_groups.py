@@ -50,6 +50,9 @@ class KernelGroup:
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
+    follows : set of Var
+        Variables whose kernels have to come before it, although it does not read them: earlier, it would
+        take in what they read first.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
@@ -58,6 +61,7 @@ class KernelGroup:
     view: bool = False
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
+    follows: set[relax.Var] = field(default_factory=set)
 
     @property
     def result(self) -> relax.Var:
@@ -112,9 +116,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
-    read: set[relax.Var] = set()  # by a kernel other than the one that made it
-
-    joined: set[relax.Var] = set()  # lies inside a concatenation
+    # By what a kernel other than the one that made it reads each first, and what it lies inside.
+    read: dict[relax.Var, relax.Var] = {}
+    joined: dict[relax.Var, relax.Var] = {}
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -126,21 +130,17 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         if kind in GATHERS and not copied:
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
-            joined.update(operands if kind == "concat" else ())
+            joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in UNARY + BINARY + MOVES + GATHERS:
-            hosts = [
-                made[v]
-                for v in operands
-                if kind not in GATHERS
-                and sole(v)
-                and made[v].fusible
-                # others wait for what it keeps: it cannot wait for them
-                and read.isdisjoint(made[v].kept)
-            ]
+            open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+            # Others wait for what it keeps: it cannot wait for them.
+            hosts = [host for host in open_ends if read.keys().isdisjoint(host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
             else:
                 group = KernelGroup()
+                group.follows |= {read[v] for host in open_ends for v in host.kept if v in read}
+                group.follows |= {joined[v] for v in operands if kind == "concat" and v in joined}
                 groups.append(group)
         else:
             single = kind not in ("", "call_dps_packed", *OPAQUE) and isinstance(
@@ -150,9 +150,12 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             for var in operands if single else ():
                 before = made[var]
                 floats = before.anchor is None and before.fusible and var == before.result
-                if floats and before in groups and var not in read:
+                if floats and before in groups and var in read:
+                    group.follows.add(read[var])
+                elif floats and before in groups:
                     group.bindings += before.bindings
                     group.copied |= before.copied
+                    group.follows |= before.follows
                     group.kept += [] if sole(var) else [var]
                     groups.remove(before)
             groups.append(group)
@@ -161,7 +164,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
-        read.update(v for v in operands if made[v] is not group)
+        for var in operands:
+            if made[var] is not group:
+                read.setdefault(var, binding.var)
     return groups
 
 

@@ -31,6 +31,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
     )
+    sub.add_argument("--reorder", action="store_true", help=memory_command.REORDER)
     _input_options(sub)
     _system_options(sub)
     sub.add_argument(
