@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -12,6 +13,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
+from pimflow.relay_passes.padded_inputs import copied_inputs
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
@@ -33,6 +35,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
+    copied = copied_inputs(mod, views=views)
     regions = []
     for group in groups:
         opaque = operator(group.bindings[-1].value) in OPAQUE
@@ -46,7 +49,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        regions.append(_region(layer, group, names))
+        region = _region(layer, group, names)
+        regions.append(replace(region, padding_copied=copied.get(group.title, "")))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")

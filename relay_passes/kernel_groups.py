@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import apart
-from pimflow.core.region import STORED_BYTES
+from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
@@ -24,7 +24,6 @@ from pimflow.relay_passes.flat import (
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
-GATHERS = ("concat", "strided_slice")
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")
@@ -195,14 +194,17 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or parts are, and no other name of one."""
+    if group.view:
+        return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:
         call = group.bindings[-1].value
         return isinstance(call, relax.Call) and (
             isinstance(call.op, tvm.ir.GlobalVar) or operator(call) == "call_dps_packed"
         )
     kinds = {operator(b.value) for b in group.bindings}
-    return var.same_as(group.result) and not kinds <= {*MOVES, *GATHERS}
+    stored = var.same_as(group.result) or var in group.kept
+    return stored and ("concat" in kinds or not kinds <= {*MOVES, *GATHERS})
 
 
 def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:

@@ -62,6 +62,7 @@ def _system(args: argparse.Namespace) -> System:
         timing=timing,
         scheduling=args.scheduling,
         copies=args.copies,
+        padding=args.padding,
         accounting=args.accounting,
         dtype=args.dtype,
     )

@@ -64,3 +64,20 @@ def randomly_wired(nodes: int, seed: int) -> onnx.ModelProto:
     layers.append(helper.make_node("Sum", sorted(unread), ["last"], "last.sum"))
     layers.append(helper.make_node("GlobalAveragePool", ["last"], ["y"], "pool"))
     return model(layers, weights, 16)
+
+
+def padded_everywhere(rows: int = 16, channels: int = 16) -> onnx.ModelProto:
+    """3x3 convolutions of what others pad, keep, join along rows or read besides."""
+    weights: dict[str, np.ndarray] = {}
+    same = (channels, channels)
+    nodes = convolution("a", "x", (16, channels), 3, weights)
+    nodes += convolution("b", "a", same, 3, weights) + convolution("c", "a", same, 3, weights)
+    nodes.append(helper.make_node("Add", ["b", "c"], ["s"], "s"))
+    nodes += convolution("d", "s", same, 1, weights) + convolution("e", "s", same, 3, weights)
+    nodes.append(helper.make_node("Concat", ["d", "e"], ["j"], "j", axis=2))
+    nodes += convolution("f", "j", same, 5, weights)
+    weights["bare.w"] = weights["e.w"]
+    nodes.append(helper.make_node("Conv", ["f", "bare.w"], ["g"], "bare.conv", pads=[1, 1, 1, 1]))
+    nodes += convolution("h", "g", same, 3, weights)
+    nodes.append(helper.make_node("GlobalAveragePool", ["h"], ["y"], "pool"))
+    return model(nodes, weights, 16, rows)

@@ -102,6 +102,7 @@ class StepGraph:
         awaited = {first for named in waits.values() for first in named}
         held = {name: (name,) for name in inputs}
         aliases: dict[str, str] = {}
+        apart_bytes = dict(size_bytes)
         steps = []
         for region in graph.regions:
             name = region.name
@@ -114,9 +115,9 @@ class StepGraph:
             if region.view:
                 held[name] = tuple(dict.fromkeys((*reads, name)))
                 if region.operator == "concat":
-                    aliases |= dict.fromkeys(region.inputs, name)
-                    whole_bytes = sum(size_bytes[part] for part in region.inputs)
-                    size_bytes |= dict.fromkeys(region.inputs, whole_bytes)
+                    parts = [buffer for buffer in reads if size_bytes[buffer]]
+                    aliases |= dict.fromkeys(parts, name)
+                    size_bytes |= dict.fromkeys(parts, sum(apart_bytes[part] for part in region.inputs))
                 size_bytes[name] = 0
         outputs = tuple(dict.fromkeys(buffer for name in graph.outputs for buffer in held[name]))
         return cls(steps=steps, size_bytes=size_bytes, inputs=inputs, outputs=outputs, aliases=aliases)
