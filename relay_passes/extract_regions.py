@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -12,6 +13,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
+from pimflow.relay_passes.padded_inputs import copied_inputs
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
@@ -31,12 +33,11 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     UnsupportedOpError
         For dynamic shapes and operators with several results, naming the operator.
     """
-    groups = kernel_groups(mod, views=views)
+    groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
+    copied = copied_inputs(mod, views=views)
     regions = []
     for group in groups:
-        if group.result.same_as(mod["main"].body.body) and isinstance(group.bindings[-1].value, relax.Tuple):
-            continue  # the network's results
         opaque = operator(group.bindings[-1].value) in OPAQUE
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
@@ -48,13 +49,29 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        regions.append(_region(layer, group, names))
+        region = _region(layer, group, names)
+        regions.append(replace(region, padding_copied=copied.get(group.title, "")))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
     return RegionGraph(name=name, regions=tuple(regions), outputs=_outputs(mod, groups))
+
+
+def region_groups(mod: tvm.IRModule, *, views: bool = True) -> dict[str, KernelGroup]:
+    """The kernel or view of each region that `extract_regions` finds."""
+    return {layer_name(mod, group.title): group for group in _layer_groups(mod, views)}
+
+
+def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
+    """All groups but the tuple of the network's results."""
+    returned = mod["main"].body.body
+    return [
+        group
+        for group in kernel_groups(mod, views=views)
+        if not (group.result.same_as(returned) and isinstance(group.bindings[-1].value, relax.Tuple))
+    ]
 
 
 def _fixed(var: relax.Var) -> bool:
@@ -67,11 +84,7 @@ def _outputs(mod: tvm.IRModule, groups: list[KernelGroup]) -> tuple[str, ...]:
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     wanted = set(relax.analysis.free_vars(result)) | {body}
-    return tuple(
-        layer_name(mod, g.title)
-        for g in groups
-        if wanted & {b.var for b in g.bindings} and not isinstance(g.bindings[-1].value, relax.Tuple)
-    )
+    return tuple(layer_name(mod, g.title) for g in groups if wanted & {b.var for b in g.bindings})
 
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:

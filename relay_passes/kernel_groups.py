@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import apart
-from pimflow.core.region import STORED_BYTES
+from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
@@ -24,7 +24,6 @@ from pimflow.relay_passes.flat import (
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
-GATHERS = ("concat", "strided_slice")
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")
@@ -50,6 +49,9 @@ class KernelGroup:
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
+    follows : set of Var
+        Variables whose kernels have to come before it, although it does not read them: earlier, it would
+        take in what they read first.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
@@ -58,6 +60,7 @@ class KernelGroup:
     view: bool = False
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
+    follows: set[relax.Var] = field(default_factory=set)
 
     @property
     def result(self) -> relax.Var:
@@ -112,9 +115,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
-    read: set[relax.Var] = set()  # by a kernel other than the one that made it
-
-    joined: set[relax.Var] = set()  # lies inside a concatenation
+    # By what a kernel other than the one that made it reads each first, and what it lies inside.
+    read: dict[relax.Var, relax.Var] = {}
+    joined: dict[relax.Var, relax.Var] = {}
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -126,21 +129,17 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         if kind in GATHERS and not copied:
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
-            joined.update(operands if kind == "concat" else ())
+            joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in UNARY + BINARY + MOVES + GATHERS:
-            hosts = [
-                made[v]
-                for v in operands
-                if kind not in GATHERS
-                and sole(v)
-                and made[v].fusible
-                # others wait for what it keeps: it cannot wait for them
-                and read.isdisjoint(made[v].kept)
-            ]
+            open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+            # Others wait for what it keeps: it cannot wait for them.
+            hosts = [host for host in open_ends if read.keys().isdisjoint(host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
             else:
                 group = KernelGroup()
+                group.follows |= {read[v] for host in open_ends for v in host.kept if v in read}
+                group.follows |= {joined[v] for v in operands if kind == "concat" and v in joined}
                 groups.append(group)
         else:
             single = kind not in ("", "call_dps_packed", *OPAQUE) and isinstance(
@@ -150,9 +149,12 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             for var in operands if single else ():
                 before = made[var]
                 floats = before.anchor is None and before.fusible and var == before.result
-                if floats and before in groups and var not in read:
+                if floats and before in groups and var in read:
+                    group.follows.add(read[var])
+                elif floats and before in groups:
                     group.bindings += before.bindings
                     group.copied |= before.copied
+                    group.follows |= before.follows
                     group.kept += [] if sole(var) else [var]
                     groups.remove(before)
             groups.append(group)
@@ -161,7 +163,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
-        read.update(v for v in operands if made[v] is not group)
+        for var in operands:
+            if made[var] is not group:
+                read.setdefault(var, binding.var)
     return groups
 
 
@@ -190,14 +194,17 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or parts are, and no other name of one."""
+    if group.view:
+        return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:
         call = group.bindings[-1].value
         return isinstance(call, relax.Call) and (
             isinstance(call.op, tvm.ir.GlobalVar) or operator(call) == "call_dps_packed"
         )
     kinds = {operator(b.value) for b in group.bindings}
-    return var.same_as(group.result) and not kinds <= {*MOVES, *GATHERS}
+    stored = var.same_as(group.result) or var in group.kept
+    return stored and ("concat" in kinds or not kinds <= {*MOVES, *GATHERS})
 
 
 def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:

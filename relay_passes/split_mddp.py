@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.ranges import RangeMap
+from pimflow.core.ranges import Range, RangeMap
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
+from pimflow.relay_passes.padded_inputs import copied_inputs
 
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
 
@@ -22,9 +24,16 @@ class SplitMdDp:
     ----------
     gpu_rows : mapping of str to int
         By layer, how many output rows, the first ones, go to the GPU.
+    symmetric : bool
+        Whether the GPU's convolutions pad both ends of the rows alike, as some libraries do: where its part
+        has other padding left, it reads rows of zeros around the input.
+    views : bool
+        Of `kernel_groups`.
 
     Rewrite: ``conv2d(x, w) -> concat(conv2d(x[a0:a1], w), conv2d(x[b0:b1], w), axis=H)``, parts named
-    ``*__gpu`` and ``*__pim``, with the padding that each part has left.
+    ``*__gpu`` and ``*__pim``, with the padding that each part has left. If `symmetric`, the GPU's is
+    ``conv2d(concat(zeros, x)[a0:a1], w)``, a place in memory with ``x`` in it where `copied_inputs` says
+    so. PIM gathers from ``x``, and needs no zeros.
     Preserves: values bit by bit, names of all else.
 
     Raises
@@ -33,10 +42,12 @@ class SplitMdDp:
         If a part would have no rows, or read only padding.
     """
 
-    def __init__(self, gpu_rows: Mapping[str, int]):
-        self.gpu_rows = dict(gpu_rows)
+    def __init__(self, gpu_rows: Mapping[str, int], symmetric: bool = False, views: bool = True):
+        self.gpu_rows, self.symmetric, self.views = dict(gpu_rows), symmetric, views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        copied = copied_inputs(mod, views=self.views) if self.symmetric else {}
+
         def rewrite(builder, var, value):
             rows = self.gpu_rows.get(layer_name(mod, var))
             if rows is None or operator(value) != "nn.conv2d":
@@ -54,41 +65,50 @@ class SplitMdDp:
             problem = window.unsplittable(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
-            parts = [
-                _rows(builder, value, axis, window, begin, end, f"{var.name}{suffix}")
-                for begin, end, suffix in (
-                    (0, rows, GPU_SUFFIX),
-                    (rows, window.output_extent, PIM_SUFFIX),
-                )
-            ]
+            on_gpu, on_pim = window.inputs(0, rows), window.inputs(rows, window.output_extent)
+            x, gpu_name, pim_name = value.args[0], f"{var.name}{GPU_SUFFIX}", f"{var.name}{PIM_SUFFIX}"
+            if self.symmetric and on_gpu.pad_before != on_gpu.pad_after:
+                x = _padded(builder, x, axis, on_gpu, gpu_name, bool(copied[var]))
+                on_gpu = Range(begin=0, end=on_gpu.pad_before + on_gpu.end + on_gpu.pad_after)
+            # Sliced even if it reads all rows: no kernel that PIM waits for may take in what made them.
+            parts = [_part(builder, value, _slice(builder, x, axis, on_gpu, gpu_name), on_gpu, gpu_name)]
+            x = value.args[0]
+            if len(on_pim) < window.extent:
+                x = _slice(builder, x, axis, on_pim, pim_name)
+            parts.append(_part(builder, value, x, on_pim, pim_name))
             return builder.emit(relax.op.concat(parts, axis=axis), name_hint=var.name)
 
         return rebuild(mod, rewrite)
 
 
-def _rows(
-    builder: relax.BlockBuilder,
-    call: relax.Call,
-    axis: int,
-    window: RangeMap,
-    begin: int,
-    end: int,
-    name: str,
+def _padded(
+    builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str, copied: bool
 ) -> relax.Var:
-    """Output rows ``[begin, end)`` of convolution `call`."""
-    x, filters = call.args
-    part = window.inputs(begin, end)
-    if len(part) < window.extent:
-        x = builder.emit(
-            relax.op.strided_slice(x, [axis], [part.begin], [part.end], assume_inbound=True),
-            name_hint=f"{name}_in",
-        )
+    """`x` with the rows of zeros that `part` of it reads; constants if `x` is copied anyway."""
+    joined = [x]
+    for rows, at in ((part.pad_before, 0), (part.pad_after, 2)):
+        dims = [rows if index == axis else extent for index, extent in enumerate(shape(x))]
+        if rows and copied:
+            joined.insert(at, relax.const(np.zeros(dims, str(x.ty.dtype))))
+        elif rows:
+            zeros = relax.op.zeros(relax.ShapeExpr(dims), str(x.ty.dtype))
+            joined.insert(at, builder.emit(zeros, name_hint=f"{name}_zeros"))
+    return builder.emit(relax.op.concat(joined, axis=axis), name_hint=f"{name}_padded")
+
+
+def _slice(builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str) -> relax.Var:
+    rows = relax.op.strided_slice(x, [axis], [part.begin], [part.end], assume_inbound=True)
+    return builder.emit(rows, name_hint=f"{name}_in")
+
+
+def _part(builder: relax.BlockBuilder, call: relax.Call, x: relax.Expr, part: Range, name: str) -> relax.Var:
+    """Convolution `call` of the input rows `x`, with the padding that `part` has left."""
     attrs = call.attrs
     _, left, _, right = (int(p) for p in attrs.padding)
     return builder.emit(
         relax.op.nn.conv2d(
             x,
-            filters,
+            call.args[1],
             strides=list(attrs.strides),
             padding=[part.pad_before, left, part.pad_after, right],
             dilation=list(attrs.dilation),

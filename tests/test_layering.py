@@ -43,6 +43,7 @@ LAYERS = (
         "devices",
         "profilers",
         "simulation",
+        "layer_order",
         "network_memory",
         "allocation",
         "operator_memory",

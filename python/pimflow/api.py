@@ -32,6 +32,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System, system
+from pimflow.layer_order import LayerOrder
 from pimflow.measure import kernel_times
 from pimflow.placement import Costs, Profiling, Searched
 from pimflow.placement import apply as apply_plan
@@ -92,6 +93,7 @@ def search(
     batch: int | None = None,
     objective: str = "latency",
     solver: str = "dp",
+    reorder: bool = False,
     profiling: Profiling | None = None,
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
@@ -110,11 +112,15 @@ def search(
         Inferences at once; see `frontend.load`.
     objective, solver : str
         What is minimised, and by which method.
+    reorder : bool
+        See `compile`.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     """
-    network = frontend.load(model, shapes, batch)
+    network, plan = frontend.load(model, shapes, batch), _plan(plan)
+    if reorder:
+        network = network_memory.reordered(network, target_system or system(), plan=plan).network
     options = {"objective": objective, "solver": solver}
     return search_network(network, target_system, plan, profiling=profiling, **options)
 
@@ -171,6 +177,7 @@ def compile(
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
+    reorder: bool = False,
     profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
 ) -> Compiled:
@@ -200,6 +207,9 @@ def compile(
         1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
+    reorder : bool
+        Whether layers may run in another order, if it takes less memory (docs/memory.md). `plan`, if given,
+        says the order.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
@@ -230,6 +240,11 @@ def compile(
     expected = network.reference(inputs)
     network = network.without_reference()
 
+    order = None
+    if reorder:
+        progress("ordering layers")
+        order = network_memory.reordered(network, target_system, target, plan)
+        network = order.network
     progress("searching")
     search_begin = time.perf_counter()
     costs = Costs(target_system, profiling or Profiling())
@@ -253,6 +268,7 @@ def compile(
         verification,
         gpu_part=_gpu_part(searched, builds[0], inputs),
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
+        order=None if order is None else _order_part(order, searched, plan, costs),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,
@@ -286,6 +302,18 @@ def _traced(programs: Mapping[str, PimProgram], progress: Callable[[str], None])
     for region, problem in refused.items():
         progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")
     return [region for region in programs if region not in refused]
+
+
+def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:
+    """What the report says of the layers' order, and how long the network takes in the given one."""
+    given = searched
+    if order.changed:
+        graph = regions(order.given, searched.system)
+        given = _search(graph, searched.system, order.plan_as_given(plan, graph), costs)
+    return order.summary() | {
+        "latency_given_ns": given.evaluation.latency_ns,
+        "latency_ns": searched.evaluation.latency_ns,
+    }
 
 
 def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -330,7 +358,7 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, objective=objective, solver=solver)
-        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs())
+        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs(), target_system)
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

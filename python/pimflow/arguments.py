@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from pimflow import memory_command
-from pimflow.hardware.system import ACCOUNTINGS, COPIES, SCHEDULINGS, TIMINGS
+from pimflow.hardware.system import ACCOUNTINGS, COPIES, PADDINGS, SCHEDULINGS, TIMINGS
 
 
 def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -31,6 +31,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
     )
+    sub.add_argument("--reorder", action="store_true", help=memory_command.REORDER)
     _input_options(sub)
     _system_options(sub)
     sub.add_argument(
@@ -132,6 +133,7 @@ def _system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--timing", help=f"PIM timing: {', '.join(TIMINGS)}")
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--copies", help=f"of parts of tensors: {', '.join(COPIES)}")
+    sub.add_argument("--padding", help=f"of convolutions on the GPU: {', '.join(PADDINGS)}")
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(

@@ -62,6 +62,7 @@ def _system(args: argparse.Namespace) -> System:
         timing=timing,
         scheduling=args.scheduling,
         copies=args.copies,
+        padding=args.padding,
         accounting=args.accounting,
         dtype=args.dtype,
     )
@@ -157,6 +158,7 @@ def _compile(args: argparse.Namespace) -> None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
+            options["reorder"] = args.reorder
             searched = api.search(args.model, target_system, **options)
         region = searched.graph.region(args.explain)
         if args.json:
@@ -175,6 +177,7 @@ def _compile(args: argparse.Namespace) -> None:
             batch=args.batch,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
+            reorder=args.reorder,
             profiling=profiling,
             progress=progress,
         )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pimflow.network_memory import NetworkMemory
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
+REORDER = "let layers run in another order where that takes less memory"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--weights", help="place weights and inputs too: resident, streamed")
     sub.add_argument("--no-in-place", action="store_true", help="no result takes over a dead operand")
+    sub.add_argument("--reorder", action="store_true", help=f"of a network: {REORDER}")
     sub.add_argument(
         "--target", default="llvm+pim", help="what a network is lowered for (default: %(default)s)"
     )
@@ -100,6 +102,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
+        reorder=args.reorder,
         capacity_bytes=args.capacity,
         alignment_bytes=args.alignment,
         seconds=args.time_limit,
@@ -111,6 +114,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
         raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
+    if args.reorder and _is_table(args.source):
+        raise UsageError("--reorder: the buffers of a table say no order of steps; give a network")
     if not 0 < args.time_limit < float("inf"):
         raise UsageError(f"--time-limit {args.time_limit:g}: give a positive number of seconds")
 
@@ -149,10 +154,13 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "lazy_groups": network.lazy_groups,
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
+        "order": network.order.summary() if network.order else None,
     }
 
 
 def _network_text(network: NetworkMemory) -> str:
+    from pimflow.report import order_text
+
     pool = max(network.plan.pool_bytes, 1)
     width = len("each tensor while it is live")
     rows = {
@@ -166,6 +174,8 @@ def _network_text(network: NetworkMemory) -> str:
         f"{len(network.copies)} slices and concatenations are copied"
     )
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
+    if network.order:
+        lines.append(f"order {order_text(network.order.summary())}")
     return "\n".join(lines)
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax
 
-from pimflow import frontend, memory, pipeline, targets
+from pimflow import frontend, layer_order, memory, pipeline, targets
 from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 from pimflow.hardware import System
+from pimflow.layer_order import LayerOrder
 from pimflow.memory import MemoryPlan
+from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.kernel_groups import Copied, copies
@@ -42,6 +45,8 @@ class NetworkMemory:
         Results that take over the bytes of an operand.
     copies : tuple of Copied
         What is copied although it is part of a tensor.
+    order : LayerOrder, optional
+        In which order its layers run, where another one was looked for.
     """
 
     liveness: Liveness
@@ -53,6 +58,7 @@ class NetworkMemory:
     lazy_groups: int
     overwritten: int
     copies: tuple[Copied, ...]
+    order: LayerOrder | None = None
 
 
 def plan_memory(
@@ -65,6 +71,7 @@ def plan_memory(
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
+    reorder: bool = False,
     capacity_bytes: int | None = None,
     alignment_bytes: int | None = None,
     seconds: float = memory.TIME_LIMIT_SECONDS,
@@ -85,6 +92,8 @@ def plan_memory(
         ``resident``, ``streamed``, or empty; see `relay_passes.buffers.Buffers.liveness`.
     in_place : bool
         Whether elementwise results may take over operands that die with them.
+    reorder : bool
+        Whether layers may run in another order, if its pool is smaller; see `layer_order`.
 
     Raises
     ------
@@ -97,6 +106,17 @@ def plan_memory(
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
     network = frontend.load(model, shapes, batch)
     on = targets.named_target(target)
+    order = None
+    if reorder:
+
+        def pool_bytes(candidate: frontend.Network) -> int:
+            found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
+            lifetimes = _aligned(found.liveness(weights), alignment_bytes).lifetimes
+            return memory.plan(lifetimes, policy, seconds=seconds).pool_bytes
+
+        order = layer_order.find(network, target_system, seconds=min(seconds, SEARCH_SECONDS))
+        order = order.settled(pool_bytes)
+        network = order.network
     lowered = pipeline.allocate(network.module, on, target_system)
     found = buffers(lowered, in_place=in_place)
     liveness = _aligned(found.liveness(weights), alignment_bytes)
@@ -115,7 +135,22 @@ def plan_memory(
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
         copies=copies(network.module, views=target_system.views),
+        order=order,
     )
+
+
+def reordered(
+    network: frontend.Network, target_system: System, target: str = "llvm+pim", plan: Plan | None = None
+) -> LayerOrder:
+    """The order of `network`'s layers with the smallest pool, as `plan_memory` has it, or that of `plan`."""
+    names = None if plan is None else [choice.region for choice in plan.choices]
+    on = targets.named_target(target)
+
+    def pool_bytes(candidate: frontend.Network) -> int:
+        liveness = buffers(pipeline.allocate(candidate.module, on, target_system)).liveness()
+        return memory.plan(liveness.lifetimes).pool_bytes
+
+    return layer_order.find(network, target_system, names=names).settled(pool_bytes)
 
 
 def _aligned(liveness: Liveness, alignment_bytes: int | None) -> Liveness:

@@ -36,7 +36,10 @@ ALLOCATIONS = ("pool", "eager", "lazy")
 
 
 def apply_plan(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule,
+    gpu_rows: Mapping[str, int],
+    programs: Mapping[str, PimProgram],
+    system: System | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
 
@@ -48,9 +51,12 @@ def apply_plan(
         For every split region, its output rows on the GPU.
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program.
+    system : System, optional
+        Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     """
+    on = system or default_system()
     names = _variables(mod, gpu_rows, programs)
-    phases = [SplitMdDp(gpu_rows), DecomposeToMatrixVector(names), OutlinePim(names)]
+    phases = [SplitMdDp(gpu_rows, on.symmetric, on.views), DecomposeToMatrixVector(names), OutlinePim(names)]
     return tvm.transform.Sequential(phases)(mod)
 
 

@@ -26,6 +26,7 @@ def build(
     conventions: list[dict[str, Any]],
     gpu_part: dict[str, Any],
     memory: dict[str, Any],
+    order: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -41,6 +42,8 @@ def build(
         What `gpu_part` says.
     memory : dict
         What `memory_part` says.
+    order : dict, optional
+        Of the order of the layers: `LayerOrder.summary`, and the latency in the given and in this order.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -74,6 +77,7 @@ def build(
         "gpu_known": searched.maker.costs.known_kernels(),
         "scheduling": system.scheduling,
         "copies": system.copies,
+        "padding": system.padding,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
         "speedup": gpu_only.latency_ns / evaluation.latency_ns,
@@ -95,6 +99,7 @@ def build(
         "regions": regions,
         "gpu_part": gpu_part,
         "memory": memory,
+        "order": order,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -189,6 +194,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
     ]
     lines.append(_memory_line(report["memory"]))
+    if report["order"]:
+        lines.append(f"order     {order_text(report['order'])}")
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
@@ -203,6 +210,22 @@ def _memory_line(memory: dict[str, Any]) -> str:
         f"memory    {memory['tensors']} tensors in one pool of {memory['pool_bytes'] / 1e6:.3f} MB ({proof}) "
         f"on {memory['target']}; {len(memory['copies'])} copies of parts ({copied / 1e6:.3f} MB)"
     )
+
+
+def order_text(order: dict[str, Any]) -> str:
+    """What another order of the layers saves, and costs if that is known."""
+    live, bound = order["live_bytes"] / 1e6, order["lower_bound_bytes"] / 1e6
+    if not order["reordered"]:
+        why = order["kept_because"]
+        return f"as given: {why} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+    proof = "proved the fewest" if order["optimal"] else f"bound of all orders {bound:.3f} MB"
+    text = (
+        f"changed: {order['live_given_bytes'] / 1e6:.3f} → {live:.3f} MB live at once ({proof}), pool of the "
+        f"network on the GPU {order['pool_given_bytes'] / 1e6:.3f} → {order['pool_bytes'] / 1e6:.3f} MB"
+    )
+    if "latency_ns" not in order:
+        return text
+    return f"{text}; latency {order['latency_given_ns'] / 1e6:.4f} → {order['latency_ns'] / 1e6:.4f} ms"
 
 
 def _known(report: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from branching import padded_everywhere
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import api, artifact, compilation, frontend, pipeline, targets, zoo
@@ -24,10 +25,12 @@ from pimflow.errors import (
     UsageError,
     VerificationError,
 )
+from pimflow.execution import infer
 from pimflow.hardware import system
+from pimflow.hardware.system import COPIES, PADDINGS
 from pimflow.kernels import cuda_compiler
 from pimflow.measure import kernel_times
-from pimflow.placement import apply, search
+from pimflow.placement import Searched, apply, search
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
 from pimflow.report import table as report_table
@@ -150,29 +153,71 @@ def test_a_plan_for_another_network_is_refused(toy):
         api.compile("toy", plan=replace(toy[1].plan, model="0" * 16))
 
 
-def test_random_plans_give_the_reference_and_launch_what_is_charged():
-    """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
-    network = frontend.load("toy")
-    graph = extract_regions(network.module, "toy")
-    target = system()
+def random_plan(searched: Searched, draw: random.Random) -> Plan:
+    """Any legal choice of modes; every other layer that can be split is."""
+    choices = []
+    for choice in searched.plan.choices:
+        found = searched.table.candidates[choice.region]
+        split = [candidate for candidate in found if candidate.rewrite.mode == "SPLIT"]
+        candidate = draw.choice(split if split and draw.random() < 0.5 else found)
+        rewrite, share = candidate.rewrite, candidate.gpu_share
+        choices.append(replace(choice, mode=rewrite.mode, gpu_share=share, schedule=rewrite.schedule))
+    return replace(searched.plan, choices=tuple(choices))
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    ("model", "built_plans"),
+    [("toy", 2), (padded_everywhere(), 1), (padded_everywhere(7, 20), 1)],
+    ids=["toy", "padded", "unaligned"],
+)
+def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built_plans, padding, copies):
+    """Outputs are verified, and the same bits however padding is done; kernels built are launches charged."""
+    network = frontend.load(model)
+    target = system(padding=padding, copies=copies)
+    graph = api.regions(network, target)
     searched = search(graph, target)
     inputs = network.example_inputs()
     draw = random.Random(0)
-    for _ in range(8):
-        choices = []
-        for choice in searched.plan.choices:
-            candidate = draw.choice(searched.table.candidates[choice.region])
-            rewrite = candidate.rewrite
-            choices.append(
-                replace(choice, mode=rewrite.mode, gpu_share=candidate.gpu_share, schedule=rewrite.schedule)
-            )
-        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs())
+    for index in range(8):
+        plan = random_plan(searched, draw)
+        found = apply(graph, target, plan, searched.maker.costs)
+        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs(), target)
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(group.fusible for group in kernel_groups(applied)) == launches
+        assert sum(group.fusible for group in kernel_groups(applied, views=target.views)) == launches
+        if index >= built_plans or not target.views:
+            continue
         built = compilation.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
+        if target.symmetric:
+            plain = replace(found, system=replace(target, padding="asymmetric"))
+            twin = compilation.build(network, plain, targets.named_target("llvm+pim"))
+            for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
+                assert np.array_equal(y, expected)
+
+
+def test_rows_of_zeros_are_charged_and_lie_in_place():
+    """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""
+    network = frontend.load(padded_everywhere())
+    found = {}
+    for padding in PADDINGS:
+        target = system(padding=padding)
+        searched = search(api.regions(network, target), target)
+        whole = replace(
+            searched.plan,
+            choices=tuple(replace(c, mode="GPU", gpu_share=1.0, schedule="") for c in searched.plan.choices),
+        )
+        split = _with(whole, "h.conv", mode="SPLIT", gpu_share=0.5)
+        applied = apply(searched.graph, target, split, searched.maker.costs)
+        built = compilation.build(network, applied, targets.named_target("llvm+pim"))
+        found[padding] = applied.evaluation.timeline.events, built
+    (before, plain), (after, padded) = found.values()
+    fills = {event.label for event in after} - {event.label for event in before}
+    assert fills == {"h.conv (rows of zeros)"}
+    assert padded.copies == plain.copies
+    assert padded.memory.pool_bytes - plain.memory.pool_bytes <= 16 * 16 * 4
 
 
 def test_fp32_mode_matches_to_rounding():

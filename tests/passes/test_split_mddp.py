@@ -71,6 +71,71 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(SplitMdDp({"conv": 2})(after), after)
 
 
+@I.ir_module
+class Symmetric:
+    """Rows of zeros lie before a tensor that a kernel writes; PIM reads the tensor itself."""
+
+    @R.function
+    def main(x: R.Tensor((1, 9, 8, 4), "float32")):
+        with R.dataflow():
+            active = R.nn.relu(x)
+            conv = R.nn.conv2d(
+                active,
+                R.const(FILTERS[..., :4]),
+                strides=2,
+                padding=[1, 1, 1, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            R.output(conv)
+        return conv
+
+
+@I.ir_module
+class SymmetricExpected:
+    @R.function
+    def main(x: R.Tensor((1, 9, 8, 4), "float32")):
+        with R.dataflow():
+            active = R.nn.relu(x)
+            zeros = R.zeros((1, 1, 8, 4), "float32")
+            padded = R.concat((zeros, active), axis=1)
+            gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
+            gpu = R.nn.conv2d(
+                gpu_rows,
+                R.const(FILTERS[..., :4]),
+                strides=2,
+                padding=[0, 1, 0, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
+            pim = R.nn.conv2d(
+                pim_rows,
+                R.const(FILTERS[..., :4]),
+                strides=2,
+                padding=[0, 1, 1, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            conv = R.concat((gpu, pim), axis=1)
+            R.output(conv)
+        return conv
+
+
+def test_symmetric_rewrite():
+    after = SplitMdDp({"conv": 2}, symmetric=True)(Symmetric)
+    tvm.ir.assert_structural_equal(after, SymmetricExpected)
+    assert same_bits(Symmetric, after)
+    tvm.ir.assert_structural_equal(SplitMdDp({"conv": 2}, symmetric=True)(after), after)
+    tvm.ir.assert_structural_equal(SplitMdDp({}, symmetric=True)(Symmetric), Symmetric)
+
+
+def test_an_input_is_copied_between_constant_zeros():
+    after = SplitMdDp({"conv": 2}, symmetric=True)(Before)
+    assert operators(after).count("zeros") == 0 and operators(after).count("concat") == 2
+    assert same_bits(Before, after)
+
+
 @pytest.mark.parametrize("rows", [{}, {"other": 2}, {"y": 2}])
 def test_other_layers_stay(rows):
     tvm.ir.assert_structural_equal(SplitMdDp(rows)(Before), Before)
@@ -158,7 +223,8 @@ def evaluated(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
             (axis,), (begin,), (end,) = (tuple(int(i) for i in call.args[n]) for n in (1, 2, 3))
             value = np.take(values[call.args[0]], range(begin, end), axis)
         elif kind == "concat":
-            value = np.concatenate([values[f] for f in call.args[0].fields], int(call.attrs.axis))
+            parts = [values[f] if f in values else f.value.numpy() for f in call.args[0].fields]
+            value = np.concatenate(parts, int(call.attrs.axis))
         elif kind == "nn.conv2d":
             value = _conv(values[call.args[0]], call)
         else:
@@ -188,17 +254,19 @@ def _conv(x: np.ndarray, call: relax.Call) -> np.ndarray:
 
 
 @settings(max_examples=250)
-@given(convolutions())
-def test_any_split_is_exact_or_refused(case):
+@given(convolutions(), st.booleans())
+def test_any_split_is_exact_or_refused(case, symmetric):
     build, rows, _ = case
     before = build()
     try:
-        after = SplitMdDp({"conv": rows})(before)
+        after = SplitMdDp({"conv": rows}, symmetric)(before)
     except PlanError as error:
         assert "read only padding" in str(error)
         assert reads_only_padding(before, rows)
         return
     assert operators(after).count("nn.conv2d") == 2
+    (on_gpu,) = (b.value for b in main_bindings(after) if b.var.name == "conv__gpu")
+    assert not symmetric or int(on_gpu.attrs.padding[0]) == int(on_gpu.attrs.padding[2])
     x = np.random.default_rng(2).standard_normal(shape(before["main"].params[0])).astype(np.float32)
     assert np.array_equal(evaluated(after, x), evaluated(before, x))
 

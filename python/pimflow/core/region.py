@@ -21,6 +21,8 @@ RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
 NETWORK_DTYPES = ("fp16", "fp32")
 # What is aligned in their smallest element is aligned in all.
 STORED_BYTES = min(ELEMENT_BYTES[dtype] for dtype in NETWORK_DTYPES)
+# Operators that read parts of tensors, or join them.
+GATHERS = ("concat", "strided_slice")
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
@@ -215,6 +217,8 @@ class Region:
     view : bool
         Whether it is no kernel at all: a slice that lies inside its operand, or a concatenation that its
         operands lie inside.
+    padding_copied : str
+        Why rows of zeros beside its input take a copy of it; empty if they do not, or it pads no rows.
     role : str
         One of `ROLES`; only a decomposition sets it.
     """
@@ -232,6 +236,7 @@ class Region:
     kept_elements: int = 0
     anchored: bool = True
     view: bool = False
+    padding_copied: str = ""
     role: str = ""
 
     @property

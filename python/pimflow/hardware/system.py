@@ -16,6 +16,8 @@ ACCOUNTINGS = ("full", "paper")
 TIMINGS = ("strict", "ramulator-pimflow")
 # Parts of tensors lie inside them where they can, or are always copied.
 COPIES = ("elided", "made")
+# What the GPU's convolutions can pad: each end of an axis by itself, or both alike.
+PADDINGS = ("asymmetric", "symmetric")
 # What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
 # filled before it is used; all buffers, written while others compute, and tiles split where channels
 # would be idle; and every loop order of `pim_backend.schedule`.
@@ -49,6 +51,8 @@ class System:
     copies : str
         ``elided``: slices and the joined parts of splits are no kernels where memory can be laid out so;
         ``made``: they always are.
+    padding : str
+        One of `PADDINGS`; with ``symmetric``, the GPU's part of a split reads rows of zeros around its input.
     """
 
     name: str
@@ -63,6 +67,7 @@ class System:
     timing: str = "strict"
     scheduling: str = SCHEDULINGS[-1]
     copies: str = COPIES[0]
+    padding: str = PADDINGS[0]
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +87,7 @@ class System:
             ("timing", self.timing, TIMINGS),
             ("scheduling", self.scheduling, SCHEDULINGS),
             ("copies", self.copies, COPIES),
+            ("padding", self.padding, PADDINGS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
@@ -104,6 +110,11 @@ class System:
     def views(self) -> bool:
         """Whether parts of tensors may lie inside them."""
         return self.copies == COPIES[0]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the GPU's convolutions pad both ends of an axis alike."""
+        return self.padding == PADDINGS[1]
 
     @property
     def gwrite_hiding(self) -> bool:

@@ -74,10 +74,53 @@ class StepGraph:
         self.lifetimes()
 
     @classmethod
-    def of_regions(cls, graph: RegionGraph, dtype: str) -> StepGraph:
-        """A step a region; the network in the found order is its regions in that order."""
-        steps, size_bytes, inputs = graph.buffers(dtype)
-        return cls(steps=steps, size_bytes=size_bytes, inputs=inputs, outputs=graph.outputs)
+    def of_regions(
+        cls,
+        graph: RegionGraph,
+        dtype: str,
+        *,
+        waits: Mapping[str, Iterable[str]] | None = None,
+        inputs_count: bool = True,
+    ) -> StepGraph:
+        """A step a region; the network in the found order is its regions in that order.
+
+        Views are steps that take no bytes: who reads one reads the tensor that it lies inside, or all of
+        its parts, which share the bytes of the whole.
+
+        Parameters
+        ----------
+        dtype : str
+            Storage type of the activations.
+        waits : mapping of str to iterable of str, optional
+            By region, others that have to stay before it.
+        inputs_count : bool
+            Whether inputs take bytes until their last reader; an executable's lie elsewhere.
+        """
+        waits = waits or {}
+        _, size_bytes, inputs = graph.buffers(dtype)
+        size_bytes |= {} if inputs_count else dict.fromkeys(inputs, 0)
+        awaited = {first for named in waits.values() for first in named}
+        held = {name: (name,) for name in inputs}
+        aliases: dict[str, str] = {}
+        apart_bytes = dict(size_bytes)
+        steps = []
+        for region in graph.regions:
+            name = region.name
+            writes = (name, *((f"{name} done",) if name in awaited else ()))
+            reads = [buffer for each in region.inputs for buffer in held[each]]
+            reads += [f"{first} done" for first in waits.get(name, ())]
+            steps.append((tuple(dict.fromkeys(reads)), writes))
+            size_bytes |= dict.fromkeys(writes[1:], 0)
+            held[name] = (name,)
+            if region.view:
+                held[name] = tuple(dict.fromkeys((*reads, name)))
+                if region.operator == "concat":
+                    parts = [buffer for buffer in reads if size_bytes[buffer]]
+                    aliases |= dict.fromkeys(parts, name)
+                    size_bytes |= dict.fromkeys(parts, sum(apart_bytes[part] for part in region.inputs))
+                size_bytes[name] = 0
+        outputs = tuple(dict.fromkeys(buffer for name in graph.outputs for buffer in held[name]))
+        return cls(steps=steps, size_bytes=size_bytes, inputs=inputs, outputs=outputs, aliases=aliases)
 
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
         """Lifetimes of the buffers with the steps in `order`, by default the given one."""

@@ -152,10 +152,15 @@ def apply(
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
-    if plan.model != graph.digest:
-        raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
     named = [choice.region for choice in plan.choices]
     wanted = [region.name for region in graph.regions]
+    if plan.model != graph.digest:
+        if named != wanted and sorted(named) == sorted(wanted):
+            raise PlanError(
+                f"the plan has the layers of '{graph.name}' in another order: apply it with --reorder, "
+                "or search again"
+            )
+        raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
         raise PlanError(f"the plan does not cover the regions of '{graph.name}' one by one: {odd[0]}")

@@ -12,6 +12,7 @@ from pimflow.core.liveness import apart
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
     ELEMENT_BYTES,
+    GATHERS,
     RESULT_BYTES,
     STORED_BYTES,
     ConvGeometry,
@@ -158,14 +159,17 @@ class Candidates:
             crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
             parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
         if gpu_rows:
-            kernel = gpu_kernel(region, self.system.dtype, gpu_rows)
+            kernel = gpu_kernel(region, self.system.dtype, gpu_rows, self.system.symmetric)
             parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
             if full:
                 moved_bytes = parallel[-1].moved_bytes
                 parallel.append(self._transfer(f"{region.name} (GPU traffic)", moved_bytes))
         tasks = [self._prologue_task(region, channels)] if region.prologue and full else []
         first = tuple(range(len(tasks)))
-        tasks += [replace(task, after=first) for task in parallel]
+        if full:
+            tasks += [replace(task, after=first) for task in self._padding_tasks(region, gpu_rows, channels)]
+        padded = tuple(range(len(tasks)))
+        tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
         if full and self.system.pim.result_lanes > 1:
             after = tuple(range(len(tasks)))
             tasks.append(replace(self._lanes_task(region, run, channels), after=after))
@@ -207,13 +211,13 @@ class Candidates:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
         It may if the first region that reads the result reads it through its anchor, or is the only
-        one: `relay_passes.kernel_groups` fuses just that.
+        one: `relay_passes.kernel_groups` fuses just that, and nothing into slices and concatenations.
         """
         consumers = self.graph.consumers[region.name]
         if region.name in self.graph.outputs or not consumers:
             return False
         first = self.graph.region(consumers[0])
-        if first.view:
+        if first.view or not set(GATHERS).isdisjoint(first.operators):
             return False
         return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
 
@@ -279,6 +283,21 @@ class Candidates:
         kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
         return self._gpu_task(f"{region.name} ({', '.join(region.prologue)})", kernel, channels)
 
+    def _padding_tasks(self, region: Region, gpu_rows: int, channels: int) -> list[Task]:
+        """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
+        g = region.geometry
+        part = g.rows.inputs(0, gpu_rows) if gpu_rows and self.system.symmetric else None
+        if part is None or part.pad_before == part.pad_after:
+            return []
+        row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
+        zeros = [rows * row for rows in (part.pad_before, part.pad_after) if rows]
+        if not region.padding_copied:
+            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
+            return [self._gpu_task(f"{region.name} (rows of zeros)", each, channels) for each in kernels]
+        moved = g.h * row + sum(zeros)
+        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        return [self._gpu_task(f"{region.name} (padded input)", kernel, channels)]
+
     def _pim_task(self, region: Region, run: PimCost) -> Task:
         full = self.system.accounting == "full"
         energy = pim_energy_pj(
@@ -318,11 +337,18 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
-def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0) -> Kernel:
-    """The kernel that computes `region`, epilogue included, or its first `gpu_rows` rows, without."""
+def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0, symmetric: bool = False) -> Kernel:
+    """The kernel that computes `region`, epilogue included, or its first `gpu_rows` rows, without.
+
+    If `symmetric`, one that cannot pad both ends of the rows alike reads rows of zeros.
+    """
     element = ELEMENT_BYTES[dtype]
     if gpu_rows:
-        return convolution_kernel(region.geometry.first_rows(gpu_rows), dtype)
+        part = region.geometry.first_rows(gpu_rows)
+        top, left, bottom, right = part.padding
+        if symmetric and top != bottom:
+            part = replace(part, h=part.h + top + bottom, padding=(0, left, 0, right))
+        return convolution_kernel(part, dtype)
     output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
         residual_bytes = sum(region.input_elements[1:]) * element

@@ -1,0 +1,130 @@
+"""The layers of a network in the order that needs the least memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pimflow.core.plan import Plan
+from pimflow.core.region import RegionGraph
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, StepGraph, reorder
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.reorder_layers import ReorderLayers, waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOrder:
+    """A network in the order that its file has, and in another one.
+
+    Attributes
+    ----------
+    given, network : Network
+        As it came, and in the order to take.
+    order : Order
+        Of live bytes in the storage type; a step a region, network inputs not counted. `order.order` is the
+        order that was found, whether it is taken or not.
+    demanded : bool
+        Whether a plan says the order, so that it is taken whatever memory it needs.
+    kept_because : str
+        Why the given order is kept; empty if it is not.
+    pool_given_bytes, pool_bytes : int, optional
+        Pools of the whole network on the GPU in both orders, once `settled`.
+    """
+
+    given: Network
+    network: Network
+    order: Order
+    demanded: bool = False
+    kept_because: str = ""
+    pool_given_bytes: int | None = None
+    pool_bytes: int | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the order to take is another than the given one."""
+        return self.network is not self.given
+
+    def settled(self, pool_bytes: Callable[[Network], int]) -> LayerOrder:
+        """With the pools of both orders; an order that was searched for is taken if its pool is smaller."""
+        given_bytes = pool_bytes(self.given)
+        found_bytes = pool_bytes(self.network) if self.changed else given_bytes
+        pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
+        if not self.changed or self.demanded or found_bytes < given_bytes:
+            return pools
+        why = f"the pool would not shrink: {given_bytes} to {found_bytes} B"
+        return replace(pools, network=self.given, kept_because=why, pool_bytes=given_bytes)
+
+    def plan_as_given(self, plan: Plan | None, graph: RegionGraph) -> Plan | None:
+        """`plan`, which is for the order to take, for the given one, whose regions are `graph`."""
+        if plan is None or not self.changed:
+            return plan
+        choices = tuple(plan.choice(region.name) for region in graph.regions)
+        return replace(plan, model=graph.digest, choices=choices)
+
+    def summary(self) -> dict[str, Any]:
+        """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""
+        live_bytes = self.order.peak_bytes if self.changed else self.order.given_peak_bytes
+        return {
+            "reordered": self.changed,
+            "kept_because": self.kept_because,
+            "live_given_bytes": self.order.given_peak_bytes,
+            "live_bytes": live_bytes,
+            "lower_bound_bytes": self.order.lower_bound_bytes,
+            "optimal": self.order.lower_bound_bytes == live_bytes,
+            "pool_given_bytes": self.pool_given_bytes,
+            "pool_bytes": self.pool_bytes,
+            "seconds": self.order.seconds,
+        }
+
+
+def find(
+    network: Network,
+    system: System,
+    *,
+    names: Sequence[str] | None = None,
+    seconds: float = TIME_LIMIT_SECONDS,
+) -> LayerOrder:
+    """The order with the fewest live bytes, not yet `settled`.
+
+    Parameters
+    ----------
+    system : System
+        Says the storage type, and which parts of tensors lie inside them.
+    names : sequence of str, optional
+        Regions in the order to take; the search says how good it is.
+    seconds : float
+        Time limit of the search.
+
+    Raises
+    ------
+    UsageError
+        If in `names` a region comes before one that it reads.
+    """
+    views = system.views
+    graph = extract_regions(network.module, network.name, views=views)
+    place = {region.name: step for step, region in enumerate(graph.regions)}
+    steps = StepGraph.of_regions(graph, system.dtype, waits=_waits(network, place, views), inputs_count=False)
+    found = reorder(steps, seconds=seconds)
+    demanded = names is not None and sorted(names) == sorted(place)
+    order = tuple(place[name] for name in names) if demanded else found.order
+    same = LayerOrder(given=network, network=network, order=found, demanded=demanded)
+    if order == tuple(range(len(order))):
+        why = "no order has fewer bytes live" if found.optimal else "none with fewer bytes live was found"
+        return replace(same, kept_because="the plan has it" if demanded else why)
+    wanted = tuple(graph.regions[step] for step in order)
+    module = ReorderLayers([region.name for region in wanted], views)(network.module)
+    after = extract_regions(module, network.name, views=views)
+    if after.regions != wanted:
+        return replace(same, kept_because="in the other order other layers would make one kernel")
+    peak_bytes = StepGraph.of_regions(after, system.dtype, inputs_count=False).peak_bytes()
+    taken = replace(found, order=order, peak_bytes=peak_bytes)
+    return replace(same, network=replace(network, module=module), order=taken)
+
+
+def _waits(network: Network, place: Mapping[str, int], views: bool) -> dict[str, list[str]]:
+    """What has to stay before each region, as far as it does so in the given order."""
+    named = waits(network.module, views=views)
+    return {name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()}

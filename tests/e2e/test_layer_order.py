@@ -1,0 +1,99 @@
+"""Does --reorder give the same network in less memory, and say what it costs?"""
+
+import json
+from dataclasses import replace
+
+import onnx
+import pytest
+from branching import randomly_wired, wide_branches
+
+from pimflow import api
+from pimflow.cli import main
+from pimflow.errors import PlanError, UsageError
+from pimflow.report import table
+
+MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wide")
+    onnx.save(wide_branches(), directory / "wide.onnx")
+    compiled = api.compile(directory / "wide.onnx", directory / "out", reorder=True)
+    return directory, compiled, api.compile(directory / "wide.onnx")
+
+
+def test_one_branch_at_a_time(wide):
+    """Given: four wide maps and the stem's; then one of them, the stem's and three narrow ones."""
+    _, compiled, plain = wide
+    order = compiled.report["order"]
+    assert compiled.verification.verified and order["reordered"] and order["optimal"]
+    assert order["live_given_bytes"] == (4 * 128 + 16) * MAP_BYTES
+    assert order["live_bytes"] == order["lower_bound_bytes"] == (128 + 16 + 3 * 16) * MAP_BYTES
+    # The CPU stores fp32.
+    assert order["pool_given_bytes"] == plain.report["memory"]["pool_bytes"] == 2 * order["live_given_bytes"]
+    assert order["pool_bytes"] == compiled.report["memory"]["pool_bytes"] == 2 * order["live_bytes"]
+    assert "0.270 → 0.098 MB" in table(compiled.report, None)
+
+
+def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
+    _, compiled, plain = wide
+    order = compiled.report["order"]
+    assert order["latency_given_ns"] == plain.report["latency_ns"]
+    assert order["latency_ns"] == compiled.report["latency_ns"]
+    assert plain.report["order"] is None
+    named = {region.name: region for region in plain.searched.graph.regions}
+    assert named == {region.name: region for region in compiled.searched.graph.regions}
+    assert compiled.searched.graph.digest != plain.searched.graph.digest
+
+
+def test_a_plan_says_its_order(wide):
+    directory, compiled, plain = wide
+    again = api.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)
+    assert again.plan.choices == compiled.plan.choices and again.verification.verified
+    keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
+    assert [again.report["order"][key] for key in keys] == [compiled.report["order"][key] for key in keys]
+    with pytest.raises(PlanError, match="--reorder"):
+        api.search(directory / "wide.onnx", plan=compiled.plan)
+    backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])
+    with pytest.raises(UsageError, match="would come before"):
+        api.search(directory / "wide.onnx", plan=backwards, reorder=True)
+    given = api.search(directory / "wide.onnx", plan=plain.plan, reorder=True)
+    assert given.graph == plain.searched.graph
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_randomly_wired(seed):
+    compiled = api.compile(randomly_wired(20, seed), reorder=True)
+    order = compiled.report["order"]
+    assert compiled.verification.verified
+    assert order["lower_bound_bytes"] <= order["live_bytes"] <= order["live_given_bytes"]
+    assert order["reordered"] == (order["pool_bytes"] < order["pool_given_bytes"])
+    assert bool(order["kept_because"]) != order["reordered"]
+
+
+def test_a_chain_keeps_its_order():
+    searched, reordered = api.search("toy"), api.search("toy", reorder=True)
+    assert reordered.graph == searched.graph
+
+
+def test_memory_command(wide, capsys):
+    directory, compiled, plain = wide
+    command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    told = compiled.report["order"]
+    assert {k: v for k, v in found["order"].items() if k != "seconds"} == {
+        k: told[k] for k in found["order"] if k != "seconds"
+    }
+    assert found["pool_bytes"] == found["order"]["pool_bytes"] < plain.report["memory"]["pool_bytes"]
+    assert main(command) == 0
+    assert "proved the fewest" in capsys.readouterr().out
+    assert main(["memory", "toy", "--quiet", "--reorder"]) == 0
+    assert "as given: no order has fewer bytes live" in capsys.readouterr().out
+
+
+def test_a_table_has_no_order(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("id,lower,upper,size\na,0,1,4\n")
+    assert main(["memory", str(tmp_path / "t.csv"), "--reorder"]) == 2
+    assert "--reorder" in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""Do the kernels of a network change places, and nothing else?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import same_bits
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.errors import UsageError
+from pimflow.memory.reorder import StepGraph, reorder
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.reorder_layers import ReorderLayers, waits
+
+CHANNELS = 16
+
+
+@I.ir_module
+class ThreeBranches:
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            active = R.nn.relu(left)
+            right = R.nn.max_pool2d(x, layout="NHWC")
+            last = R.nn.softmax(x)
+            y = R.concat((active, right, last), axis=3)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class ThreeBranchesReordered:
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            last = R.nn.softmax(x)
+            right = R.nn.max_pool2d(x, layout="NHWC")
+            left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            active = R.nn.relu(left)
+            y = R.concat((active, right, last), axis=3)
+            R.output(y)
+        return y
+
+
+def test_rewrite():
+    order = ["last", "right", "left", "y"]
+    after = ReorderLayers(order)(ThreeBranches)
+    tvm.ir.assert_structural_equal(after, ThreeBranchesReordered)
+    tvm.ir.assert_structural_equal(ReorderLayers(order)(after), after)
+    tvm.ir.assert_structural_equal(
+        ReorderLayers(["left", "right", "last", "y"])(ThreeBranches), ThreeBranches
+    )
+    assert same_bits(ThreeBranches, after)
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (["left", "y", "right", "last"], "before 'right'"),
+        (["left", "right", "y"], "last"),
+        (["left", "right", "right", "last", "y"], "every layer once"),
+        (["left", "right", "last", "z"], "y"),
+    ],
+)
+def test_what_is_no_order_is_refused(order, says):
+    with pytest.raises(UsageError, match=says):
+        ReorderLayers(order)(ThreeBranches)
+
+
+@I.ir_module
+class EarlyReader:
+    """An elementwise operator reads the sum before the convolution does: later, its kernel would store it."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            sum = R.add(x, x)
+            early = R.negative(sum)
+            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+            y = R.add(conv, early)
+            R.output(y)
+        return y
+
+
+def test_what_would_change_kernels_waits():
+    assert waits(EarlyReader) == {"conv": ("early",)}
+    regions = extract_regions(EarlyReader).regions
+    assert [r.name for r in regions] == ["sum", "early", "conv"]
+
+
+@st.composite
+def networks(draw) -> tvm.IRModule:
+    """Layers, elementwise operators, slices and concatenations along rows, read in any way."""
+    filters = np.ones((CHANNELS, 3, 3, CHANNELS), np.float32)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 8, CHANNELS), "float32"))
+    made: list[relax.Var] = [x]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            for index in range(draw(st.integers(2, 14))):
+                first = draw(st.sampled_from(made[-5:]))
+                rows = int(first.ty.shape[1])
+                alike = [var for var in made[-6:] if int(var.ty.shape[1]) == rows]
+                second = draw(st.sampled_from(alike))
+                kind = draw(st.sampled_from(["conv", "pool", "relu", "add", "add", "concat", "slice"]))
+                if kind == "conv":
+                    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+                    value = relax.op.nn.conv2d(first, relax.const(filters), padding=(1, 1), **layouts)
+                elif kind == "pool":
+                    value = relax.op.nn.max_pool2d(first, (3, 3), padding=(1, 1), layout="NHWC")
+                elif kind == "relu":
+                    value = relax.op.nn.relu(first)
+                elif kind == "concat" and rows < 32:
+                    value = relax.op.concat([first, second], axis=1)
+                elif kind == "slice" and rows > 2:
+                    begin = draw(st.sampled_from([0, rows // 2]))
+                    value = relax.op.strided_slice(
+                        first, [1], [begin], [begin + rows // 2], assume_inbound=True
+                    )
+                else:
+                    value = relax.op.add(first, second)
+                made.append(builder.emit(value, name_hint=f"t{index}"))
+            mod_reads = draw(st.lists(st.sampled_from(made[1:]), min_size=1, max_size=3, unique=True))
+            output = builder.emit_output(relax.Tuple([*dict.fromkeys((*mod_reads, made[-1]))]))
+        builder.emit_func_output(output)
+    mod = relax.transform.DeadCodeElimination(["main"])(builder.get())
+    return relax.transform.CanonicalizeBindings()(mod)
+
+
+def forward(mod: tvm.IRModule, graph) -> dict[str, tuple[str, ...]]:
+    """What waits for what; where that is not the given order, regions are tied to it and none may move."""
+    place = {region.name: step for step, region in enumerate(graph.regions)}
+    found = waits(mod)
+    assume(all(place[first] < place[name] for name, firsts in found.items() for first in firsts))
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks(), st.randoms(use_true_random=False))
+def test_any_order_has_the_same_regions(mod, draw):
+    graph = extract_regions(mod)
+    wanted = forward(mod, graph)
+    left = {region.name: region for region in graph.regions}
+    order: list[str] = []
+    while left:
+        ready = [n for n, r in left.items() if left.keys().isdisjoint({*r.inputs, *wanted.get(n, ())})]
+        order.append(draw.choice(ready))
+        del left[order[-1]]
+    after = ReorderLayers(order)(mod)
+    relax.analysis.well_formed(after)  # raises
+    assert extract_regions(after).regions == tuple(graph.region(name) for name in order)
+    assert {b.var for b in main_bindings(after)} == {b.var for b in main_bindings(mod)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_a_found_order_is_one_of_them(mod):
+    graph = extract_regions(mod)
+    steps = StepGraph.of_regions(graph, "fp16", waits=forward(mod, graph))
+    found = reorder(steps, seconds=2)
+    names = [graph.regions[step].name for step in found.order]
+    after = extract_regions(ReorderLayers(names)(mod))
+    assert after.regions == tuple(graph.region(name) for name in names)
+    again = StepGraph.of_regions(after, "fp16")
+    assert again.peak_bytes() == found.peak_bytes <= found.given_peak_bytes
