@@ -22,7 +22,7 @@ from pimflow.placement.variants import END, START, Problem, Variant
 
 RELATIVE_GAP = 1e-6
 INFEASIBLE = 2  # scipy's status
-UNITS = 1000.0  # Times are counted so that the horizon is so many: tolerances are absolute.
+UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
 TIME_LIMIT_S = 20.0  # for one integer program; what is not proved by then shows in the bound
 
 
@@ -216,7 +216,7 @@ class _Program:
             integrality=integral,
             bounds=optimize.Bounds(0.0, upper),
             constraints=self.rows.constraint(),
-            options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
+            options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S, "presolve": False},
         )
         if found.x is None:
             return None, found.status != INFEASIBLE
