@@ -11,7 +11,7 @@ from pimflow.core.region import Region
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
-from pimflow.placement.evaluate import savings_pj
+from pimflow.placement.evaluate import overlapped_ns, savings_pj
 from pimflow.verify import Verification
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def build(
     regions = [
         {
             "name": region.name,
+            "covers": list(candidate.covers),
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
             "latency_gpu_only_ns": gpu_only.region_ns[region.name],
@@ -58,9 +59,8 @@ def build(
             "pim_capable": region.name not in searched.table.refused,
             "reason": choice.reason,
         }
-        for region, candidate, choice in zip(
-            searched.graph.regions, searched.candidates, searched.plan.choices
-        )
+        for region in searched.graph.regions
+        for candidate, choice in [(searched.doing[region.name], searched.plan.choice(region.name))]
     ]
     placed_bytes = sum(c.placed_bytes for c in searched.candidates)
     return {
@@ -80,6 +80,7 @@ def build(
         "padding": system.padding,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
+        **estimate_part(searched),
         "speedup": gpu_only.latency_ns / evaluation.latency_ns,
         "speedup_without_launch": speedup_without_launch,
         "conventions": conventions,
@@ -103,6 +104,23 @@ def build(
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
+    }
+
+
+def estimate_part(searched: Searched) -> dict[str, Any]:
+    """What the solver made of the plan beside the timeline: its estimate, and where the two differ.
+
+    `lower_bound_ns` is below the latency of every plan of these candidates; `estimate_gap` is a share of the
+    timeline's latency. `overlapped_ns` says, by region, what running one after the other would have added.
+    """
+    plan, latency_ns = searched.plan, searched.evaluation.latency_ns
+    return {
+        "objective": searched.goal.objective,
+        "solver": searched.goal.solver_for(searched.graph),
+        "estimate_ns": plan.latency_ns,
+        "estimate_gap": (plan.latency_ns - latency_ns) / latency_ns,
+        "lower_bound_ns": plan.lower_bound_ns,
+        "overlapped_ns": overlapped_ns(searched.graph, searched.candidates, searched.table),
     }
 
 
@@ -173,12 +191,14 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"{len(regions) - capable} GPU only",
     ]
     width = max([len(r["name"]) for r in regions] + [6])
-    lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'GPU only → plan':>20}")
+    modes = max([len(r["mode"]) for r in regions] + [5])
+    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {'gpu share':>9}  {'GPU only → plan':>20}")
     for r in regions:
         before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
-        lines.append(
-            f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us"
-        )
+        share = "" if r["gpu_share"] is None else f"{r['gpu_share']:.2f}"
+        # What several regions take together stands at the first.
+        took = f"{after:>6.2f} us" if r["covers"][0] == r["name"] else f"with {r['covers'][0]}"
+        lines.append(f"{r['name']:<{width}}  {r['mode']:<{modes}}  {share:>9}  {before:>8.2f} → {took}")
     violations = report["timing_violations"]
     legality = (
         "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
@@ -188,6 +208,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
@@ -201,6 +222,16 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _search_line(report: dict[str, Any]) -> str:
+    """How the plan was found, and how far the solver's view of it is from the timeline."""
+    overlapped = sum(report["overlapped_ns"].values())
+    return (
+        f"search    least {report['objective']} by {report['solver']}: estimate "
+        f"{report['estimate_ns'] / 1e6:.4f} ms ({100 * report['estimate_gap']:+.2f} %), no plan below "
+        f"{report['lower_bound_ns'] / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
+    )
 
 
 def _memory_line(memory: dict[str, Any]) -> str:
@@ -264,8 +295,7 @@ def _gpu_line(part: dict[str, Any]) -> str:
 
 def explanation(searched: Searched, region: Region) -> dict[str, Any]:
     """Every candidate of a region with its tasks and costs, and which one was chosen why."""
-    position = searched.graph.regions.index(region)
-    chosen = searched.candidates[position]
+    chosen = searched.doing[region.name]
     candidates = list(searched.table.candidates[region.name])
     if chosen not in candidates:
         candidates.append(chosen)
@@ -274,10 +304,11 @@ def explanation(searched: Searched, region: Region) -> dict[str, Any]:
         "operators": list(region.operators),
         "output_shape": list(region.output_shape),
         "refused": searched.table.refused.get(region.name, ""),
-        "reason": searched.plan.choices[position].reason,
+        "reason": searched.plan.choice(region.name).reason,
         "candidates": [
             {
                 "name": candidate.name,
+                "covers": list(candidate.covers),
                 "chosen": candidate == chosen,
                 "gpu_share": candidate.gpu_share,
                 "schedule": candidate.rewrite.schedule,

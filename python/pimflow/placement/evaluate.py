@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline
+from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
+from pimflow.placement import steps
+from pimflow.placement.steps import State
 from pimflow.simulators.energy import background_pj
 
 
@@ -21,7 +23,8 @@ class Evaluation:
     latency_ns : float
         End of the last event.
     region_ns : dict of str to float
-        By region, from the end of its inputs to its own end, the transition into it included.
+        By region, from the end of its inputs to its own end, the transition into it included. What a
+        candidate of several regions takes is its first one's.
     energies_pj : dict of str to float
         By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
@@ -63,65 +66,104 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
     }
 
 
-def evaluate(
-    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
-) -> Evaluation:
-    """Run the tasks of `candidates`, in region order, each as early as its inputs and resource allow.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The tasks of a plan over time; see `Evaluation`, whose `energies_pj` has constant power too."""
 
-    A resource does one task at a time, in order; tasks of a region follow the regions it reads.
+    events: tuple[Event, ...]
+    latency_ns: float
+    region_ns: dict[str, float]
+    energies_pj: dict[str, float]
+
+
+def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Run:
+    """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
+
+    A resource does one task at a time, in order; the tasks of a candidate follow what it reads. The order is
+    that of the regions, in which the executable launches kernels and submits PIM programs.
     """
     free_ns = dict.fromkeys(RESOURCES, 0.0)
     ready_ns: dict[str, float] = {}
     region_ns: dict[str, float] = {}
     events: list[Event] = []
-    pending: set[str] = set()
     energies_pj: dict[str, float] = {}
-
-    def run(task: Task, start_ns: float) -> float:
-        start_ns = max(start_ns, free_ns[task.resource])
-        end_ns = start_ns + task.duration_ns
-        free_ns[task.resource] = end_ns
-        events.append(
-            Event(
-                start_ps=round(start_ns * 1000),
-                end_ps=round(end_ns * 1000),
-                resource=task.resource,
-                label=task.label,
-                launched=task.launched,
-            )
-        )
-        for part, pj in task.energies_pj.items():
-            energies_pj[part] = energies_pj.get(part, 0.0) + pj
-        return end_ns
-
-    on_pim = ""  # the last region, if its PIM submission may go on
-    for region, candidate in zip(graph.regions, candidates):
-        if on_pim and region.inputs[0] == on_pim:
-            candidate = candidate.continued()
-        on_pim = region.name if candidate.stays_on_pim else ""
-        begin_ns = start_ns = max((ready_ns.get(name, 0.0) for name in region.inputs), default=0.0)
-        for name in sorted(pending & set(region.inputs)):
-            task = table.transition(name, candidate).task
-            if task:
-                start_ns = run(task, start_ns)
-            pending.discard(name)
+    state = State()
+    for candidate in candidates:
+        tasks = steps.tasks(graph, table, candidate, state)
+        read = (ready_ns.get(name, 0.0) for name in steps.reads(graph, candidate))
+        begin_ns = max(read, default=0.0)
         ends: list[float] = []
-        for task in candidate.tasks:
-            ends.append(run(task, max([start_ns, *(ends[i] for i in task.after)])))
-        ready_ns[region.name] = max(ends, default=start_ns)
-        region_ns[region.name] = ready_ns[region.name] - begin_ns
-        if candidate.output.pending:
-            pending.add(region.name)
+        for task in tasks:
+            start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
+            ends.append(start_ns + task.duration_ns)
+            free_ns[task.resource] = ends[-1]
+            events.append(_event(task, start_ns, candidate.covers))
+            for part, pj in task.energies_pj.items():
+                energies_pj[part] = energies_pj.get(part, 0.0) + pj
+        last = candidate.covers[-1]
+        ready_ns[last] = max(ends, default=begin_ns)
+        region_ns |= dict.fromkeys(candidate.covers, 0.0)
+        region_ns[candidate.covers[0]] = ready_ns[last] - begin_ns
+        state = steps.after(graph, candidate, state)
+    return Run(
+        events=tuple(events),
+        latency_ns=max(ready_ns.values()),
+        region_ns=region_ns,
+        energies_pj=energies_pj,
+    )
 
-    timeline = Timeline(events=tuple(events))
-    latency_ns = max(ready_ns.values())
+
+def evaluate(
+    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
+) -> Evaluation:
+    """What `candidates` do over time, and the energy under it; see `execute`."""
+    run = execute(graph, candidates, table)
     static_pj = (
-        system.gpu.energy["static_w"] * latency_ns * 1000,
-        background_pj(system.pim, system.pim_channels, latency_ns),
+        system.gpu.energy["static_w"] * run.latency_ns * 1000,
+        background_pj(system.pim, system.pim_channels, run.latency_ns),
     )
     return Evaluation(
-        timeline=timeline,
-        latency_ns=latency_ns,
-        region_ns=region_ns,
-        energies_pj=energies_pj | dict(zip(STATIC, static_pj)),
+        timeline=Timeline(events=run.events),
+        latency_ns=run.latency_ns,
+        region_ns=run.region_ns,
+        energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
+    )
+
+
+def overlapped_ns(
+    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable
+) -> dict[str, float]:
+    """By region, how much more its candidate would add if all ran one after the other; zeros are left out.
+
+    Together with the latency it makes what `solve.one_by_one` adds up.
+    """
+    run = execute(graph, candidates, table)
+    ends_ps = {e.regions[0]: 0 for e in run.events}
+    for event in run.events:
+        ends_ps[event.regions[0]] = max(ends_ps[event.regions[0]], event.end_ps)
+    found, state, reached_ps = {}, State(), 0
+    for candidate in candidates:
+        name = candidate.covers[0]
+        alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
+        added_ps = max(ends_ps.get(name, 0) - reached_ps, 0)
+        if round(alone_ps - added_ps) > 1:  # events are rounded to a picosecond
+            found[name] = (alone_ps - added_ps) / 1000
+        reached_ps += added_ps
+        state = steps.after(graph, candidate, state)
+    return found
+
+
+def static_pj_per_ns(system: System) -> float:
+    """Constant power of both devices."""
+    return system.gpu.energy["static_w"] * 1000 + background_pj(system.pim, system.pim_channels, 1.0)
+
+
+def _event(task: Task, start_ns: float, regions: tuple[str, ...]) -> Event:
+    return Event(
+        start_ps=round(start_ns * 1000),
+        end_ps=round((start_ns + task.duration_ns) * 1000),
+        resource=task.resource,
+        label=task.label,
+        launched=task.launched,
+        regions=regions,
     )
