@@ -190,7 +190,9 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or a join of such, and no other name of one."""
+    if group.view:
+        return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:
         call = group.bindings[-1].value
         return isinstance(call, relax.Call) and (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from pimflow.core.ranges import RangeMap
+from pimflow.core.ranges import Range, RangeMap
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
 
@@ -43,14 +43,7 @@ class SplitMdDp:
                 return None
             attrs = value.attrs
             axis = str(attrs.data_layout).index("H")
-            window = RangeMap(
-                extent=shape(value.args[0])[axis],
-                window=shape(value.args[1])[str(attrs.kernel_layout).index("H")],
-                stride=int(attrs.strides[0]),
-                dilation=int(attrs.dilation[0]),
-                pad_before=int(attrs.padding[0]),
-                pad_after=int(attrs.padding[2]),
-            )
+            window = row_map(value, axis)
             problem = window.unsplittable(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
@@ -66,6 +59,37 @@ class SplitMdDp:
         return rebuild(mod, rewrite)
 
 
+def row_map(call: relax.Call, axis: int) -> RangeMap:
+    """Output rows to input rows of convolution `call`, whose rows are `axis` of its operand."""
+    attrs = call.attrs
+    return RangeMap(
+        extent=shape(call.args[0])[axis],
+        window=shape(call.args[1])[str(attrs.kernel_layout).index("H")],
+        stride=int(attrs.strides[0]),
+        dilation=int(attrs.dilation[0]),
+        pad_before=int(attrs.padding[0]),
+        pad_after=int(attrs.padding[2]),
+    )
+
+
+def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
+    """Output rows of convolution `call` that read just `x`, the input rows `reads`."""
+    attrs = call.attrs
+    _, left, _, right = (int(p) for p in attrs.padding)
+    return relax.op.nn.conv2d(
+        x,
+        call.args[1],
+        strides=list(attrs.strides),
+        padding=[reads.pad_before, left, reads.pad_after, right],
+        dilation=list(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=attrs.out_dtype,
+    )
+
+
 def _rows(
     builder: relax.BlockBuilder,
     call: relax.Call,
@@ -76,27 +100,10 @@ def _rows(
     name: str,
 ) -> relax.Var:
     """Output rows ``[begin, end)`` of convolution `call`."""
-    x, filters = call.args
-    part = window.inputs(begin, end)
+    x, part = call.args[0], window.inputs(begin, end)
     if len(part) < window.extent:
         x = builder.emit(
             relax.op.strided_slice(x, [axis], [part.begin], [part.end], assume_inbound=True),
             name_hint=f"{name}_in",
         )
-    attrs = call.attrs
-    _, left, _, right = (int(p) for p in attrs.padding)
-    return builder.emit(
-        relax.op.nn.conv2d(
-            x,
-            filters,
-            strides=list(attrs.strides),
-            padding=[part.pad_before, left, part.pad_after, right],
-            dilation=list(attrs.dilation),
-            groups=int(attrs.groups),
-            data_layout=attrs.data_layout,
-            kernel_layout=attrs.kernel_layout,
-            out_layout=attrs.out_layout,
-            out_dtype=attrs.out_dtype,
-        ),
-        name_hint=name,
-    )
+    return builder.emit(rows_of(call, x, part), name_hint=name)
