@@ -81,7 +81,7 @@ def _of_graph(
 
     Without a plan that may be every region.
     """
-    choices = {choice.region: choice for choice in plan.choices} if plan else {}
+    choices = {name: choice for choice in plan.choices for name in choice.regions} if plan else {}
     found: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
         whole, choice = gpu_kernel(region, dtype), choices.get(region.name)

@@ -46,6 +46,7 @@ def build(
     regions = [
         {
             "name": region.name,
+            "covers": list(candidate.covers),
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
             "latency_gpu_only_ns": gpu_only.region_ns[region.name],
@@ -55,9 +56,8 @@ def build(
             "pim_capable": region.name not in searched.table.refused,
             "reason": choice.reason,
         }
-        for region, candidate, choice in zip(
-            searched.graph.regions, searched.candidates, searched.plan.choices
-        )
+        for region in searched.graph.regions
+        for candidate, choice in [(searched.doing[region.name], searched.plan.choice(region.name))]
     ]
     placed_bytes = sum(c.placed_bytes for c in searched.candidates)
     return {
@@ -168,12 +168,14 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"{len(regions) - capable} GPU only",
     ]
     width = max([len(r["name"]) for r in regions] + [6])
-    lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'GPU only → plan':>20}")
+    modes = max([len(r["mode"]) for r in regions] + [5])
+    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {'gpu share':>9}  {'GPU only → plan':>20}")
     for r in regions:
         before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
-        lines.append(
-            f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us"
-        )
+        share = "" if r["gpu_share"] is None else f"{r['gpu_share']:.2f}"
+        # What several regions take together stands at the first.
+        took = f"{after:>6.2f} us" if r["covers"][0] == r["name"] else f"with {r['covers'][0]}"
+        lines.append(f"{r['name']:<{width}}  {r['mode']:<{modes}}  {share:>9}  {before:>8.2f} → {took}")
     violations = report["timing_violations"]
     legality = (
         "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
@@ -241,8 +243,7 @@ def _gpu_line(part: dict[str, Any]) -> str:
 
 def explanation(searched: Searched, region: Region) -> dict[str, Any]:
     """Every candidate of a region with its tasks and costs, and which one was chosen why."""
-    position = searched.graph.regions.index(region)
-    chosen = searched.candidates[position]
+    chosen = searched.doing[region.name]
     candidates = list(searched.table.candidates[region.name])
     if chosen not in candidates:
         candidates.append(chosen)
@@ -251,10 +252,11 @@ def explanation(searched: Searched, region: Region) -> dict[str, Any]:
         "operators": list(region.operators),
         "output_shape": list(region.output_shape),
         "refused": searched.table.refused.get(region.name, ""),
-        "reason": searched.plan.choices[position].reason,
+        "reason": searched.plan.choice(region.name).reason,
         "candidates": [
             {
                 "name": candidate.name,
+                "covers": list(candidate.covers),
                 "chosen": candidate == chosen,
                 "gpu_share": candidate.gpu_share,
                 "schedule": candidate.rewrite.schedule,

@@ -22,6 +22,7 @@ def choices(draw, region):
         schedule=draw(texts),
         latency_ns=draw(nanoseconds),
         reason=draw(texts),
+        covers=draw(st.sampled_from([(), (region, f"{region} and more")])),
     )
 
 
@@ -73,6 +74,17 @@ def test_what_a_person_may_leave_out():
     assert choice == Choice(region="conv1", mode="SPLIT", gpu_share=0.5)
 
 
+def test_a_run_has_no_share_and_a_region_alone_does_not_say_what_it_covers():
+    (run,) = Plan.from_json(
+        edited_choice(covers=["conv1", "conv2"], gpu_share=None).replace(
+            '"mode"', '"gpu_share": null, "mode"'
+        )
+    ).choices
+    assert (run.gpu_share, run.regions) == (None, ("conv1", "conv2"))
+    plan = Plan.from_json(edited())
+    assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.to_json()
+
+
 def test_whole_numbers_are_numbers():
     plan = Plan.from_json(edited(latency_ns=10, choices=[CHOICE | {"gpu_share": 1}]))
     assert plan.latency_ns == 10 and plan.choices[0].gpu_share == 1
@@ -114,6 +126,9 @@ def test_whole_numbers_are_numbers():
         (edited_choice(gpu_share=True), "region 'conv1': gpu_share True"),
         (edited_choice(schedule=1), "region 'conv1': schedule 1"),
         (edited_choice(reason=["slow"]), "region 'conv1': reason"),
+        (edited_choice(covers="conv1"), "region 'conv1': covers 'conv1' is not a list"),
+        (edited_choice(covers=["conv1", 2]), "region 'conv1': covers"),
+        (edited_choice(covers=["conv0", "conv1"]), "covers begins with 'conv0'"),
         (edited_choice(latency_ns="1"), "region 'conv1': latency_ns '1'"),
     ],
 )

@@ -14,29 +14,41 @@ FORMAT = "pimflow-plan/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is done with one region.
+    """What is done with one region, or with several at once.
 
     Attributes
     ----------
     region : str
+        The first, if there are several.
     mode : str
         One of `MODES`.
-    gpu_share : float
-        GPU output rows / all output rows; the GPU does the first ones.
+    gpu_share : float or None
+        GPU output rows / all output rows; the GPU does the first ones. None where rows do not tell.
     schedule : str
         Loop order of the PIM program.
     latency_ns : float
         Predicted, the transition into it included.
     reason : str
         Why the region stayed on the GPU, if it did.
+    covers : tuple of str
+        The regions, where there are several; empty means `region` alone.
     """
 
     region: str
     mode: str
-    gpu_share: float
+    gpu_share: float | None
     schedule: str = ""
     latency_ns: float = 0.0
     reason: str = ""
+    covers: tuple[str, ...] = ()
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return self.covers or (self.region,)
+
+    def to_table(self) -> dict[str, object]:
+        """As a plan file has it: fields that say what everybody expects are left out."""
+        return {name: value for name, value in self.__dict__.items() if name != "covers" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +62,7 @@ class Plan:
     gpu_channels : int
         Memory channels that serve the GPU: all of them in a plan wholly on the GPU.
     choices : tuple of Choice
-        One a region, in execution order.
+        In execution order; together they cover every region once.
     latency_ns : float
         Predicted by the solver.
     lower_bound_ns : float
@@ -65,14 +77,14 @@ class Plan:
     lower_bound_ns: float
 
     def choice(self, region: str) -> Choice:
-        """Raises `UnknownNameError` if there is none of that region."""
+        """What is done with `region`; raises `UnknownNameError` if there is none of that name."""
         for choice in self.choices:
-            if choice.region == region:
+            if region in choice.regions:
                 return choice
-        raise UnknownNameError("region", region, [c.region for c in self.choices])
+        raise UnknownNameError("region", region, [name for c in self.choices for name in c.regions])
 
     def to_json(self) -> str:
-        table = {"format": FORMAT, **self.__dict__, "choices": [dict(c.__dict__) for c in self.choices]}
+        table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
         return json.dumps(table, indent=1) + "\n"
 
     @classmethod
@@ -119,13 +131,21 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if not isinstance(row, dict) or not isinstance(row.get("region"), str):
         raise PlanError(f"{where}: choice {index} has no 'region'")
     place = f"{where}: region '{row['region']}'"
+    covers = row.get("covers", [])
+    if not isinstance(covers, list) or not all(isinstance(name, str) for name in covers):
+        raise PlanError(f"{place}: covers {covers!r} is not a list of regions")
+    if covers and covers[0] != row["region"]:
+        raise PlanError(f"{place}: covers begins with '{covers[0]}', not with the region itself")
     try:
-        choice = Choice(**row)
+        choice = Choice(**{**row, "covers": tuple(covers)})
     except TypeError as error:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "reason"), ("gpu_share", "latency_ns"), place)
+    _check_types(choice, ("schedule", "reason"), ("latency_ns",), place)
+    if choice.gpu_share is None and len(choice.regions) > 1:
+        return choice
+    _check_types(choice, (), ("gpu_share",), place)
     if not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice

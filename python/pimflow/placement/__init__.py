@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
 from pimflow.placement.pim_runs import check_rows
 from pimflow.placement.solve import Solution, solve_dp
+from pimflow.placement.steps import check_covers
 
 __all__ = [
     "Candidates",
@@ -45,7 +47,7 @@ class Searched:
     maker : Candidates
         Makes further candidates of the same network and system.
     candidates : tuple of Candidate
-        Chosen, in region order.
+        Chosen, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
         Of the plan, and of the whole network on the GPU with all memory channels.
@@ -60,11 +62,17 @@ class Searched:
     evaluation: Evaluation
     gpu_only: Evaluation
 
+    @functools.cached_property
+    def doing(self) -> dict[str, Candidate]:
+        """By region, the candidate that does it."""
+        return {name: candidate for candidate in self.candidates for name in candidate.covers}
+
     def programs(self) -> dict[str, PimProgram]:
         """The program of every region on PIM, weights at rows of their own."""
         programs, row_begin = {}, 0
-        for region, candidate in zip(self.graph.regions, self.candidates):
+        for candidate in self.candidates:
             if candidate.rewrite.mode != "GPU":
+                region = self.graph.region(candidate.covers[0])
                 programs[region.name] = self.maker.placed(region, candidate, row_begin)
                 row_begin += candidate.placed_rows
         return programs
@@ -72,8 +80,8 @@ class Searched:
     def gpu_rows(self) -> dict[str, int]:
         """The GPU's output rows of every split region."""
         return {
-            region.name: candidate.rewrite.gpu_rows
-            for region, candidate in zip(self.graph.regions, self.candidates)
+            candidate.covers[0]: candidate.rewrite.gpu_rows
+            for candidate in self.candidates
             if candidate.rewrite.mode == "SPLIT"
         }
 
@@ -84,7 +92,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     candidates = {region.name: tuple(maker.all(region)) for region in graph.regions}
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
-    return CostTable(
+    table = CostTable(
         candidates=candidates,
         costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
         refused={name: reason for name, reason in refused.items() if reason},
@@ -92,6 +100,8 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         absorb={r.name: maker.absorb(r) for r in capable},
         digest=_digest(graph, maker),
     )
+    check_covers(graph, table)
+    return table
 
 
 def search(
@@ -154,34 +164,48 @@ def apply(
     """
     if plan.model != graph.digest:
         raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
-    named = [choice.region for choice in plan.choices]
+    named = [name for choice in plan.choices for name in choice.regions]
     wanted = [region.name for region in graph.regions]
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
-        raise PlanError(f"the plan does not cover the regions of '{graph.name}' one by one: {odd[0]}")
+        raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {odd[0]}")
     maker = Candidates(graph, system, costs)
     table = profile(graph, maker)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
-    if all(choice.mode == "GPU" for choice in plan.choices):
+    if all(choice.mode == "GPU" and not choice.covers for choice in plan.choices):
         candidates = whole
     else:
-        candidates = tuple(
-            _chosen(maker, region, choice) for region, choice in zip(graph.regions, plan.choices)
-        )
+        candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
     latency_ns = evaluate(graph, candidates, table, system).latency_ns
     solution = Solution(candidates=candidates, latency_ns=latency_ns)
     return _searched(graph, system, maker, table, solution, gpu_only, solve_dp(graph, table).latency_ns)
 
 
-def _chosen(maker: Candidates, region, choice: Choice) -> Candidate:
-    rows = region.output_rows
+def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
+    if len(choice.regions) > 1:
+        return _chosen_run(table, choice)
+    region = graph.region(choice.region)
     expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
-    if choice.gpu_share != expected:
+    if choice.gpu_share is None or choice.gpu_share != expected:
+        given = "none" if choice.gpu_share is None else f"{choice.gpu_share:g}"
+        wanted = "between 0 and 1" if expected is None else f"{expected:g}"
+        raise PlanError(f"region '{region.name}': mode {choice.mode} has gpu_share {wanted}, not {given}")
+    return maker.make(region, choice.mode, round(choice.gpu_share * region.output_rows), choice.schedule)
+
+
+def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
+    """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
+    runs = [c for c in table.candidates[choice.region] if c.covers == choice.covers]
+    fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]
+    if choice.schedule:
+        fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]
+    if not fitting:
+        known = ", ".join(c.name for c in runs) or "none"
         raise PlanError(
-            f"region '{region.name}': mode {choice.mode} has gpu_share {expected:g}, not {choice.gpu_share:g}"
+            f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
         )
-    return maker.make(region, choice.mode, round(choice.gpu_share * rows), choice.schedule)
+    return min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
 
 
 def _gpu_only(graph: RegionGraph, maker: Candidates) -> tuple[Candidate, ...]:
@@ -203,14 +227,15 @@ def _searched(
     evaluation = evaluate(graph, solution.candidates, table, system)
     choices = tuple(
         Choice(
-            region=region.name,
+            region=candidate.covers[0],
             mode=candidate.rewrite.mode,
             gpu_share=candidate.gpu_share,
             schedule=candidate.rewrite.schedule,
-            latency_ns=evaluation.region_ns[region.name],
-            reason=_reason(table, region.name, candidate, gpu_only, mixed),
+            latency_ns=evaluation.region_ns[candidate.covers[0]],
+            reason=_reason(table, candidate, gpu_only, mixed),
+            covers=candidate.covers if len(candidate.covers) > 1 else (),
         )
-        for region, candidate in zip(graph.regions, solution.candidates)
+        for candidate in solution.candidates
     )
     plan = Plan(
         model=graph.digest,
@@ -232,15 +257,19 @@ def _searched(
     )
 
 
-def _reason(table: CostTable, name: str, chosen: Candidate, gpu_only: Evaluation, mixed: bool) -> str:
+def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool) -> str:
     """Why a region stayed on the GPU; empty if it did not."""
+    name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":
         return ""
     if name in table.refused:
         return table.refused[name]
     if not mixed:
         return f"no mixed plan beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
-    others = [c for c in table.candidates[name] if c.rewrite.mode != "GPU"]
+    if len(chosen.covers) > 1:
+        return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
+    alone = [c for c in table.candidates[name] if len(c.covers) == 1]
+    others = [c for c in alone if c.rewrite.mode != "GPU"]
     best = min(others, key=lambda c: table.cost(name, c).latency_ns)
     here, there = table.cost(name, chosen).latency_ns, table.cost(name, best).latency_ns
     reason = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
+from pimflow.placement import steps
+from pimflow.placement.steps import State
 from pimflow.simulators.energy import background_pj
 
 
@@ -21,7 +23,8 @@ class Evaluation:
     latency_ns : float
         End of the last event.
     region_ns : dict of str to float
-        By region, from the end of its inputs to its own end, the transition into it included.
+        By region, from the end of its inputs to its own end, the transition into it included. What a
+        candidate of several regions takes is its first one's.
     energies_pj : dict of str to float
         By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
@@ -66,52 +69,33 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
 def evaluate(
     graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
 ) -> Evaluation:
-    """Run the tasks of `candidates`, in region order, each as early as its inputs and resource allow.
+    """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
 
-    A resource does one task at a time, in order; tasks of a region follow the regions it reads.
+    A resource does one task at a time, in order; the tasks of a candidate follow what it reads.
     """
     free_ns = dict.fromkeys(RESOURCES, 0.0)
     ready_ns: dict[str, float] = {}
     region_ns: dict[str, float] = {}
     events: list[Event] = []
-    pending: set[str] = set()
     energies_pj: dict[str, float] = {}
-
-    def run(task: Task, start_ns: float) -> float:
-        start_ns = max(start_ns, free_ns[task.resource])
-        end_ns = start_ns + task.duration_ns
-        free_ns[task.resource] = end_ns
-        events.append(
-            Event(
-                start_ps=round(start_ns * 1000),
-                end_ps=round(end_ns * 1000),
-                resource=task.resource,
-                label=task.label,
-                launched=task.launched,
-            )
-        )
-        for part, pj in task.energies_pj.items():
-            energies_pj[part] = energies_pj.get(part, 0.0) + pj
-        return end_ns
-
-    on_pim = ""  # the last region, if its PIM submission may go on
-    for region, candidate in zip(graph.regions, candidates):
-        if on_pim and region.inputs[0] == on_pim:
-            candidate = candidate.continued()
-        on_pim = region.name if candidate.stays_on_pim else ""
-        begin_ns = start_ns = max((ready_ns.get(name, 0.0) for name in region.inputs), default=0.0)
-        for name in sorted(pending & set(region.inputs)):
-            task = table.transition(name, candidate).task
-            if task:
-                start_ns = run(task, start_ns)
-            pending.discard(name)
+    state = State()
+    for candidate in candidates:
+        tasks = steps.tasks(graph, table, candidate, state)
+        read = (ready_ns.get(name, 0.0) for name in steps.reads(graph, candidate))
+        begin_ns = max(read, default=0.0)
         ends: list[float] = []
-        for task in candidate.tasks:
-            ends.append(run(task, max([start_ns, *(ends[i] for i in task.after)])))
-        ready_ns[region.name] = max(ends, default=start_ns)
-        region_ns[region.name] = ready_ns[region.name] - begin_ns
-        if candidate.output.pending:
-            pending.add(region.name)
+        for task in tasks:
+            start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
+            ends.append(start_ns + task.duration_ns)
+            free_ns[task.resource] = ends[-1]
+            events.append(_event(task, start_ns))
+            for part, pj in task.energies_pj.items():
+                energies_pj[part] = energies_pj.get(part, 0.0) + pj
+        last = candidate.covers[-1]
+        ready_ns[last] = max(ends, default=begin_ns)
+        region_ns |= dict.fromkeys(candidate.covers, 0.0)
+        region_ns[candidate.covers[0]] = ready_ns[last] - begin_ns
+        state = steps.after(graph, candidate, state)
 
     timeline = Timeline(events=tuple(events))
     latency_ns = max(ready_ns.values())
@@ -124,4 +108,14 @@ def evaluate(
         latency_ns=latency_ns,
         region_ns=region_ns,
         energies_pj=energies_pj | dict(zip(STATIC, static_pj)),
+    )
+
+
+def _event(task: Task, start_ns: float) -> Event:
+    return Event(
+        start_ps=round(start_ns * 1000),
+        end_ps=round((start_ns + task.duration_ns) * 1000),
+        resource=task.resource,
+        label=task.label,
+        launched=task.launched,
     )

@@ -1,0 +1,93 @@
+"""What doing a candidate means at its place in a plan: the tasks, given what was done before it.
+
+The evaluator and every solver count with these, so that they cannot disagree about transitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.region import RegionGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a plan up to some region leaves to the rest of it.
+
+    Attributes
+    ----------
+    pending : frozenset of str
+        Regions whose results have something pending.
+    on_pim : str
+        The last region, if its PIM submission may go on; else empty.
+    """
+
+    pending: frozenset[str] = frozenset()
+    on_pim: str = ""
+
+
+def check_covers(graph: RegionGraph, table: CostTable) -> None:
+    """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
+
+    A run stands at its first region; each region of it reads the one before through its first input,
+    and nobody else reads what is between.
+    """
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    for name, candidates in table.candidates.items():
+        for candidate in candidates:
+            begin, count = order[name], len(candidate.covers)
+            run = graph.regions[begin : begin + count]
+            chained = all(
+                after.inputs[0] == before.name
+                and graph.consumers[before.name] == (after.name,)
+                and before.name not in graph.outputs
+                for before, after in itertools.pairwise(run)
+            )
+            if tuple(region.name for region in run) != candidate.covers or not chained:
+                raise ValueError(f"candidate '{candidate.name}' of '{name}' covers no run of regions")
+
+
+def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
+    """What a candidate reads of others: regions and graph inputs, the first operand first."""
+    if len(candidate.covers) == 1:
+        return graph.region(candidate.covers[0]).inputs
+    names = [name for region in candidate.covers for name in graph.region(region).inputs]
+    return tuple(name for name in names if name not in candidate.covers)
+
+
+def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` may be part of the PIM submission before it."""
+    return bool(state.on_pim) and graph.region(candidate.covers[0]).inputs[0] == state.on_pim
+
+
+def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
+    """The state that `candidate` leaves, done in `state`."""
+    last = candidate.covers[-1]
+    pending = state.pending.difference(reads(graph, candidate))
+    if candidate.output.pending:
+        pending |= {last}
+    return State(pending=pending, on_pim=last if candidate.stays_on_pim else "")
+
+
+def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
+    """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
+    read = sorted(state.pending.intersection(reads(graph, candidate)))
+    return joined(table, candidate, read, goes_on(graph, candidate, state))
+
+
+def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pim: bool) -> tuple[Task, ...]:
+    """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission."""
+    found = [table.transition(name, candidate).task for name in pending]
+    before = [task for task in found if task]
+    first = len(before)
+    chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
+    if on_pim:
+        candidate = candidate.continued()
+    if not first:
+        return candidate.tasks
+    waits = (first - 1,)
+    own = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
+    return (*chained, *own)

@@ -1,0 +1,179 @@
+"""Small networks with candidates drawn at random, and oracles that share no code with the search."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import strategies as st
+
+from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.region import Region, RegionGraph
+
+# Whole numbers: sums are exact, and plans of the same latency are common.
+durations = st.integers(1, 30).map(float)
+
+
+def graph_of(inputs: list[tuple[int, ...]], name: str = "drawn") -> RegionGraph:
+    """Region i reads the regions ``inputs[i]``; without any, the graph's input."""
+    regions = [
+        Region(
+            name=f"r{i}",
+            operator="conv2d",
+            operators=("conv2d",),
+            inputs=tuple(f"r{j}" for j in read) or ("%x",),
+            input_shapes=((1, 4, 4, 8),) * max(len(read), 1),
+            output_shape=(1, 4, 4, 8),
+        )
+        for i, read in enumerate(inputs)
+    ]
+    used = {j for read in inputs for j in read}
+    outputs = tuple(f"r{i}" for i in range(len(inputs)) if i not in used)
+    return RegionGraph(name=name, regions=tuple(regions), outputs=outputs)
+
+
+@st.composite
+def graphs(draw, max_regions: int = 6, chain: bool = False) -> RegionGraph:
+    count = draw(st.integers(1, max_regions))
+    if chain:
+        return graph_of([(i - 1,) if i else () for i in range(count)])
+    inputs = []
+    for i in range(count):
+        ways = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
+        inputs.append(tuple(draw(ways)))
+    return graph_of(inputs)
+
+
+def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.0) -> Task:
+    return Task(
+        label=resource,
+        resource=resource,
+        launch_ns=launch_ns,
+        execution_ns=draw(durations),
+        after=after,
+        energies_pj={f"{resource}_work": draw(durations)},
+    )
+
+
+def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: bool) -> Candidate:
+    """Of tasks as `placement.candidates` makes them: GPU; PIM and transfer, GPU rows, an epilogue."""
+    if mode == "GPU":
+        found = [task(draw, "gpu")]
+    else:
+        found = [task(draw, "pim", launch_ns=draw(durations)), task(draw, "crossbar")]
+        if mode == "SPLIT":
+            found += [task(draw, "gpu")]
+        if draw(st.booleans()):
+            found += [task(draw, "gpu", after=tuple(range(len(found))))]
+    pending = mode != "GPU" and may_wait and draw(st.booleans())
+    return Candidate(
+        name=f"{mode} {number} of {len(covers)}",
+        covers=covers,
+        gpu_share={"GPU": 1.0, "PIM": 0.0}.get(mode, 0.5),
+        input=Port(accepts_pending=mode == "GPU" and draw(st.booleans())),
+        output=Port(pending=("bias",) if pending else ()),
+        tasks=tuple(found),
+        rewrite=Rewrite(mode=mode, gpu_rows=0),
+    )
+
+
+def runs(graph: RegionGraph) -> list[tuple[str, ...]]:
+    """Every run of two or three regions that a candidate may cover."""
+    found = []
+    for begin, count in itertools.product(range(len(graph.regions)), (2, 3)):
+        run = graph.regions[begin : begin + count]
+        names = tuple(region.name for region in run)
+        linked = all(
+            after.inputs[0] == before.name and graph.consumers[before.name] == (after.name,)
+            for before, after in itertools.pairwise(run)
+        )
+        if len(run) == count and linked:
+            found.append(names)
+    return found
+
+
+@st.composite
+def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True):
+    """A graph with its cost table."""
+    graph = draw(graphs(max_regions, chain))
+    modes = st.lists(st.sampled_from(["PIM", "SPLIT"]), max_size=2)
+    covered = [(region.name,) for region in graph.regions]
+    if fused:
+        covered += [run for run in runs(graph) if draw(st.booleans())]
+    candidates: dict[str, list[Candidate]] = {region.name: [] for region in graph.regions}
+    for covers in covered:
+        may_wait = bool(graph.consumers[covers[-1]])
+        for number, mode in enumerate(["GPU" if len(covers) == 1 else "SPLIT", *draw(modes)]):
+            candidates[covers[0]].append(candidate(draw, covers, mode, number, may_wait))
+    edges = st.one_of(st.none(), st.just("gpu"))
+    table = CostTable(
+        candidates={name: tuple(found) for name, found in candidates.items()},
+        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
+        refused={},
+        settle={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
+        absorb={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
+    )
+    return graph, table
+
+
+def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
+    """Every way to do each region once."""
+    names = [region.name for region in graph.regions]
+
+    def rest(begin: int) -> list[tuple[Candidate, ...]]:
+        if begin == len(names):
+            return [()]
+        return [
+            (first, *others)
+            for first in table.candidates[names[begin]]
+            for others in rest(begin + len(first.covers))
+        ]
+
+    return rest(0)
+
+
+def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidate, ...]) -> float:
+    """End of a plan: the longest path through its tasks, found by relaxing edges until nothing moves."""
+    durations_ns: list[float] = []
+    edges: list[tuple[int, int]] = []
+    last_of: dict[str, int] = {}  # the task that stands for a result: one of no duration at its end
+    on_resource: dict[str, int] = {}
+    waiting: set[str] = set()
+    stayed = ""
+
+    def add(duration_ns: float, resource: str, waits: list[int]) -> int:
+        number = len(durations_ns)
+        durations_ns.append(duration_ns)
+        edges.extend((each, number) for each in waits)
+        if resource:
+            edges.extend((on_resource[r], number) for r in [resource] if r in on_resource)
+            on_resource[resource] = number
+        return number
+
+    for each in chosen:
+        names = [n for covered in each.covers for n in graph.region(covered).inputs]
+        outside = [n for n in names if n not in each.covers]
+        begin = add(0.0, "", [last_of[n] for n in outside if n in last_of])
+        for name in sorted(waiting & set(outside)):
+            edge = table.absorb[name] if each.input.accepts_pending else table.settle[name]
+            waiting.discard(name)
+            if edge.task:
+                begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
+        free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
+        own: list[int] = []
+        for t in each.tasks:
+            launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
+            waits = [own[i] for i in t.after] or [begin]
+            own.append(add(launch_ns + t.execution_ns, t.resource, waits))
+        last_of[each.covers[-1]] = add(0.0, "", [begin, *own])
+        waiting |= {each.covers[-1]} if each.output.pending else set()
+        quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
+        stayed = each.covers[-1] if quiet else ""
+
+    starts = [0.0] * len(durations_ns)
+    moved = True
+    while moved:
+        moved = False
+        for before, after in edges:
+            if starts[before] + durations_ns[before] > starts[after]:
+                starts[after], moved = starts[before] + durations_ns[before], True
+    return max(start + duration for start, duration in zip(starts, durations_ns))

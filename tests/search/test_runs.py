@@ -1,0 +1,136 @@
+"""Are candidates of several regions found, timed, written and read like those of one?"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import covers, graph_of, longest_path_ns, problems, runs
+
+from pimflow import frontend, placement, report
+from pimflow.core.candidate import Cost, Rewrite, makespan_ns
+from pimflow.core.plan import Plan
+from pimflow.errors import PlanError
+from pimflow.hardware import system
+from pimflow.placement import Candidates, apply, search, steps
+from pimflow.placement.evaluate import evaluate
+from pimflow.placement.solve import solve_dp
+from pimflow.relay_passes.extract_regions import extract_regions
+
+SYSTEM = system()
+
+
+@given(problems(), st.data())
+@settings(max_examples=150)
+def test_the_evaluator_finds_the_longest_path(problem, data):
+    graph, table = problem
+    chosen = data.draw(st.sampled_from(covers(graph, table)))
+    found = evaluate(graph, chosen, table, SYSTEM)
+    assert found.latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
+    assert found.region_ns.keys() == {region.name for region in graph.regions}
+
+
+@given(problems(chain=True))
+@settings(max_examples=100)
+def test_no_cover_of_a_chain_is_faster(problem):
+    graph, table = problem
+    best_ns = min(longest_path_ns(graph, table, chosen) for chosen in covers(graph, table))
+    assert solve_dp(graph, table).latency_ns == pytest.approx(best_ns, rel=1e-12)
+
+
+@given(problems(chain=True))
+@settings(max_examples=50)
+def test_a_solution_does_every_region_once_in_order(problem):
+    graph, table = problem
+    done = [name for c in solve_dp(graph, table).candidates for name in c.covers]
+    assert done == [region.name for region in graph.regions]
+
+
+def test_what_is_no_run_is_refused():
+    graph = graph_of([(), (0,), (0,), (1, 2), (3,)])
+    assert runs(graph) == [("r3", "r4")]  # r0 is read twice, r2 does not read r1, r3 reads r1 first
+    one = Candidates(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
+    for names in (("r0", "r1"), ("r1", "r2"), ("r2", "r3"), ("r3", "r4", "r5")):
+        table = SimpleNamespace(candidates={names[0]: (replace(one, covers=names),)})
+        with pytest.raises(ValueError, match="covers no run"):
+            steps.check_covers(graph, table)
+    steps.check_covers(graph, SimpleNamespace(candidates={"r3": (replace(one, covers=("r3", "r4")),)}))
+
+
+def _toy():
+    return extract_regions(frontend.load("toy").module, "toy")
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The toy network, two of whose regions can be done by one kernel in hardly any time."""
+    graph = _toy()
+    names = runs(graph)[0]
+
+    class Fusing(Candidates):
+        def all(self, region):
+            found = super().all(region)
+            if region.name != names[0]:
+                return found
+            quick = tuple(replace(task, execution_ns=1.0) for task in found[0].tasks)
+            rewrite = Rewrite(mode="GPU", gpu_rows=0)
+            fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
+            return [*found, replace(found[0], **fused)]
+
+    monkeypatch.setattr(placement, "Candidates", Fusing)
+    return graph, names
+
+
+def test_a_run_goes_through_search_plan_and_report(toy):
+    graph, names = toy
+    found = search(graph, SYSTEM)
+    fused = next(c for c in found.candidates if len(c.covers) > 1)
+    assert fused.covers == names and found.doing[names[0]] is found.doing[names[1]] is fused
+    assert len(found.plan.choices) == len(graph.regions) - 1
+    assert found.plan.choice(names[1]) is found.plan.choice(names[0])
+    assert found.evaluation.region_ns[names[1]] == 0.0 < found.evaluation.region_ns[names[0]]
+
+    again = apply(graph, SYSTEM, Plan.from_json(found.plan.to_json()))
+    assert again.candidates == found.candidates
+    assert again.evaluation.latency_ns == found.evaluation.latency_ns
+
+    verification = SimpleNamespace(
+        verified=True, max_relative_error=0.0, bound=1.0, regions=(), timing_violations=0
+    )
+    told = report.build(
+        found,
+        verification,
+        speedup_without_launch=1.0,
+        conventions=[],
+        gpu_part={"target": "llvm+pim"},
+        memory={"tensors": 0, "pool_bytes": 0, "optimal": True, "target": "llvm+pim", "copies": []},
+        search_seconds=0.0,
+        wall_seconds=0.0,
+    )
+    rows = {row["name"]: row for row in told["regions"]}
+    assert rows.keys() == {region.name for region in graph.regions}
+    assert rows[names[1]]["covers"] == list(names) and rows[names[1]]["latency_ns"] == 0.0
+    assert sum(row["latency_ns"] for row in rows.values()) == pytest.approx(told["latency_ns"])
+    assert f"with {names[0]}" in report.table(told, None)
+    for name in names:
+        explained = report.explanation(found, graph.region(name))
+        assert [c["covers"] for c in explained["candidates"] if c["chosen"]] == [list(names)]
+        assert report.explain(found, graph.region(name))
+    assert makespan_ns(fused.tasks) == Cost.of(fused).latency_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mode": "PIM", "gpu_share": 0.0}, "cannot be PIM together so; candidates: FUSED"),
+        ({"schedule": "sideways"}, "candidates: FUSED"),
+        ({"covers": ()}, "do each region of 'toy' once"),
+    ],
+)
+def test_a_run_that_cannot_be_done_is_refused(toy, changes, says):
+    graph, names = toy
+    plan = search(graph, SYSTEM).plan
+    choices = tuple(replace(c, **changes) if c.region == names[0] else c for c in plan.choices)
+    with pytest.raises(PlanError, match=says):
+        apply(graph, SYSTEM, replace(plan, choices=choices))
