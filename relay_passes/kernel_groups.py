@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import apart
-from pimflow.core.region import STORED_BYTES
+from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
@@ -23,8 +23,6 @@ from pimflow.relay_passes.flat import (
 )
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
-MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
-GATHERS = ("concat", "strided_slice")
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.ranges import RangeMap
-from pimflow.core.stages import Pipeline, stage_rows
+from pimflow.core.stages import Pipeline, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, uses
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
@@ -19,11 +19,6 @@ from pimflow.relay_passes.split_mddp import row_map, rows_of
 ROWS = 1  # their axis in NHWC
 
 Env = dict[relax.Var, relax.Expr]
-
-
-def stage_name(name: str, stage: int) -> str:
-    """What the part of variable `name` that a stage computes is called."""
-    return f"{name}__stage{stage}"
 
 
 @tvm.transform.module_pass(opt_level=0, name="PipelineRows")
@@ -168,10 +163,6 @@ def _part(
     group, (begin, end) = run.groups[position], run.rows[position][stage]
     name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
     before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
-    if run.pipeline.modes[position] == "PIM":
-        # A program takes all rows up to the last that it reads: they begin where their tensor does.
-        part = rows.inputs(0, end)
-        source = _slice(builder, source, part.begin, part.end, f"{name}_until")
     reads = rows.inputs(begin, end)
     x = _slice(builder, source, reads.begin, reads.end, f"{name}_in")
     if before is not None and run.pipeline.modes[position] == "GPU":

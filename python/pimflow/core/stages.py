@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pimflow.core.ranges import RangeMap
 
 
+def stage_name(name: str, stage: int) -> str:
+    """What the part of region or variable `name` that a stage computes is called."""
+    return f"{name}__stage{stage}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A run of regions, each of which reads the one before, in stages.
