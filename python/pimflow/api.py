@@ -315,7 +315,8 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, objective=objective, solver=solver)
-        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs())
+        rows, programs = searched.gpu_rows(), searched.programs()
+        applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines())
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import api, artifact, compilation, frontend, pipeline, targets, zoo
-from pimflow.core.plan import Plan
+from pimflow.core.candidate import Candidate
+from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
     ArtifactError,
     InfeasibleError,
@@ -27,7 +28,7 @@ from pimflow.errors import (
 from pimflow.hardware import system
 from pimflow.kernels import cuda_compiler
 from pimflow.measure import kernel_times
-from pimflow.placement import apply, search
+from pimflow.placement import apply, pipelines, search
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
 from pimflow.report import table as report_table
@@ -53,7 +54,7 @@ def test_report_has_every_key_and_is_verified(toy):
     assert set(report) >= REPORT_KEYS
     assert all(set(region) >= REGION_KEYS for region in report["regions"])
     assert report["verified"] is True and report["timing_violations"] == 0
-    assert report["regions_verified"] == sum(r["mode"] != "GPU" for r in report["regions"]) > 0
+    assert report["regions_verified"] == sum(r["on_pim"] for r in report["regions"]) > 0
     assert report == json.loads(json.dumps(compiled.report))
 
 
@@ -146,22 +147,43 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged():
     target = system()
     searched = search(graph, target)
     inputs = network.example_inputs()
+    staged: dict[str, list[Candidate]] = {}
+    for run in pipelines.runs(searched.maker):
+        staged.setdefault(run.pipeline.regions[0], []).append(pipelines.make(searched.maker, run.pipeline))
     draw = random.Random(0)
-    for _ in range(8):
-        choices = []
-        for choice in searched.plan.choices:
-            candidate = draw.choice(searched.table.candidates[choice.region])
-            rewrite = candidate.rewrite
-            choices.append(
-                replace(choice, mode=rewrite.mode, gpu_share=candidate.gpu_share, schedule=rewrite.schedule)
-            )
+    drawn: set[str] = set()
+    for _ in range(10):
+        choices: list[Choice] = []
+        done: set[str] = set()
+        for region in graph.regions:
+            if region.name not in done:
+                runs = staged.get(region.name, []) if draw.random() < 0.6 else []
+                candidate = draw.choice(runs or searched.table.candidates[region.name])
+                choices.append(_choice(candidate))
+                done.update(candidate.covers)
+        drawn.update(choice.mode for choice in choices)
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs())
+        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs(), found.pipelines())
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
         built = compilation.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
+    assert drawn == {"GPU", "PIM", "SPLIT", "PIPELINE"}
+
+
+def _choice(candidate: Candidate) -> Choice:
+    rewrite = candidate.rewrite
+    return Choice(
+        region=candidate.covers[0],
+        mode=rewrite.mode,
+        gpu_share=candidate.gpu_share,
+        schedule=rewrite.schedule,
+        covers=candidate.covers if len(candidate.covers) > 1 else (),
+        stages=rewrite.stages,
+        modes=rewrite.modes,
+        schedules=rewrite.schedules,
+    )
 
 
 def test_fp32_mode_matches_to_rounding():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from pimflow.core.ranges import RangeMap
 def stage_name(name: str, stage: int) -> str:
     """What the part of region or variable `name` that a stage computes is called."""
     return f"{name}__stage{stage}"
+
+
+def whole_name(name: str) -> str:
+    """Of what `stage_name` names a part; `name` itself if it names none."""
+    return re.sub(r"__stage\d+$", "", name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, makespan_ns
 from pimflow.core.liveness import apart
+from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
     ELEMENT_BYTES,
@@ -23,7 +24,6 @@ from pimflow.core.region import (
 )
 from pimflow.core.stages import Pipeline, stage_name, stage_rows
 from pimflow.errors import PlanError
-from pimflow.hardware import System
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement.candidates import Candidates, row_bytes
 from pimflow.placement.pim_runs import PimCost
@@ -45,7 +45,7 @@ class Run:
     rows: list[list[tuple[int, int]]]
 
     @classmethod
-    def of(cls, graph: RegionGraph, system: System, pipeline: Pipeline) -> Run:
+    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> Run:
         """Raises `PlanError`, naming the region that stands against it."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
         if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
@@ -53,7 +53,7 @@ class Run:
                 f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
                 f"GPU and PIM both, not {list(pipeline.modes)}"
             )
-        problem = _problem(graph, system, regions, pipeline.modes)
+        problem = _problem(graph, regions, pipeline.modes)
         if not problem:
             try:
                 run = cls(
@@ -115,10 +115,8 @@ def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
     return ConvGeometry(n=1, h=rows, w=geometry.ow, c=geometry.reduction, oc=geometry.oc)
 
 
-def _problem(graph: RegionGraph, system: System, regions: Sequence[Region], modes: Sequence[str]) -> str:
+def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
     """Why `regions` cannot be done in stages; empty if they can, as far as rows allow."""
-    if not system.views:
-        return "parts of tensors would be copied (--copies made)"
     for region, mode in zip(regions, modes):
         if problem := _unstaged(region):
             return f"'{region.name}': {problem}"
@@ -128,7 +126,7 @@ def _problem(graph: RegionGraph, system: System, regions: Sequence[Region], mode
         if not _chained(graph, before, after):
             return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
     for (before, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
-        if pair == ("PIM", "PIM") and (before.epilogue or system.pim.result_lanes > 1):
+        if pair == ("PIM", "PIM") and before.epilogue:
             return f"what PIM leaves undone of '{before.name}' needs the GPU before PIM can go on"
     return ""
 
@@ -149,6 +147,19 @@ def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
     return alone and after.inputs[0] == before.name
 
 
+def _of(maker: Candidates, pipeline: Pipeline) -> Run:
+    """`pipeline` as a run on the system; raises `PlanError`, naming the region that stands against it."""
+    run, system = Run.of(maker.graph, pipeline), maker.system
+    problem = "" if system.views else "parts of tensors would be copied (--copies made)"
+    for region, mode in zip(run.regions, pipeline.modes):
+        problem = problem or (maker.refusal(region) if mode == "PIM" else "")
+    if system.pim.result_lanes > 1 and ("PIM", "PIM") in itertools.pairwise(pipeline.modes):
+        problem = problem or "PIM leaves sums of lanes to the GPU, before PIM can go on"
+    if problem:
+        raise PlanError(f"region '{run.regions[0].name}' cannot begin a PIPELINE: {problem}")
+    return run
+
+
 def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
     """The candidate that does the regions of `pipeline` so.
 
@@ -162,10 +173,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     PlanError
         If it cannot be done so.
     """
-    run = Run.of(maker.graph, maker.system, pipeline)
-    for region, mode in zip(run.regions, pipeline.modes):
-        if mode == "PIM" and (problem := maker.refusal(region)):
-            raise PlanError(f"region '{region.name}' cannot be PIM in a PIPELINE: {problem}")
+    run = _of(maker, pipeline)
     schedules = tuple(schedules) or ("",) * len(run.regions)
     if len(schedules) != len(run.regions):
         raise PlanError(f"region '{run.regions[0].name}': a PIPELINE has a schedule for each of its regions")
@@ -260,18 +268,30 @@ def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[
 
     Each part holds weights of its own: its products are dealt to the channels in another way.
     """
-    run = Run.of(maker.graph, maker.system, pipeline_of(candidate))
+    run = Run.of(maker.graph, pipeline_of(candidate))
     costs = _pim_costs(maker, run, candidate.rewrite.schedules)
     for (position, stage), cost in costs.items():
         name, schedule = run.regions[position].name, Schedule.parse(cost.schedule)
-        program = maker.costs.side.program(run.geometry(position, stage), schedule, name, row_begin=row_begin)
-        yield stage_name(name, stage), program
+        part = stage_name(name, stage)
+        geometry = run.geometry(position, stage)
+        yield part, maker.costs.side.program(geometry, schedule, part, row_begin=row_begin)
         row_begin += cost.rows
 
 
 def pipeline_of(candidate: Candidate) -> Pipeline:
     """The pipeline that a candidate is."""
     return Pipeline(regions=candidate.covers, modes=candidate.rewrite.modes, cuts=candidate.rewrite.stages)
+
+
+def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Kernel]]:
+    """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
+    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
+    run = Run.of(graph, pipeline)
+    found: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
+    for position, stage in pipeline.steps:
+        if pipeline.modes[position] == "GPU":
+            found[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
+    return found
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
@@ -281,7 +301,7 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     regions have to be known already (`Candidates.prepare`).
     """
     bounds = _Bounds(maker)
-    wanted = [run for run in _runs(maker) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
+    wanted = [run for run in runs(maker) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
     layers = {
         run.products(position, stage): run.regions[position].name
         for run in wanted
@@ -306,7 +326,7 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     return found
 
 
-def _runs(maker: Candidates) -> Iterator[Run]:
+def runs(maker: Candidates) -> Iterator[Run]:
     """Every run of `LENGTHS` regions in `STAGES` stages, on both devices."""
     graph = maker.graph
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
@@ -322,7 +342,7 @@ def _runs(maker: Candidates) -> Iterator[Run]:
                 cuts = tuple(rows * stage // stages for stage in range(1, stages))
                 names = tuple(region.name for region in regions)
                 try:
-                    yield Run.of(graph, maker.system, Pipeline(regions=names, modes=modes, cuts=cuts))
+                    yield _of(maker, Pipeline(regions=names, modes=modes, cuts=cuts))
                 except PlanError:
                     continue
 
