@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import apart
-from pimflow.core.region import GATHERS, STORED_BYTES
+from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
@@ -23,7 +23,6 @@ from pimflow.relay_passes.flat import (
 )
 from pimflow.relay_passes.sink_layout import BINARY, UNARY
 
-MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")
@@ -194,7 +193,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, or parts are, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or a join of such, and no other name of one."""
     if group.view:
         return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:

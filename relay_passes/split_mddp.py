@@ -54,14 +54,7 @@ class SplitMdDp:
                 return None
             attrs = value.attrs
             axis = str(attrs.data_layout).index("H")
-            window = RangeMap(
-                extent=shape(value.args[0])[axis],
-                window=shape(value.args[1])[str(attrs.kernel_layout).index("H")],
-                stride=int(attrs.strides[0]),
-                dilation=int(attrs.dilation[0]),
-                pad_before=int(attrs.padding[0]),
-                pad_after=int(attrs.padding[2]),
-            )
+            window = row_map(value, axis)
             problem = window.unsplittable(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
@@ -71,14 +64,46 @@ class SplitMdDp:
                 x = _padded(builder, x, axis, on_gpu, gpu_name, bool(copied[var]))
                 on_gpu = Range(begin=0, end=on_gpu.pad_before + on_gpu.end + on_gpu.pad_after)
             # Sliced even if it reads all rows: no kernel that PIM waits for may take in what made them.
-            parts = [_part(builder, value, _slice(builder, x, axis, on_gpu, gpu_name), on_gpu, gpu_name)]
+            rows_in = _slice(builder, x, axis, on_gpu, gpu_name)
+            parts = [builder.emit(rows_of(value, rows_in, on_gpu), name_hint=gpu_name)]
             x = value.args[0]
             if len(on_pim) < window.extent:
                 x = _slice(builder, x, axis, on_pim, pim_name)
-            parts.append(_part(builder, value, x, on_pim, pim_name))
+            parts.append(builder.emit(rows_of(value, x, on_pim), name_hint=pim_name))
             return builder.emit(relax.op.concat(parts, axis=axis), name_hint=var.name)
 
         return rebuild(mod, rewrite)
+
+
+def row_map(call: relax.Call, axis: int) -> RangeMap:
+    """Output rows to input rows of convolution `call`, whose rows are `axis` of its operand."""
+    attrs = call.attrs
+    return RangeMap(
+        extent=shape(call.args[0])[axis],
+        window=shape(call.args[1])[str(attrs.kernel_layout).index("H")],
+        stride=int(attrs.strides[0]),
+        dilation=int(attrs.dilation[0]),
+        pad_before=int(attrs.padding[0]),
+        pad_after=int(attrs.padding[2]),
+    )
+
+
+def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
+    """Output rows of convolution `call` that read just `x`, the input rows `reads`."""
+    attrs = call.attrs
+    _, left, _, right = (int(p) for p in attrs.padding)
+    return relax.op.nn.conv2d(
+        x,
+        call.args[1],
+        strides=list(attrs.strides),
+        padding=[reads.pad_before, left, reads.pad_after, right],
+        dilation=list(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=attrs.out_dtype,
+    )
 
 
 def _padded(
@@ -99,24 +124,3 @@ def _padded(
 def _slice(builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str) -> relax.Var:
     rows = relax.op.strided_slice(x, [axis], [part.begin], [part.end], assume_inbound=True)
     return builder.emit(rows, name_hint=f"{name}_in")
-
-
-def _part(builder: relax.BlockBuilder, call: relax.Call, x: relax.Expr, part: Range, name: str) -> relax.Var:
-    """Convolution `call` of the input rows `x`, with the padding that `part` has left."""
-    attrs = call.attrs
-    _, left, _, right = (int(p) for p in attrs.padding)
-    return builder.emit(
-        relax.op.nn.conv2d(
-            x,
-            call.args[1],
-            strides=list(attrs.strides),
-            padding=[part.pad_before, left, part.pad_after, right],
-            dilation=list(attrs.dilation),
-            groups=int(attrs.groups),
-            data_layout=attrs.data_layout,
-            kernel_layout=attrs.kernel_layout,
-            out_layout=attrs.out_layout,
-            out_dtype=attrs.out_dtype,
-        ),
-        name_hint=name,
-    )

@@ -357,7 +357,8 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, **goal)
-        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs(), target_system)
+        rows, programs = searched.gpu_rows(), searched.programs()
+        applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines(), target_system)
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

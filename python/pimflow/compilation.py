@@ -61,7 +61,7 @@ class Build:
 def build(network: Network, searched: Searched, target: tvm.target.Target) -> Build:
     """`network` as `searched` plans it, for `target`."""
     programs, rows = searched.programs(), searched.gpu_rows()
-    applied = pipeline.apply_plan(network.module, rows, programs, searched.system)
+    applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines(), searched.system)
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)

@@ -14,6 +14,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
+from pimflow.placement import pipelines
 from pimflow.placement.candidates import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.accel_sim_kernels import write_traces
@@ -91,6 +92,11 @@ def _of_graph(
         elif choice.mode == "SPLIT":
             rows = gpu_kernel(region, dtype, round(choice.gpu_share * region.output_rows))
             requests.append(KernelRequest(rows, gpu_channels))
+        elif choice.mode == "PIPELINE":
+            requests += [
+                KernelRequest(part, gpu_channels)
+                for part in pipelines.kernels(graph, choice, dtype)[region.name]
+            ]
         for request in dict.fromkeys(requests):
             found.setdefault(request, []).append(region.name)
     return found

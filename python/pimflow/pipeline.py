@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -10,6 +10,7 @@ from tvm import relax
 from pimflow import memory
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
+from pimflow.core.stages import Pipeline, whole_name
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -23,6 +24,7 @@ from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.keep_views import KeepViews
 from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.pipeline_rows import PipelineRows
 from pimflow.relay_passes.plan_pool import PlanPool
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
@@ -39,6 +41,7 @@ def apply_plan(
     mod: tvm.IRModule,
     gpu_rows: Mapping[str, int],
     programs: Mapping[str, PimProgram],
+    pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
@@ -50,13 +53,16 @@ def apply_plan(
     gpu_rows : mapping of str to int
         For every split region, its output rows on the GPU.
     programs : mapping of str to PimProgram
-        For every region wholly or partly on PIM, its program.
+        For every region wholly or partly on PIM, its program; those of parts by `stage_name`.
+    pipelines : sequence of Pipeline
+        Runs that are done in stages.
     system : System, optional
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     """
     on = system or default_system()
     names = _variables(mod, gpu_rows, programs)
-    phases = [SplitMdDp(gpu_rows, on.symmetric, on.views), DecomposeToMatrixVector(names), OutlinePim(names)]
+    split = SplitMdDp(gpu_rows, on.symmetric, on.views)
+    phases = [PipelineRows(pipelines), split, DecomposeToMatrixVector(names), OutlinePim(names)]
     return tvm.transform.Sequential(phases)(mod)
 
 
@@ -72,10 +78,14 @@ def _variables(
 ) -> dict[str, PimProgram]:
     """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
-    return {
-        variables[region] + (PIM_SUFFIX if region in gpu_rows else ""): program
-        for region, program in programs.items()
-    }
+    found = {}
+    for name, program in programs.items():
+        if name in variables:
+            found[variables[name] + (PIM_SUFFIX if name in gpu_rows else "")] = program
+        else:
+            region = whole_name(name)
+            found[variables[region] + name.removeprefix(region)] = program
+    return found
 
 
 def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) -> list[tvm.transform.Pass]:

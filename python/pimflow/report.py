@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pimflow.core.candidate import Cost
+from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.region import Region
+from pimflow.core.stages import whole_name
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
@@ -55,7 +56,8 @@ def build(
             "latency_gpu_only_ns": gpu_only.region_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
-            "schedule": candidate.rewrite.schedule,
+            "schedule": schedule_text(candidate),
+            "on_pim": region.name in candidate.pim_regions,
             "pim_capable": region.name not in searched.table.refused,
             "reason": choice.reason,
         }
@@ -92,7 +94,7 @@ def build(
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
-        "regions_verified": sum(r.matches for r in verification.regions),
+        "regions_verified": len(_verified(verification)),
         "timing_violations": verification.timing_violations,
         "weight_load_ns": weight_load_ns(system, placed_bytes),
         "weight_bytes": placed_bytes,
@@ -122,6 +124,12 @@ def estimate_part(searched: Searched) -> dict[str, Any]:
         "lower_bound_ns": plan.lower_bound_ns,
         "overlapped_ns": overlapped_ns(searched.graph, searched.candidates, searched.table),
     }
+
+
+def _verified(verification: Verification) -> set[str]:
+    """PIM regions that match, in all parts."""
+    wrong = {whole_name(r.region) for r in verification.regions if not r.matches}
+    return {whole_name(r.region) for r in verification.regions} - wrong
 
 
 def memory_part(target: str, plan: MemoryPlan, copies: Iterable[Copied]) -> dict[str, Any]:
@@ -178,7 +186,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
     """The report as text for people."""
     regions = report["regions"]
     capable = sum(r["pim_capable"] for r in regions)
-    pim = [r for r in regions if r["mode"] != "GPU"]
+    pim = [r for r in regions if r["on_pim"]]
     channels = (
         f"{report['gpu_channels']} GPU + {report['pim_channels']} PIM channels"
         if pim
@@ -293,6 +301,11 @@ def _gpu_line(part: dict[str, Any]) -> str:
     return f"gpu part  {part['kernels']} kernels, {modelled}; {measured}"
 
 
+def schedule_text(candidate: Candidate) -> str:
+    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
+    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
+
+
 def explanation(searched: Searched, region: Region) -> dict[str, Any]:
     """Every candidate of a region with its tasks and costs, and which one was chosen why."""
     chosen = searched.doing[region.name]
@@ -311,7 +324,7 @@ def explanation(searched: Searched, region: Region) -> dict[str, Any]:
                 "covers": list(candidate.covers),
                 "chosen": candidate == chosen,
                 "gpu_share": candidate.gpu_share,
-                "schedule": candidate.rewrite.schedule,
+                "schedule": schedule_text(candidate),
                 "pending": list(candidate.output.pending),
                 "cost": {**asdict(Cost.of(candidate)), "known": Cost.of(candidate).known.value},
                 "tasks": [

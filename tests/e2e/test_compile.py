@@ -15,7 +15,8 @@ from branching import padded_everywhere
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import api, artifact, compilation, frontend, pipeline, targets, zoo
-from pimflow.core.plan import Plan
+from pimflow.core.candidate import Candidate
+from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
     ArtifactError,
     InfeasibleError,
@@ -30,7 +31,7 @@ from pimflow.hardware import system
 from pimflow.hardware.system import COPIES, PADDINGS
 from pimflow.kernels import cuda_compiler
 from pimflow.measure import kernel_times
-from pimflow.placement import Searched, apply, search
+from pimflow.placement import Searched, apply, pipelines, search
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.kernel_groups import kernel_groups
 from pimflow.report import table as report_table
@@ -56,7 +57,7 @@ def test_report_has_every_key_and_is_verified(toy):
     assert set(report) >= REPORT_KEYS
     assert all(set(region) >= REGION_KEYS for region in report["regions"])
     assert report["verified"] is True and report["timing_violations"] == 0
-    assert report["regions_verified"] == sum(r["mode"] != "GPU" for r in report["regions"]) > 0
+    assert report["regions_verified"] == sum(r["on_pim"] for r in report["regions"]) > 0
     assert report == json.loads(json.dumps(compiled.report))
 
 
@@ -153,18 +154,6 @@ def test_a_plan_for_another_network_is_refused(toy):
         api.compile("toy", plan=replace(toy[1].plan, model="0" * 16))
 
 
-def random_plan(searched: Searched, draw: random.Random) -> Plan:
-    """Any legal choice of modes; every other layer that can be split is."""
-    choices = []
-    for choice in searched.plan.choices:
-        found = searched.table.candidates[choice.region]
-        split = [candidate for candidate in found if candidate.rewrite.mode == "SPLIT"]
-        candidate = draw.choice(split if split and draw.random() < 0.5 else found)
-        rewrite, share = candidate.rewrite, candidate.gpu_share
-        choices.append(replace(choice, mode=rewrite.mode, gpu_share=share, schedule=rewrite.schedule))
-    return replace(searched.plan, choices=tuple(choices))
-
-
 @pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize(
@@ -179,11 +168,17 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
     graph = api.regions(network, target)
     searched = search(graph, target)
     inputs = network.example_inputs()
+    staged: dict[str, list[Candidate]] = {}
+    for run in pipelines.runs(searched.maker):
+        staged.setdefault(run.pipeline.regions[0], []).append(pipelines.make(searched.maker, run.pipeline))
     draw = random.Random(0)
-    for index in range(8):
-        plan = random_plan(searched, draw)
+    drawn: set[str] = set()
+    for index in range(10):
+        plan = random_plan(searched, staged, draw)
+        drawn.update(choice.mode for choice in plan.choices)
         found = apply(graph, target, plan, searched.maker.costs)
-        applied = pipeline.apply_plan(network.module, found.gpu_rows(), found.programs(), target)
+        rows, programs = found.gpu_rows(), found.programs()
+        applied = pipeline.apply_plan(network.module, rows, programs, found.pipelines(), target)
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.views)) == launches
@@ -196,6 +191,39 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
             twin = compilation.build(network, plain, targets.named_target("llvm+pim"))
             for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
                 assert np.array_equal(y, expected)
+    assert drawn >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
+    assert staged or model != "toy" or not target.views
+
+
+def random_plan(searched: Searched, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
+    """Any legal choice of modes and pipelines; every other layer that can be split is."""
+    choices: list[Choice] = []
+    done: set[str] = set()
+    for region in searched.graph.regions:
+        if region.name in done:
+            continue
+        found = searched.table.candidates[region.name]
+        split = [candidate for candidate in found if candidate.rewrite.mode == "SPLIT"]
+        runs = staged.get(region.name, []) if draw.random() < 0.4 else []
+        alone = [c for c in found if len(c.covers) == 1]
+        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else alone))
+        choices.append(_choice(candidate))
+        done.update(candidate.covers)
+    return replace(searched.plan, choices=tuple(choices))
+
+
+def _choice(candidate: Candidate) -> Choice:
+    rewrite = candidate.rewrite
+    return Choice(
+        region=candidate.covers[0],
+        mode=rewrite.mode,
+        gpu_share=candidate.gpu_share,
+        schedule=rewrite.schedule,
+        covers=candidate.covers if len(candidate.covers) > 1 else (),
+        stages=rewrite.stages,
+        modes=rewrite.modes,
+        schedules=rewrite.schedules,
+    )
 
 
 def test_rows_of_zeros_are_charged_and_lie_in_place():
@@ -207,7 +235,10 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
         searched = search(api.regions(network, target), target)
         whole = replace(
             searched.plan,
-            choices=tuple(replace(c, mode="GPU", gpu_share=1.0, schedule="") for c in searched.plan.choices),
+            choices=tuple(
+                Choice(region=region.name, mode="GPU", gpu_share=1.0, schedule="")
+                for region in searched.graph.regions
+            ),
         )
         split = _with(whole, "h.conv", mode="SPLIT", gpu_share=0.5)
         applied = apply(searched.graph, target, split, searched.maker.costs)

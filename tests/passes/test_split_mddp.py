@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tvm
+from by_numpy import evaluated
 from graphs import operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.errors import PlanError
-from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.relay_passes.flat import main_bindings, shape
 from pimflow.relay_passes.split_mddp import SplitMdDp
 
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
@@ -212,45 +213,6 @@ def convolutions(draw):
         batch=draw(st.integers(1, 2)),
     )
     return build, draw(st.integers(1, output_rows - 1)), output_rows
-
-
-def evaluated(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
-    """``main`` by numpy, tap by tap in one order, so that equal sums are equal bits."""
-    values = {mod["main"].params[0]: x}
-    for binding in main_bindings(mod):
-        call, kind = binding.value, operator(binding.value)
-        if kind == "strided_slice":
-            (axis,), (begin,), (end,) = (tuple(int(i) for i in call.args[n]) for n in (1, 2, 3))
-            value = np.take(values[call.args[0]], range(begin, end), axis)
-        elif kind == "concat":
-            parts = [values[f] if f in values else f.value.numpy() for f in call.args[0].fields]
-            value = np.concatenate(parts, int(call.attrs.axis))
-        elif kind == "nn.conv2d":
-            value = _conv(values[call.args[0]], call)
-        else:
-            assert kind == "negative"
-            value = -values[call.args[0]]
-        assert value.shape == shape(binding.var), f"TVM infers another shape for {binding.var.name}"
-        values[binding.var] = value
-    return values[main_bindings(mod)[-1].var]
-
-
-def _conv(x: np.ndarray, call: relax.Call) -> np.ndarray:
-    attrs = call.attrs
-    data, filters = str(attrs.data_layout), str(attrs.kernel_layout)
-    x = np.transpose(x, [data.index(a) for a in "NHWC"])
-    weights = np.transpose(call.args[1].value.numpy(), [filters.index(a) for a in "OHWI"])
-    top, left, bottom, right = (int(p) for p in attrs.padding)
-    (sh, sw), (dh, dw) = ([int(s) for s in pair] for pair in (attrs.strides, attrs.dilation))
-    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    oc, kh, kw, per_group = weights.shape
-    oh, ow = (x.shape[1] - (kh - 1) * dh - 1) // sh + 1, (x.shape[2] - (kw - 1) * dw - 1) // sw + 1
-    out = np.zeros((len(x), oh, ow, oc), np.float32)
-    group = np.arange(oc) // (oc // int(attrs.groups)) * per_group
-    for i, j, c in np.ndindex(kh, kw, per_group):
-        tap = x[:, i * dh :, j * dw :][:, : (oh - 1) * sh + 1 : sh, : (ow - 1) * sw + 1 : sw]
-        out += tap[..., group + c] * weights[:, i, j, c]
-    return np.transpose(out, ["NHWC".index(a) for a in data])
 
 
 @settings(max_examples=250)

@@ -95,16 +95,23 @@ class Rewrite:
     Attributes
     ----------
     mode : str
-        ``GPU``, ``PIM`` or ``SPLIT``.
+        ``GPU``, ``PIM``, ``SPLIT`` or ``PIPELINE``.
     gpu_rows : int
-        Output rows that the GPU computes, the first ones.
+        Output rows that the GPU computes, the first ones; 0 for ``PIPELINE``.
     schedule : str
         Loop order of the PIM program, as `pim_backend.schedule.Schedule` prints it; empty for GPU.
+    stages : tuple of int
+        For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
+    modes, schedules : tuple of str
+        For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     """
 
     mode: str
     gpu_rows: int
     schedule: str = ""
+    stages: tuple[int, ...] = ()
+    modes: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +146,13 @@ class Candidate:
     placed_rows: int = 0
     placed_bytes: int = 0
     workspace_bytes: int = 0
+
+    @property
+    def pim_regions(self) -> tuple[str, ...]:
+        """The regions that PIM computes, wholly or partly."""
+        if self.rewrite.modes:
+            return tuple(name for name, mode in zip(self.covers, self.rewrite.modes) if mode == "PIM")
+        return self.covers if self.rewrite.mode != "GPU" else ()
 
     @property
     def stays_on_pim(self) -> bool:

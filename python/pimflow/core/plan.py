@@ -8,8 +8,10 @@ from pathlib import Path
 
 from pimflow.errors import PlanError, UnknownNameError
 
-MODES = ("GPU", "PIM", "SPLIT")
+MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
+# Fields that are lists, and what of; a region alone has none of them.
+_LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,12 @@ class Choice:
         Why the region stayed on the GPU, if it did.
     covers : tuple of str
         The regions, where there are several; empty means `region` alone.
+    stages : tuple of int
+        For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
+    modes : tuple of str
+        For ``PIPELINE``, ``GPU`` or ``PIM`` for each of `covers`.
+    schedules : tuple of str
+        For ``PIPELINE``, loop orders of `covers`; empty means the fastest.
     """
 
     region: str
@@ -41,6 +49,9 @@ class Choice:
     latency_ns: float = 0.0
     reason: str = ""
     covers: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
+    modes: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -48,7 +59,7 @@ class Choice:
 
     def to_table(self) -> dict[str, object]:
         """As a plan file has it: fields that say what everybody expects are left out."""
-        return {name: value for name, value in self.__dict__.items() if name != "covers" or value}
+        return {name: value for name, value in self.__dict__.items() if name not in _LISTS or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +142,18 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if not isinstance(row, dict) or not isinstance(row.get("region"), str):
         raise PlanError(f"{where}: choice {index} has no 'region'")
     place = f"{where}: region '{row['region']}'"
-    covers = row.get("covers", [])
-    if not isinstance(covers, list) or not all(isinstance(name, str) for name in covers):
-        raise PlanError(f"{place}: covers {covers!r} is not a list of regions")
+    lists = {}
+    for name, kind in _LISTS.items():
+        values = row.get(name, [])
+        if not isinstance(values, list) or not all(type(value) is kind for value in values):
+            of = {"covers": "regions", "stages": "rows"}.get(name, "texts")
+            raise PlanError(f"{place}: {name} {values!r} is not a list of {of}")
+        lists[name] = tuple(values)
+    covers = lists["covers"]
     if covers and covers[0] != row["region"]:
         raise PlanError(f"{place}: covers begins with '{covers[0]}', not with the region itself")
     try:
-        choice = Choice(**{**row, "covers": tuple(covers)})
+        choice = Choice(**{**row, **lists})
     except TypeError as error:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:

@@ -24,6 +24,10 @@ STORED_BYTES = min(ELEMENT_BYTES[dtype] for dtype in NETWORK_DTYPES)
 # Operators that read parts of tensors, or join them.
 GATHERS = ("concat", "strided_slice")
 
+# Operators that move elements: what they follow does not keep its rows.
+MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
+GATHERS = ("concat", "strided_slice")
+
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
 
@@ -110,7 +114,11 @@ class ConvGeometry:
 
     def first_rows(self, rows: int) -> ConvGeometry:
         """The convolution that computes the first `rows` output rows alone, from the input rows they read."""
-        part = self.rows.restricted(0, rows)
+        return self.row_range(0, rows)
+
+    def row_range(self, begin: int, end: int) -> ConvGeometry:
+        """The convolution that computes output rows ``[begin, end)`` alone, from the input rows they read."""
+        part = self.rows.restricted(begin, end)
         _, left, _, right = self.padding
         return replace(self, h=part.extent, padding=(part.pad_before, left, part.pad_after, right))
 

@@ -11,8 +11,10 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError
 from pimflow.hardware import System
+from pimflow.placement import pipelines
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
@@ -69,10 +71,13 @@ class Searched:
         return {name: candidate for candidate in self.candidates for name in candidate.covers}
 
     def programs(self) -> dict[str, PimProgram]:
-        """The program of every region on PIM, weights at rows of their own."""
+        """The program of every region on PIM, weights at rows of their own; of a pipeline, of every part."""
         programs, row_begin = {}, 0
         for candidate in self.candidates:
-            if candidate.rewrite.mode != "GPU":
+            if candidate.rewrite.mode == "PIPELINE":
+                programs |= pipelines.placed(self.maker, candidate, row_begin)
+                row_begin += candidate.placed_rows
+            elif candidate.rewrite.mode != "GPU":
                 region = self.graph.region(candidate.covers[0])
                 programs[region.name] = self.maker.placed(region, candidate, row_begin)
                 row_begin += candidate.placed_rows
@@ -86,11 +91,17 @@ class Searched:
             if candidate.rewrite.mode == "SPLIT"
         }
 
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The runs that are done in stages."""
+        staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
+        return tuple(pipelines.pipeline_of(candidate) for candidate in staged)
+
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """Every candidate of every region with its cost."""
     maker.prepare()
-    candidates = {region.name: tuple(maker.all(region)) for region in graph.regions}
+    runs = pipelines.candidates(maker)
+    candidates = {r.name: (*maker.all(r), *runs.get(r.name, ())) for r in graph.regions}
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
     table = CostTable(
@@ -184,6 +195,8 @@ def apply(
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
+    if choice.mode == "PIPELINE":
+        return _chosen_pipeline(maker, choice)
     if len(choice.regions) > 1:
         return _chosen_run(table, choice)
     region = graph.region(choice.region)
@@ -193,6 +206,15 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
         wanted = "between 0 and 1" if expected is None else f"{expected:g}"
         raise PlanError(f"region '{region.name}': mode {choice.mode} has gpu_share {wanted}, not {given}")
     return maker.make(region, choice.mode, round(choice.gpu_share * region.output_rows), choice.schedule)
+
+
+def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
+    if choice.gpu_share is not None:
+        raise PlanError(
+            f"region '{choice.region}': mode PIPELINE has gpu_share null, not {choice.gpu_share:g}"
+        )
+    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
+    return pipelines.make(maker, pipeline, choice.schedules)
 
 
 def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
@@ -234,6 +256,9 @@ def _searched(
             latency_ns=evaluation.region_ns[candidate.covers[0]],
             reason=_reason(table, candidate, gpu_only, mixed),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
+            stages=candidate.rewrite.stages,
+            modes=candidate.rewrite.modes,
+            schedules=candidate.rewrite.schedules,
         )
         for candidate in solution.candidates
     )

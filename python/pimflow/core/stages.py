@@ -1,0 +1,95 @@
+"""Pipelines: a run of regions in stages along rows, and which rows each stage computes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pimflow.core.ranges import RangeMap
+
+
+def stage_name(name: str, stage: int) -> str:
+    """What the part of region or variable `name` that a stage computes is called."""
+    return f"{name}__stage{stage}"
+
+
+def whole_name(name: str) -> str:
+    """Of what `stage_name` names a part; `name` itself if it names none."""
+    return re.sub(r"__stage\d+$", "", name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A run of regions, each of which reads the one before, in stages.
+
+    Attributes
+    ----------
+    regions : tuple of str
+    modes : tuple of str
+        By region: ``GPU`` or ``PIM``.
+    cuts : tuple of int
+        Output rows of the last region at which a stage ends and the next begins, ascending.
+    """
+
+    regions: tuple[str, ...]
+    modes: tuple[str, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """(Region, stage), by position, in the order in which they are issued.
+
+        A region runs a stage behind the one before if that is on the other device, so that on neither
+        device a part waits for the other device while there is something to do.
+        """
+        behind = [sum(a != b for a, b in zip(self.modes[: i + 1], self.modes[1 : i + 1])) for i in self._all]
+        stages = range(len(self.cuts) + 1)
+        return tuple(
+            sorted(((i, s) for i in self._all for s in stages), key=lambda at: behind[at[0]] + at[1])
+        )
+
+    @property
+    def _all(self) -> range:
+        return range(len(self.regions))
+
+
+def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Output rows ``[begin, end)`` that every stage computes, by region and stage.
+
+    Of each region a stage computes the rows that it needs and no stage before has computed, so that
+    none is computed twice.
+
+    Parameters
+    ----------
+    maps : sequence of RangeMap
+        Output rows to input rows of every region, the first region first.
+    cuts : sequence of int
+        As in `Pipeline`.
+
+    Raises
+    ------
+    ValueError
+        If the stages cannot be computed one after the other.
+    """
+    for before, after in itertools.pairwise(maps):
+        if before.output_extent != after.extent:
+            raise ValueError(f"{before.output_extent} rows are computed, {after.extent} are read")
+    ends = [*cuts, maps[-1].output_extent]
+    if len(ends) < 2 or any(a >= b for a, b in zip([0, *ends], ends)):
+        raise ValueError(f"stages end at ascending rows of 1 to {ends[-1] - 1}, not at {list(cuts)}")
+    found: list[list[tuple[int, int]]] = []
+    for position in reversed(range(len(maps))):
+        rows = list(zip([0, *ends], ends))
+        empty = next((at for at, (begin, end) in enumerate(rows) if begin >= end), None)
+        if empty is not None:
+            raise ValueError(f"stage {empty} computes no rows of region {position}")
+        for begin, end in rows:
+            if not len(maps[position].inputs(begin, end)):
+                raise ValueError(f"output rows {begin}..{end - 1} of region {position} read only padding")
+        found.insert(0, rows)
+        ends = [maps[position].inputs(0, end).end for end in ends]
+    if ends[0] == maps[0].extent:
+        raise ValueError("the first stage reads all rows")
+    return found

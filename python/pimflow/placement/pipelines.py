@@ -1,0 +1,392 @@
+"""Candidates that do a run of regions in stages, on both devices at once (PIMFlow, "Pipelined Execution")."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, makespan_ns
+from pimflow.core.liveness import apart
+from pimflow.core.plan import Choice
+from pimflow.core.program import PimProgram
+from pimflow.core.region import (
+    ELEMENT_BYTES,
+    GATHERS,
+    MOVES,
+    STORED_BYTES,
+    ConvGeometry,
+    Kernel,
+    Region,
+    RegionGraph,
+    convolution_kernel,
+)
+from pimflow.core.stages import Pipeline, stage_name, stage_rows
+from pimflow.errors import PlanError
+from pimflow.pim_backend.schedule import Schedule
+from pimflow.placement.candidates import Candidates, row_bytes
+from pimflow.placement.pim_runs import PimCost
+
+CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
+LENGTHS = (2, 3, 4)  # regions of a run that are tried
+STAGES = (2, 3, 4, 6, 8)  # that are tried
+# Stages are timed only where this share of the bound on them is less than doing the regions one by one: the
+# bound takes parts to cost no less than their share of the whole, which small kernels may miss by a little.
+MARGIN = 0.98
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage."""
+
+    pipeline: Pipeline
+    regions: tuple[Region, ...]
+    rows: list[list[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> Run:
+        """Raises `PlanError`, naming the region that stands against it."""
+        regions = tuple(graph.region(name) for name in pipeline.regions)
+        if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
+            raise PlanError(
+                f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
+                f"GPU and PIM both, not {list(pipeline.modes)}"
+            )
+        problem = _problem(graph, regions, pipeline.modes)
+        if not problem:
+            try:
+                run = cls(
+                    pipeline=pipeline,
+                    regions=regions,
+                    rows=stage_rows([region.geometry.rows for region in regions], pipeline.cuts),
+                )
+                problem = run.misplaced()
+            except ValueError as error:
+                problem = str(error)
+        if problem:
+            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {problem}")
+        return run
+
+    def misplaced(self) -> str:
+        """Why a part that a stage joins to others, or hands to PIM, would be copied; empty if none is."""
+        for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
+            g = region.geometry
+            ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
+            reads = (
+                (1, g.h, g.w, g.c),
+                [g.rows.inputs(*part).begin for part in rows] if mode == "PIM" else [],
+            )
+            for shape, begins in (ends, reads):
+                for begin in begins:
+                    if problem := apart(shape, 1, begin, STORED_BYTES):
+                        return f"'{region.name}': {problem}"
+        return ""
+
+    def geometry(self, position: int, stage: int) -> ConvGeometry:
+        """The convolution that a stage computes of a region."""
+        return self.regions[position].geometry.row_range(*self.rows[position][stage])
+
+    def products(self, position: int, stage: int) -> ConvGeometry:
+        """As many products with a matrix of the same size: all that the time of a PIM program depends on."""
+        begin, end = self.rows[position][stage]
+        return _products(self.regions[position].geometry, end - begin)
+
+    def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
+        """The GPU kernel of a stage, with what PIM left undone of the region before."""
+        region, rows = self.regions[position], self.rows[position][stage]
+        read = _operand_elements(region, rows)
+        if position and self.pipeline.modes[position - 1] == "PIM":
+            reads = region.geometry.rows.inputs(*rows)
+            read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
+        return convolution_kernel(self.geometry(position, stage), dtype, read * ELEMENT_BYTES[dtype])
+
+
+def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
+    """Elements of other tensors that the epilogue of some rows reads."""
+    height, total = region.geometry.oh, 0
+    for shape in region.input_shapes[1:]:
+        by_rows = len(shape) == 4 and shape[1] == height
+        total += math.prod(shape) * (rows[1] - rows[0]) // height if by_rows else math.prod(shape)
+    return total
+
+
+def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
+    return ConvGeometry(n=1, h=rows, w=geometry.ow, c=geometry.reduction, oc=geometry.oc)
+
+
+def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
+    """Why `regions` cannot be done in stages; empty if they can, as far as rows allow."""
+    for region, mode in zip(regions, modes):
+        if problem := _unstaged(region):
+            return f"'{region.name}': {problem}"
+        if mode == "PIM" and region.geometry.groups > 1:
+            return f"'{region.name}' is no convolution for PIM"
+    for before, after in itertools.pairwise(regions):
+        if not _chained(graph, before, after):
+            return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
+    for (before, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
+        if pair == ("PIM", "PIM") and before.epilogue:
+            return f"what PIM leaves undone of '{before.name}' needs the GPU before PIM can go on"
+    return ""
+
+
+def _unstaged(region: Region) -> str:
+    """Why a region cannot be computed in parts along rows; empty if it can."""
+    g = region.geometry
+    if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
+        return "it is no convolution of one image"
+    moves = {*MOVES, *GATHERS}.intersection(region.epilogue)
+    if region.prologue or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
+        return "its kernel does more than a convolution and what follows it"
+    return ""
+
+
+def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
+    alone = graph.consumers[before.name] == (after.name,) and before.name not in graph.outputs
+    return alone and after.inputs[0] == before.name
+
+
+def _of(maker: Candidates, pipeline: Pipeline) -> Run:
+    """`pipeline` as a run on the system; raises `PlanError`, naming the region that stands against it."""
+    run, system = Run.of(maker.graph, pipeline), maker.system
+    problem = "" if system.views else "parts of tensors would be copied (--copies made)"
+    for region, mode in zip(run.regions, pipeline.modes):
+        problem = problem or (maker.refusal(region) if mode == "PIM" else "")
+    if system.pim.result_lanes > 1 and ("PIM", "PIM") in itertools.pairwise(pipeline.modes):
+        problem = problem or "PIM leaves sums of lanes to the GPU, before PIM can go on"
+    if problem:
+        raise PlanError(f"region '{run.regions[0].name}' cannot begin a PIPELINE: {problem}")
+    return run
+
+
+def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
+    """The candidate that does the regions of `pipeline` so.
+
+    Parameters
+    ----------
+    schedules : sequence of str
+        Loop orders by region; the fastest where they are empty.
+
+    Raises
+    ------
+    PlanError
+        If it cannot be done so.
+    """
+    run = _of(maker, pipeline)
+    schedules = tuple(schedules) or ("",) * len(run.regions)
+    if len(schedules) != len(run.regions):
+        raise PlanError(f"region '{run.regions[0].name}': a PIPELINE has a schedule for each of its regions")
+    costs = _pim_costs(maker, run, schedules)
+    tasks = _tasks(maker, run, costs)
+    last = run.regions[-1]
+    pending = (*maker._undone(last, 0), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
+    defers = bool(pending) and maker.defers(last)
+    if pending and not defers and (settle := maker.settle(last).task):
+        tasks.append(replace(settle, after=tuple(range(len(tasks)))))
+    rows = sum(cost.rows for cost in costs.values())
+    port = Port(dtype=maker.system.dtype)
+    return Candidate(
+        name=f"PIPELINE {'-'.join(pipeline.modes)} at {','.join(map(str, pipeline.cuts))}",
+        covers=pipeline.regions,
+        gpu_share=None,
+        input=port,
+        output=replace(port, pending=pending if defers else ()),
+        tasks=tuple(tasks),
+        rewrite=Rewrite(
+            mode="PIPELINE",
+            gpu_rows=0,
+            stages=pipeline.cuts,
+            modes=pipeline.modes,
+            schedules=tuple(
+                costs[i, 0].schedule if mode == "PIM" else "" for i, mode in enumerate(pipeline.modes)
+            ),
+        ),
+        placed_rows=rows,
+        placed_bytes=rows * row_bytes(maker.system) * maker.system.pim_channels,
+    )
+
+
+def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
+    """Of every part on PIM. Those of a region take one loop order, the fastest for the largest by default."""
+    found = {}
+    for position, mode in enumerate(run.pipeline.modes):
+        if mode == "GPU":
+            continue
+        region, parts = run.regions[position], run.rows[position]
+        schedule = schedules[position]
+        if schedule:
+            known = [str(s) for s in maker.costs.side.schedules(region.geometry)]
+            if schedule not in known:
+                names = ", ".join(repr(name) for name in known)
+                raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
+        else:
+            largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
+            schedule = maker.costs.pim(run.products(position, largest), region.name, 0).schedule
+        for stage in range(len(parts)):
+            found[position, stage] = maker.costs.pim(run.products(position, stage), region.name, 0, schedule)
+    return found
+
+
+def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
+    """What every part is charged, in the order in which the parts are issued.
+
+    A part waits for those of the region before it up to the same stage; that they come in order, one
+    resource sees to.
+    """
+    full = maker.system.accounting == "full"
+    tasks: list[Task] = []
+    done: dict[tuple[int, int], tuple[int, ...]] = {}
+    for position, stage in run.pipeline.steps:
+        region, label = run.regions[position], f"{run.regions[position].name}, stage {stage}"
+        waits = done[position - 1, stage] if position else ()
+        first = len(tasks)
+        if (position, stage) in costs:
+            cost = costs[position, stage]
+            parts = [replace(maker._pim_task(region, cost), label=f"{label} (PIM)")]
+            if full:
+                transfer = maker._transfer(f"{label} (to and from PIM)", maker._pim_bytes(cost))
+                # A kernel's traffic over the crossbar is priced with the kernel.
+                crossbar_pj = transfer.moved_bytes * maker.system.gpu.energy["l2_pj_per_byte"]
+                parts.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
+        else:
+            kernel = run.kernel(position, stage, maker.system.dtype)
+            parts = [maker._gpu_task(label, kernel, maker.system.gpu_channels)]
+            if full:
+                parts.append(maker._transfer(f"{label} (GPU traffic)", parts[0].moved_bytes))
+        tasks += [replace(task, after=waits) for task in parts]
+        done[position, stage] = tuple(range(first, len(tasks)))
+        if (position, stage) in costs and full and maker.system.pim.result_lanes > 1:
+            lanes = maker._lanes_task(region, costs[position, stage], maker.system.gpu_channels)
+            tasks.append(replace(lanes, after=done[position, stage]))
+            done[position, stage] = (len(tasks) - 1,)
+    return tasks
+
+
+def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[tuple[str, PimProgram]]:
+    """Programs of a candidate's parts on PIM by their names (`stage_name`), weights from `row_begin` on.
+
+    Each part holds weights of its own: its products are dealt to the channels in another way.
+    """
+    run = Run.of(maker.graph, pipeline_of(candidate))
+    costs = _pim_costs(maker, run, candidate.rewrite.schedules)
+    for (position, stage), cost in costs.items():
+        name, schedule = run.regions[position].name, Schedule.parse(cost.schedule)
+        part = stage_name(name, stage)
+        geometry = run.geometry(position, stage)
+        yield part, maker.costs.side.program(geometry, schedule, part, row_begin=row_begin)
+        row_begin += cost.rows
+
+
+def pipeline_of(candidate: Candidate) -> Pipeline:
+    """The pipeline that a candidate is."""
+    return Pipeline(regions=candidate.covers, modes=candidate.rewrite.modes, cuts=candidate.rewrite.stages)
+
+
+def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Kernel]]:
+    """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
+    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
+    run = Run.of(graph, pipeline)
+    found: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
+    for position, stage in pipeline.steps:
+        if pipeline.modes[position] == "GPU":
+            found[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
+    return found
+
+
+def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
+    """By first region, the pipelines that beat doing their regions one by one.
+
+    Of every run and way to deal it to the devices that is the best number of stages. Costs of single
+    regions have to be known already (`Candidates.prepare`).
+    """
+    bounds = _Bounds(maker)
+    wanted = [run for run in runs(maker) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
+    layers = {
+        run.products(position, stage): run.regions[position].name
+        for run in wanted
+        for position, mode in enumerate(run.pipeline.modes)
+        if mode == "PIM"
+        for stage in range(len(run.rows[position]))
+    }
+    maker.costs.time_layers([(geometry, name, ()) for geometry, name in layers.items()])
+    with maker.costs.together():
+        for run in wanted:
+            make(maker, run.pipeline)
+    best: dict[tuple, tuple[float, Candidate]] = {}
+    for run in wanted:
+        candidate = make(maker, run.pipeline)
+        latency_ns = makespan_ns(candidate.tasks)
+        key = (run.pipeline.regions, run.pipeline.modes)
+        if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
+            best[key] = (latency_ns, candidate)
+    found: dict[str, list[Candidate]] = {}
+    for _, candidate in best.values():
+        found.setdefault(candidate.covers[0], []).append(candidate)
+    return found
+
+
+def runs(maker: Candidates) -> Iterator[Run]:
+    """Every run of `LENGTHS` regions in `STAGES` stages, on both devices."""
+    graph = maker.graph
+    for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
+        regions = graph.regions[begin : begin + length]
+        if len(regions) < length or any(_unstaged(region) for region in regions):
+            continue
+        if not all(_chained(graph, *pair) for pair in itertools.pairwise(regions)):
+            continue
+        devices = [("GPU",) if maker.refusal(region) else ("GPU", "PIM") for region in regions]
+        rows = regions[-1].geometry.oh
+        for modes, stages in itertools.product(itertools.product(*devices), STAGES):
+            if len(set(modes)) == 2 and stages <= rows:
+                cuts = tuple(rows * stage // stages for stage in range(1, stages))
+                names = tuple(region.name for region in regions)
+                try:
+                    yield _of(maker, Pipeline(regions=names, modes=modes, cuts=cuts))
+                except PlanError:
+                    continue
+
+
+def _one_by_one_ns(maker: Candidates, region: Region, last: bool) -> float:
+    """The fastest way to do a region of a run by itself, with what that leaves to the next."""
+    absorb_ns = 0.0 if last or maker.refusal(region) else maker.absorb(region).latency_ns
+    return min(Cost.of(c).latency_ns + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region))
+
+
+class _Bounds:
+    """What is known of runs before their stages are timed, from the candidates of their regions."""
+
+    def __init__(self, maker: Candidates):
+        self.maker = maker
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self._alone: dict[tuple[str, bool], float] = {}
+
+    def one_by_one_ns(self, run: Run) -> float:
+        """The fastest way to do the regions of `run` one after the other."""
+        total_ns = 0.0
+        for region in run.regions:
+            key = region.name, region is run.regions[-1]
+            if key not in self._alone:
+                self._alone[key] = _one_by_one_ns(self.maker, region, key[1])
+            total_ns += self._alone[key]
+        return total_ns
+
+    def stages_ns(self, run: Run) -> float:
+        """Of `run`, if each part took its launch and its share of the whole, and the crossbar nothing."""
+        tasks: list[Task] = []
+        done: dict[tuple[int, int], tuple[int, ...]] = {}
+        for position, stage in run.pipeline.steps:
+            region, (begin, end) = run.regions[position], run.rows[position][stage]
+            whole = self._task(region, run.pipeline.modes[position])
+            share = (end - begin) / region.geometry.oh
+            done[position, stage] = (len(tasks),)
+            after = done[position - 1, stage] if position else ()
+            tasks.append(replace(whole, execution_ns=whole.execution_ns * share, after=after))
+        return makespan_ns(tuple(tasks))
+
+    def _task(self, region: Region, mode: str) -> Task:
+        key = region.name, mode
+        if key not in self._tasks:
+            on = mode.lower()
+            self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == on)
+        return self._tasks[key]

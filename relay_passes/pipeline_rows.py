@@ -1,0 +1,211 @@
+"""Pipelined execution: a run of convolutions in stages along output rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from pimflow.core.ranges import RangeMap
+from pimflow.core.stages import Pipeline, stage_name, stage_rows
+from pimflow.errors import PlanError
+from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, uses
+from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.sink_layout import BINARY, UNARY
+from pimflow.relay_passes.split_mddp import row_map, rows_of
+
+ROWS = 1  # their axis in NHWC
+
+Env = dict[relax.Var, relax.Expr]
+
+
+@tvm.transform.module_pass(opt_level=0, name="PipelineRows")
+class PipelineRows:
+    """Cut a run of regions into stages, so that both devices work on it (PIMFlow, "Pipelined Execution").
+
+    A stage computes the rows of every region that it needs and no stage before has computed; the rows of a
+    tensor that are there by then are a concatenation of parts, which needs no copy. A region on the GPU
+    ends with its epilogue. That of one on PIM begins the kernel that reads it, or stays behind the last.
+
+    Parameters
+    ----------
+    pipelines : sequence of Pipeline
+        Regions as `kernel_groups` titles them.
+
+    Rewrite: ``y = f(g(x)) -> g0 = g(x[a:b]); y0 = f(g0); g1 = g(x[c:d]); y1 = f(concat(g0, g1)[e:h]);
+    y = concat(y0, y1)``, parts named ``*__stage0``, ``*__stage1``, with the padding that each has left.
+    Preserves: values bit by bit, names of all else.
+
+    Raises
+    ------
+    PlanError
+        If a run is no chain of convolutions along rows, or cannot be cut so.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline]):
+        self.pipelines = tuple(pipelines)
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        groups = {layer_name(mod, group.title): group for group in kernel_groups(mod)}
+        counts, runs = uses(mod), {}
+        for pipeline in self.pipelines:
+            members = [groups.get(name) for name in pipeline.regions]
+            # Where it was applied already, no region is left.
+            if all(member is not None and _is_convolution(member) for member in members):
+                run = _run(pipeline, members, counts)
+                runs[run.result] = run
+        env: Env = {}
+
+        def rewrite(builder, var, value):
+            if var in runs:
+                env[var] = _stages(builder, runs[var], env)
+            elif isinstance(value, relax.Var):
+                env[var] = value
+                return None
+            else:
+                env[var] = builder.emit(value, name_hint=var.name)
+            return env[var]
+
+        return rebuild(mod, rewrite)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A pipeline in a module.
+
+    Attributes
+    ----------
+    groups : list of KernelGroup
+        One a region.
+    rows : list of list of (begin, end)
+        Output rows by region and stage.
+    """
+
+    pipeline: Pipeline
+    groups: list[KernelGroup]
+    maps: list[RangeMap]
+    rows: list[list[tuple[int, int]]]
+
+    @property
+    def result(self) -> relax.Var:
+        """What the stages make in place of the original."""
+        last = self.groups[-1]
+        return last.result if self.pipeline.modes[-1] == "GPU" else last.anchor.var
+
+
+def _is_convolution(group: KernelGroup) -> bool:
+    return group.anchor is not None and operator(group.anchor.value) == "nn.conv2d"
+
+
+def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _Run:
+    """`pipeline` if it can be applied; raises `PlanError`, naming the region that stands against it."""
+    for position, (name, group) in enumerate(zip(pipeline.regions, groups)):
+        problem = _problem(group)
+        if not problem and position:
+            before = groups[position - 1].result
+            if not group.anchor.value.args[0].same_as(before):
+                problem = "it does not read the region before it"
+            elif counts[before] != 1:
+                problem = "others read the region before it, too"
+        if problem:
+            raise PlanError(f"region '{name}' cannot be pipelined: {problem}")
+    pairs = zip(pipeline.modes, pipeline.modes[1:], groups, pipeline.regions)
+    for mode, after, group, name in pairs:
+        if mode == after == "PIM" and not group.result.same_as(group.anchor.var):
+            raise PlanError(
+                f"region '{name}' cannot be pipelined: its epilogue needs the GPU between PIM regions"
+            )
+    maps = [row_map(group.anchor.value, ROWS) for group in groups]
+    try:
+        return _Run(pipeline, groups, maps, stage_rows(maps, pipeline.cuts))
+    except ValueError as error:
+        raise PlanError(f"region '{pipeline.regions[-1]}' cannot be pipelined: {error}") from error
+
+
+def _problem(group: KernelGroup) -> str:
+    """Why a kernel cannot be computed in parts along rows; empty if it can."""
+    if str(group.anchor.value.attrs.data_layout) != "NHWC" or shape(group.anchor.var)[0] != 1:
+        return "it is no convolution of one image in NHWC"
+    if group.kept or not group.bindings[0].var.same_as(group.anchor.var):
+        return "its kernel does more than a convolution and what follows it"
+    for binding in group.bindings[1:]:
+        if operator(binding.value) not in UNARY + BINARY or shape(binding.var) != shape(group.anchor.var):
+            return f"'{binding.var.name}' is not elementwise"
+    return ""
+
+
+def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
+    """Emit all parts, in the order in which they are issued; returns the whole of the last region."""
+    whole: dict[tuple[int, int], relax.Var] = {}  # what is there of a region once a stage is done
+    for position, stage in run.pipeline.steps:
+        group = run.groups[position]
+        begin, end = run.rows[position][stage]
+        source = whole[position - 1, stage] if position else substitute(group.anchor.value.args[0], env)
+        part = _part(builder, run, position, stage, source, env)
+        if run.pipeline.modes[position] == "GPU":
+            part = _epilogue(builder, group, part, (begin, end), env, stage)
+        if stage:
+            last = position == len(run.groups) - 1 and stage == len(run.pipeline.cuts)
+            hint = run.result.name if last else f"{group.title.name}__until{stage}"
+            part = builder.emit(
+                relax.op.concat([whole[position, stage - 1], part], axis=ROWS), name_hint=hint
+            )
+        whole[position, stage] = part
+    return part
+
+
+def _part(
+    builder: relax.BlockBuilder, run: _Run, position: int, stage: int, source: relax.Var, env: Env
+) -> relax.Var:
+    """The rows of a convolution that a stage computes, of the rows of its operand that are there."""
+    group, (begin, end) = run.groups[position], run.rows[position][stage]
+    name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
+    before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
+    reads = rows.inputs(begin, end)
+    x = _slice(builder, source, reads.begin, reads.end, f"{name}_in")
+    if before is not None and run.pipeline.modes[position] == "GPU":
+        x = _epilogue(builder, before, x, (reads.begin, reads.end), env, stage)
+    return builder.emit(rows_of(group.anchor.value, x, reads), name_hint=name)
+
+
+def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, name: str) -> relax.Var:
+    """Rows ``[begin, end)`` of `x`."""
+    if (begin, end) == (0, shape(x)[ROWS]):
+        return x
+    part = relax.op.strided_slice(x, [ROWS], [begin], [end], assume_inbound=True)
+    return builder.emit(part, name_hint=name)
+
+
+def _epilogue(
+    builder: relax.BlockBuilder,
+    group: KernelGroup,
+    part: relax.Var,
+    rows: tuple[int, int],
+    env: Env,
+    stage: int,
+) -> relax.Var:
+    """What follows the convolution of `group`, for the rows that `part` holds."""
+    inside: Env = {group.anchor.var: part}
+    height = shape(group.anchor.var)[ROWS]
+
+    def of_rows(operand: relax.Expr, name: str) -> relax.Expr:
+        """The same rows of an operand from elsewhere; of one without rows, all."""
+        if isinstance(operand, relax.Var) and operand in inside:
+            return inside[operand]
+        operand = substitute(operand, env)
+        tensor = isinstance(operand.ty, relax.TensorType)
+        dims = shape(operand) if tensor else ()
+        if len(dims) < 3 or dims[-3] != height or height == 1:
+            return operand
+        if isinstance(operand, tvm.ir.GenericConst):
+            return relax.const(operand.value.numpy()[..., rows[0] : rows[1], :, :])
+        return _slice(builder, operand, *rows, f"{name}_rows")
+
+    for binding in group.bindings[1:]:
+        value, name = binding.value, stage_name(binding.var.name, stage)
+        args = [of_rows(arg, name) for arg in value.args]
+        call = relax.Call(value.op, args, value.attrs, value.ty_args)
+        inside[binding.var] = builder.emit(call, name_hint=name)
+    return inside[group.result]

@@ -1,0 +1,252 @@
+"""Does a run of convolutions in stages give the very bits of the run region by region, or a clear refusal?"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from by_numpy import evaluated
+from graphs import inputs, names, operators, same_bits
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.core.stages import Pipeline
+from pimflow.errors import PlanError
+from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.pipeline_rows import PipelineRows
+
+RNG = np.random.default_rng(0)
+WIDE = RNG.standard_normal((16, 1, 1, 8), np.float32)
+DEEP = RNG.standard_normal((16, 3, 3, 1), np.float32)
+BIAS = RNG.standard_normal((1, 1, 1, 16), np.float32)
+LAYOUT = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+RUN = Pipeline(regions=("wide", "deep"), modes=("PIM", "GPU"), cuts=(2,))
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 8), "float32")):
+        with R.dataflow():
+            wide = R.nn.conv2d(x, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            biased = R.add(wide, R.const(BIAS))
+            deep = R.nn.conv2d(
+                biased, R.const(DEEP), padding=1, groups=16, data_layout="NHWC", kernel_layout="OHWI"
+            )
+            y = R.nn.relu(deep)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    """Rows 0, 1 read rows 0..2 of ``wide``; rows 2, 3 read row 3 too, which the second stage computes."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 8), "float32")):
+        with R.dataflow():
+            x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
+            wide0 = R.nn.conv2d(x0, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
+            wide1 = R.nn.conv2d(x1, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide = R.concat((wide0, wide1), axis=1)
+            biased0 = R.add(wide0, R.const(BIAS))
+            deep0 = R.nn.conv2d(
+                biased0,
+                R.const(DEEP),
+                padding=[1, 1, 0, 1],
+                groups=16,
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            y0 = R.nn.relu(deep0)
+            read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
+            biased1 = R.add(read1, R.const(BIAS))
+            deep1 = R.nn.conv2d(
+                biased1,
+                R.const(DEEP),
+                padding=[0, 1, 1, 1],
+                groups=16,
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            y1 = R.nn.relu(deep1)
+            y = R.concat((y0, y1), axis=1)
+            R.output(y)
+        return y
+
+
+def test_rewrite():
+    after = PipelineRows([RUN])(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert {"wide__stage0", "wide__stage1", "deep__stage0", "deep__stage1", "y"} <= {
+        binding.var.name for binding in main_bindings(after)
+    }
+    assert same_bits(Before, after)
+    tvm.ir.assert_structural_equal(PipelineRows([RUN])(after), after)
+
+
+@pytest.mark.parametrize("regions", [("wide", "other"), ("biased", "deep")])
+def test_what_is_not_there_is_left_alone(regions):
+    other = Pipeline(regions=regions, modes=("PIM", "GPU"), cuts=(2,))
+    tvm.ir.assert_structural_equal(PipelineRows([other])(Before), Before)
+    tvm.ir.assert_structural_equal(PipelineRows([])(Before), Before)
+
+
+@pytest.mark.parametrize(
+    ("regions", "modes", "cuts", "says"),
+    [
+        (("wide", "deep"), ("PIM", "GPU"), (0,), "ascending rows of 1 to 3, not at \\[0\\]"),
+        (("wide", "deep"), ("PIM", "GPU"), (2, 2), "ascending"),
+        (("wide", "deep"), ("PIM", "GPU"), (4,), "ascending"),
+        (("wide", "deep"), ("PIM", "GPU"), (3,), "stage 1 computes no rows of region 0"),
+        (("deep", "wide"), ("PIM", "GPU"), (2,), "'wide' .*does not read the region before"),
+        (("wide", "deep"), ("PIM", "PIM"), (2,), "'wide' .*epilogue needs the GPU"),
+    ],
+)
+def test_what_cannot_be_pipelined_is_refused(regions, modes, cuts, says):
+    with pytest.raises(PlanError, match=says):
+        PipelineRows([Pipeline(regions=regions, modes=modes, cuts=cuts)])(Before)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One region of a chain."""
+
+    kernel: int
+    stride: int
+    padding: tuple[int, int]
+    dilation: int
+    depthwise: bool
+    follows: str  # what its epilogue is
+
+    def emitted(self, builder: relax.BlockBuilder, x: relax.Var, name: str, more: list) -> relax.Var:
+        channels = shape(x)[-1]
+        out = channels if self.depthwise else 12 - channels  # 4 and 8 by turns
+        per_group = 1 if self.depthwise else channels
+        filters = RNG.standard_normal((out, self.kernel, 1, per_group), np.float32)
+        conv = relax.op.nn.conv2d(
+            x,
+            relax.const(filters),
+            strides=(self.stride, 1),
+            padding=[self.padding[0], 0, self.padding[1], 0],
+            dilation=(self.dilation, 1),
+            groups=channels if self.depthwise else 1,
+            **LAYOUT,
+        )
+        y = builder.emit(conv, name_hint=name)
+        if "bias" in self.follows:
+            y = builder.emit(relax.op.add(y, relax.const(RNG.standard_normal(shape(y)[3:], np.float32))))
+        if "map" in self.follows:
+            y = builder.emit(relax.op.multiply(y, relax.const(RNG.standard_normal(shape(y), np.float32))))
+        if "residual" in self.follows:
+            rows = 1 if "broadcast" in self.follows else shape(y)[1]
+            more.append(relax.Var(f"{name}_residual", relax.TensorType((1, rows, *shape(y)[2:]), "float32")))
+            y = builder.emit(relax.op.add(more[-1], y))
+        return builder.emit(relax.op.nn.relu(y)) if "relu" in self.follows else y
+
+
+FOLLOWS = st.sampled_from(
+    ("", "bias", "bias relu", "residual", "bias residual relu", "map", "broadcast residual")
+)
+CONVOLUTION = st.builds(
+    Convolution,
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 2),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=st.integers(1, 2),
+    depthwise=st.booleans(),
+    follows=FOLLOWS,
+)
+
+
+@st.composite
+def runs(draw):
+    """A chain of two to four convolutions, something after it, and a pipeline of it."""
+    chain = draw(st.lists(CONVOLUTION, min_size=2, max_size=4))
+    x = relax.Var("x", relax.TensorType((1, draw(st.integers(8, 24)), 2, 4), "float32"))
+    builder, params = relax.BlockBuilder(), [x]
+    height = shape(x)[1]
+    for each in chain:
+        padded = height + sum(each.padding) - (each.kernel - 1) * each.dilation
+        assume(padded >= 1)
+        height = (padded - 1) // each.stride + 1
+    assume(height >= 2)
+    more: list[relax.Var] = []
+    with builder.function("main"):
+        with builder.dataflow():
+            y = x
+            for position, each in enumerate(chain):
+                y = each.emitted(builder, y, f"conv_{'abcd'[position]}", more)
+            out = builder.emit_output(relax.op.negative(y))
+        builder.emit_func_output(out, [*params, *more])
+    cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
+    modes = draw(st.lists(st.sampled_from(("GPU", "PIM")), min_size=len(chain), max_size=len(chain)))
+    for position in range(len(chain) - 1):
+        if chain[position].follows and modes[position] == "PIM":
+            modes[position + 1] = "GPU"
+    regions = tuple(f"conv_{letter}" for letter in "abcd"[: len(chain)])
+    return builder.get(), Pipeline(regions=regions, modes=tuple(modes), cuts=tuple(cuts))
+
+
+def applied(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
+    """`mod` in stages; examples that cannot be are left out."""
+    try:
+        return PipelineRows([run])(mod)
+    except PlanError:
+        assume(False)
+
+
+@settings(max_examples=100)
+@given(runs())
+def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
+    before, run = case
+    after = applied(before, run)
+    stages = len(run.cuts) + 1
+    assert operators(after).count("nn.conv2d") == stages * len(run.regions)
+    operands = inputs(before)
+    assert np.array_equal(evaluated(after, *operands), evaluated(before, *operands))
+    rows = {name: 0 for name in run.regions}
+    for binding in main_bindings(after):
+        if operator(binding.value) == "nn.conv2d":
+            rows[binding.var.name.split("__")[0]] += shape(binding.var)[1]
+    whole = {name: 0 for name in run.regions} | {
+        binding.var.name: shape(binding.var)[1]
+        for binding in main_bindings(before)
+        if operator(binding.value) == "nn.conv2d"
+    }
+    assert all(rows[name] <= whole[name] for name in rows) and rows[run.regions[-1]] == whole[run.regions[-1]]
+
+
+@settings(max_examples=40)
+@given(runs())
+def test_parts_are_issued_as_soon_as_their_turn_comes(case):
+    """A part of a region on the other device comes after the next part of the region before it."""
+    before, run = case
+    order = [name.split("__stage") for name in names(applied(before, run), "nn.conv2d")]
+    at = {(run.regions.index(name), int(stage)): place for place, (name, stage) in enumerate(order)}
+    for (position, stage), place in at.items():
+        if position:
+            assert at[position - 1, stage] < place
+        if position and stage < len(run.cuts):
+            other = run.modes[position] != run.modes[position - 1]
+            assert (at[position - 1, stage + 1] < place) == other
+
+
+@settings(max_examples=8)
+@given(runs())
+def test_llvm_gives_the_same_bits(case):
+    before, run = case
+    assert same_bits(before, applied(before, run))
+
+
+def test_parts_lie_in_their_tensor():
+    """Rows of 4 * 16 elements begin at multiples of 64 bytes: nothing is copied, one kernel a part."""
+    groups = kernel_groups(PipelineRows([RUN])(Before))
+    assert not any(group.copied for group in groups)
+    assert sum(group.fusible for group in groups) == 4
+    assert len(operators(Before)) == 4

@@ -1,0 +1,217 @@
+"""Are runs in stages charged what they execute, and offered only where they pay?"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow import frontend, system
+from pimflow.core.candidate import Cost, makespan_ns
+from pimflow.core.plan import Plan
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.stages import Pipeline, stage_name
+from pimflow.errors import PlanError
+from pimflow.hardware import PimSpec
+from pimflow.placement import Candidates, apply, pipelines, search
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.report import explain
+
+EXPAND, DEPTHWISE, PROJECT = (f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
+BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=("PIM", "GPU", "PIM"), cuts=(4, 10))
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return extract_regions(frontend.load("toy").module, "toy")
+
+
+@pytest.fixture(scope="module")
+def maker(toy):
+    found = Candidates(toy, system())
+    found.prepare()
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(maker):
+    return list(pipelines.runs(maker))
+
+
+def test_a_part_is_charged_on_its_device(maker):
+    """A launch each, both ways over the crossbar, and beside it the traffic of the GPU's kernels."""
+    candidate = pipelines.make(maker, BLOCK)
+    gpu, pim, crossbar = (
+        [t for t in candidate.tasks if t.resource == name] for name in ("gpu", "pim", "crossbar")
+    )
+    assert [len(gpu), len(pim), len(crossbar)] == [3, 6, 9]
+    assert all(task.launched and task.launch_ns > 0 for task in gpu)
+    assert all(task.launch_ns == maker.system.pim_launch_ns for task in pim)
+    assert candidate.gpu_share is None and candidate.pim_regions == (EXPAND, PROJECT)
+    assert candidate.output.pending == ("add",)  # the residual waits for the next kernel
+    paper = Candidates(maker.graph, system(accounting="paper"))
+    found = pipelines.make(paper, BLOCK).tasks
+    assert [t.resource for t in found].count("crossbar") == 0
+    assert all(task.launch_ns == 0 for task in found if task.resource == "pim")
+
+
+def test_devices_overlap_and_wait_for_each_other(maker):
+    """By hand: rows 0..3 of three need 0..4 of the two before; the second stage is issued behind that."""
+    tasks = pipelines.make(maker, BLOCK).tasks
+    labels = [task.label for task in tasks if task.resource != "crossbar"]
+    assert labels[:4] == [
+        f"{EXPAND}, stage 0 (PIM)",
+        f"{EXPAND}, stage 1 (PIM)",
+        f"{DEPTHWISE}, stage 0",
+        f"{EXPAND}, stage 2 (PIM)",
+    ]
+    for task in tasks:
+        region, stage = task.label.split(" (")[0].split(", stage ")
+        waits = {tasks[i].label.split(" (")[0] for i in task.after}
+        before = {DEPTHWISE: EXPAND, PROJECT: DEPTHWISE}.get(region)
+        assert waits == ({f"{before}, stage {stage}"} if before else set())
+    one_after_the_other = sum(t.duration_ns for t in tasks if t.resource != "crossbar")
+    assert makespan_ns(tasks) < one_after_the_other
+
+
+def test_what_runs_is_what_was_timed(maker, runs):
+    """The program of every part takes just the time that it is charged, and weights lie apart."""
+    side = maker.costs.side
+    for run in runs[:: len(runs) // 12]:
+        candidate = pipelines.make(maker, run.pipeline)
+        charged = {
+            stage_name(*t.label.removesuffix(" (PIM)").rsplit(", stage ", 1)): t.execution_ns
+            for t in candidate.tasks
+            if t.resource == "pim"
+        }
+        programs = dict(pipelines.placed(maker, candidate, 5))
+        assert programs.keys() == charged.keys()
+        used = []
+        for name, program in programs.items():
+            program.validate()
+            assert side.profiler.time_program(program, side.pim).time_ns == charged[name]
+            used.append(range(program.row_begin, program.row_begin + program.rows))
+        assert used[0].start == maker.system.pim.row_base + 5
+        assert all(a.stop == b.start for a, b in itertools.pairwise(used))
+        assert sum(map(len, used)) == candidate.placed_rows
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
+    run = data.draw(st.sampled_from(runs))
+    for position, region in enumerate(run.regions):
+        parts = [run.geometry(position, stage) for stage in range(len(run.rows[position]))]
+        assert sum(part.macs for part in parts) == region.geometry.macs
+        assert all(part.oh == end - begin for part, (begin, end) in zip(parts, run.rows[position]))
+        if run.pipeline.modes[position] == "GPU":
+            kernels = [run.kernel(position, stage, "fp16") for stage in range(len(parts))]
+            written = sum(kernel.output_bytes for kernel in kernels)
+            assert written == region.output_elements * ELEMENT_BYTES["fp16"]
+            for kernel, part in zip(kernels, parts):
+                assert kernel.input_bytes >= part.n * part.h * part.w * part.c * ELEMENT_BYTES["fp16"]
+
+
+def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
+    """What is left out may not pay: the bound holds for every run, up to the margin."""
+    bounds = pipelines._Bounds(maker)
+    for run in runs:
+        latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
+        assert bounds.stages_ns(run) * pipelines.MARGIN <= latency_ns
+
+
+def test_only_what_pays_is_offered(maker, runs):
+    """By brute force over all runs: every one that beats its regions one by one, the best of its kind."""
+    offered = pipelines.candidates(maker)
+    bounds = pipelines._Bounds(maker)
+    best: dict[tuple, float] = {}
+    for run in runs:
+        latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
+        if latency_ns < bounds.one_by_one_ns(run):
+            key = run.pipeline.regions, run.pipeline.modes
+            best[key] = min(best.get(key, latency_ns), latency_ns)
+    found = {(c.covers, c.rewrite.modes): makespan_ns(c.tasks) for cs in offered.values() for c in cs}
+    assert found == best
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"modes": ("PIM", "PIM", "PIM")}, "a mode for each of its 3 regions, GPU and PIM both"),
+        ({"modes": ("GPU", "PIM")}, "a mode for each of its 3 regions"),
+        ({"modes": ("GPU", "PIM", "GPU")}, f"'{DEPTHWISE}' is no convolution for PIM"),
+        ({"cuts": (16,)}, "ascending rows of 1 to 15"),
+        ({"cuts": (15,)}, "computes no rows"),
+        (
+            {"regions": (DEPTHWISE, EXPAND, PROJECT), "modes": ("GPU", "PIM", "GPU")},
+            "not the only one that reads",
+        ),
+        ({"regions": ("stem.conv", EXPAND, DEPTHWISE)}, "'stem.conv': its kernel does more"),
+        ({"regions": (DEPTHWISE, PROJECT, "pool"), "modes": ("GPU", "PIM", "GPU")}, "'pool': it is no conv"),
+    ],
+)
+def test_what_cannot_be_staged_says_why(maker, changes, says):
+    with pytest.raises(PlanError, match=says) as caught:
+        pipelines.make(maker, replace(BLOCK, **changes))
+    assert (changes.get("regions") or BLOCK.regions)[0] in str(caught.value)
+
+
+def test_parts_that_would_be_copied_are_refused(toy):
+    made = Candidates(toy, system(copies="made"))
+    with pytest.raises(PlanError, match="copied"):
+        pipelines.make(made, BLOCK)
+    assert pipelines.candidates(made) == {}
+
+
+def test_lanes_of_a_part_are_added_by_the_gpu(toy):
+    hbm = Candidates(toy, system(pim="hbm-pim"))
+    tasks = pipelines.make(hbm, BLOCK).tasks
+    lanes = [task for task in tasks if "lanes" in task.label]
+    assert len(lanes) == 6 and not any(task.launched for task in lanes)
+    assert PimSpec.load("hbm-pim").result_lanes > 1
+
+
+def test_a_plan_file_can_name_any_stages(toy):
+    searched = search(toy, system())
+    run = pipelines.make(searched.maker, BLOCK)
+    schedule = str(searched.maker.costs.side.schedules(toy.region(EXPAND).geometry)[-1])
+    text = searched.plan.to_json()
+    choices = [choice for choice in Plan.from_json(text).choices if choice.region not in BLOCK.regions]
+    assert len(choices) == len(toy.regions) - 3, "the search left the block's regions by themselves"
+    choice = replace(
+        searched.plan.choice(EXPAND),
+        mode="PIPELINE",
+        gpu_share=None,
+        schedule="",
+        reason="",
+        covers=BLOCK.regions,
+        stages=BLOCK.cuts,
+        modes=BLOCK.modes,
+        schedules=(schedule, "", ""),
+    )
+    at = next(i for i, region in enumerate(toy.regions) if region.name == EXPAND)
+    plan = replace(searched.plan, choices=(*choices[:at], choice, *choices[at:]))
+    found = apply(toy, system(), Plan.from_json(plan.to_json()))
+    assert found.plan.choice(PROJECT).stages == BLOCK.cuts
+    assert found.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
+    assert set(found.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}
+    assert found.pipelines() == (BLOCK,)
+    assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(found, toy.region(EXPAND))
+    for changes, says in [
+        ({"gpu_share": 0.5}, "gpu_share null"),
+        ({"schedules": ("sideways", "", "")}, "schedule 'sideways' is none of"),
+        ({"schedules": ("",)}, "a schedule for each"),
+    ]:
+        wrong = replace(choice, **changes)
+        with pytest.raises(PlanError, match=says):
+            apply(toy, system(), replace(plan, choices=(*choices[:at], wrong, *choices[at:])))
+
+
+def test_with_stages_a_network_is_never_slower(toy, monkeypatch):
+    accounting = system(accounting="paper", timing="ramulator-pimflow")
+    with_stages = search(toy, accounting)
+    monkeypatch.setattr(pipelines, "candidates", lambda _: {})
+    without = search(toy, accounting)
+    assert with_stages.evaluation.latency_ns <= without.evaluation.latency_ns
+    assert all(Cost.of(c).latency_ns > 0 for c in with_stages.candidates if c.tasks)
