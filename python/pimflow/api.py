@@ -315,7 +315,7 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, objective=objective, solver=solver)
-        applied = pipeline.apply_plan(network.module, searched.gpu_rows(), searched.programs())
+        applied = pipeline.apply_plan(network.module, searched.splits(), searched.programs())
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

@@ -62,6 +62,7 @@ def _system(args: argparse.Namespace) -> System:
         timing=timing,
         scheduling=args.scheduling,
         copies=args.copies,
+        splits=args.splits,
         accounting=args.accounting,
         dtype=args.dtype,
     )

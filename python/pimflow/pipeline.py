@@ -10,6 +10,7 @@ from tvm import relax
 from pimflow import memory
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
+from pimflow.core.split import AXES, Split
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
@@ -23,7 +24,10 @@ from pimflow.relay_passes.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.plan_pool import PlanPool
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.relay_passes.split_batch import SplitBatch
+from pimflow.relay_passes.split_channels import SplitChannels
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.relay_passes.split_reduction import SplitReduction
 from pimflow.relay_passes.store_half import StoreHalf
 from pimflow.targets import named_target
 
@@ -31,7 +35,7 @@ codegen.register()
 
 
 def apply_plan(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
 
@@ -39,30 +43,38 @@ def apply_plan(
     ----------
     mod : IRModule
         In canonical form.
-    gpu_rows : mapping of str to int
-        For every split region, its output rows on the GPU.
+    splits : mapping of str to Split
+        Of every split region.
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program.
     """
-    names = _variables(mod, gpu_rows, programs)
-    phases = [SplitMdDp(gpu_rows), DecomposeToMatrixVector(names), OutlinePim(names)]
+    names = _variables(mod, splits, programs)
+    along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
+    phases = [
+        SplitMdDp(along["rows"]),
+        SplitChannels(along["channels"]),
+        SplitReduction(along["reduction"]),
+        SplitBatch(along["batch"]),
+        DecomposeToMatrixVector(names),
+        OutlinePim(names),
+    ]
     return tvm.transform.Sequential(phases)(mod)
 
 
 def symbols(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the symbol under which the executable calls them; see `apply_plan`."""
-    return {symbol(name): program for name, program in _variables(mod, gpu_rows, programs).items()}
+    return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
 
 
 def _variables(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
     return {
-        variables[region] + (PIM_SUFFIX if region in gpu_rows else ""): program
+        variables[region] + (PIM_SUFFIX if region in splits else ""): program
         for region, program in programs.items()
     }
 

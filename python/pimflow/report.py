@@ -74,6 +74,7 @@ def build(
         "gpu_known": searched.maker.costs.known_kernels(),
         "scheduling": system.scheduling,
         "copies": system.copies,
+        "splits": searched.maker.splitting,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
         "speedup": gpu_only.latency_ns / evaluation.latency_ns,

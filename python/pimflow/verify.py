@@ -10,6 +10,7 @@ import numpy as np
 from pimflow.compilation import Build
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.split import WHOLE
 from pimflow.errors import VerificationError
 from pimflow.execution import infer
 from pimflow.frontend import Network
@@ -121,7 +122,8 @@ def verify(
 
     def check(symbol: str, x: np.ndarray, y: np.ndarray) -> None:
         program = programs[symbol]
-        checks.append(check_region(program, weights[program.region], x, y))
+        split = built.splits.get(program.region, WHOLE)
+        checks.append(check_region(program, split.pim_filters(weights[program.region]), x, y))
 
     codegen.observe(check)
     try:

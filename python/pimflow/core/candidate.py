@@ -97,14 +97,17 @@ class Rewrite:
     mode : str
         ``GPU``, ``PIM`` or ``SPLIT``.
     gpu_rows : int
-        Output rows that the GPU computes, the first ones.
+        How much of `axis` the GPU computes, the first part: output rows unless it says otherwise.
     schedule : str
         Loop order of the PIM program, as `pim_backend.schedule.Schedule` prints it; empty for GPU.
+    axis : str
+        For ``SPLIT``, along what: one of `core.split.AXES`.
     """
 
     mode: str
     gpu_rows: int
     schedule: str = ""
+    axis: str = "rows"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from pimflow.core.split import AXES
 from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT")
@@ -22,9 +23,11 @@ class Choice:
     mode : str
         One of `MODES`.
     gpu_share : float
-        GPU output rows / all output rows; the GPU does the first ones.
+        The GPU's part of the axis of a split, the first one: output rows / all output rows by default.
     schedule : str
         Loop order of the PIM program.
+    axis : str
+        Along what a region is split: one of `core.split.AXES`.
     latency_ns : float
         Predicted, the transition into it included.
     reason : str
@@ -35,6 +38,7 @@ class Choice:
     mode: str
     gpu_share: float
     schedule: str = ""
+    axis: str = "rows"
     latency_ns: float = 0.0
     reason: str = ""
 
@@ -125,7 +129,9 @@ def _choice(row: object, index: int, where: str) -> Choice:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "reason"), ("gpu_share", "latency_ns"), place)
+    _check_types(choice, ("schedule", "axis", "reason"), ("gpu_share", "latency_ns"), place)
+    if choice.axis not in AXES:
+        raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice

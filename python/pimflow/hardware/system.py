@@ -20,6 +20,8 @@ COPIES = ("elided", "made")
 # filled before it is used; all buffers, written while others compute, and tiles split where channels
 # would be idle; and every loop order of `pim_backend.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
+# Which splits of a layer are candidates: the best ones, or the paper's, tenths of the rows.
+SPLITS = ("exact", "grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class System:
     copies : str
         ``elided``: slices and the joined parts of splits are no kernels where memory can be laid out so;
         ``made``: they always are.
+    splits : str
+        ``exact``: the best split of a layer is found; ``grid``: the best of tenths of its rows.
     """
 
     name: str
@@ -63,6 +67,7 @@ class System:
     timing: str = "strict"
     scheduling: str = SCHEDULINGS[-1]
     copies: str = COPIES[0]
+    splits: str = SPLITS[0]
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +87,7 @@ class System:
             ("timing", self.timing, TIMINGS),
             ("scheduling", self.scheduling, SCHEDULINGS),
             ("copies", self.copies, COPIES),
+            ("splits", self.splits, SPLITS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")

@@ -10,6 +10,7 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.split import Split
 from pimflow.errors import PlanError, UnknownNameError
 from pimflow.hardware import System
 from pimflow.placement.candidates import COST_MODEL, Candidates
@@ -69,10 +70,10 @@ class Searched:
                 row_begin += candidate.placed_rows
         return programs
 
-    def gpu_rows(self) -> dict[str, int]:
-        """The GPU's output rows of every split region."""
+    def splits(self) -> dict[str, Split]:
+        """How every split region is split."""
         return {
-            region.name: candidate.rewrite.gpu_rows
+            region.name: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
             for region, candidate in zip(self.graph.regions, self.candidates)
             if candidate.rewrite.mode == "SPLIT"
         }
@@ -175,13 +176,13 @@ def apply(
 
 
 def _chosen(maker: Candidates, region, choice: Choice) -> Candidate:
-    rows = region.output_rows
     expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
     if choice.gpu_share != expected:
         raise PlanError(
             f"region '{region.name}': mode {choice.mode} has gpu_share {expected:g}, not {choice.gpu_share:g}"
         )
-    return maker.make(region, choice.mode, round(choice.gpu_share * rows), choice.schedule)
+    gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
+    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis)
 
 
 def _gpu_only(graph: RegionGraph, maker: Candidates) -> tuple[Candidate, ...]:
@@ -207,6 +208,7 @@ def _searched(
             mode=candidate.rewrite.mode,
             gpu_share=candidate.gpu_share,
             schedule=candidate.rewrite.schedule,
+            axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[region.name],
             reason=_reason(table, region.name, candidate, gpu_only, mixed),
         )
