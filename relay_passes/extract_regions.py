@@ -116,7 +116,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
     operands.sort(key=lambda v: v not in _feeding(group))
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    geometry = _geometry(group.anchor) if group.anchor is not None else None
+    geometry = None if group.anchor is None else layer_geometry(group.anchor.var.name, group.anchor.value)
     return Region(
         name=name,
         operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
@@ -162,9 +162,8 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
     return "depthwise" if geometry.depthwise else "grouped" if geometry.groups > 1 else "conv2d"
 
 
-def _geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
-    """Of a convolution with constant filter, or a product with a constant matrix."""
-    value = anchor.value
+def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
+    """Of a convolution with constant filter, or a product with a constant matrix; None of all else."""
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
         return None
@@ -175,7 +174,7 @@ def _geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
         return ConvGeometry(n=x[0], h=1, w=1, c=x[1], oc=int(filters[1]))
     attrs = value.attrs
     if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OHWI":
-        raise UnsupportedOpError(f"'{anchor.var.name}': {attrs.data_layout} convolution is not canonical")
+        raise UnsupportedOpError(f"'{name}': {attrs.data_layout} convolution is not canonical")
     oc, kh, kw, _ = (int(d) for d in filters)
     return ConvGeometry(
         n=x[0],

@@ -22,8 +22,8 @@ def symbol(name: str) -> str:
 class OutlinePim:
     """Products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
 
-    The gather of GWRITE reads the layer's whole input and pads with zeros, so what `SplitMdDp` and
-    `DecomposeToMatrixVector` put in front of a product disappears into the function.
+    The gather of GWRITE reads the layer's whole input and pads with zeros, so what `SplitMdDp`, `SplitBatch`
+    and `DecomposeToMatrixVector` put in front of a product disappears into the function.
 
     Parameters
     ----------
@@ -54,13 +54,15 @@ class OutlinePim:
 def _gather_depth(program: PimProgram) -> int:
     """How many operators lie between the layer's input and the windows: what else moves data stays.
 
-    Those of `SplitMdDp` and `DecomposeToMatrixVector`: row slice, padding, a slice a tap, and their
-    concatenation, as far as the convolution needs them.
+    Those of `SplitMdDp` or `SplitBatch`, and `DecomposeToMatrixVector`: slice, padding, a slice a tap, and
+    their concatenation, as far as the convolution needs them.
     """
     g = program.geometry
     top, left, bottom, right = g.padding
     sliced = False
-    if program.pixel_begin > 0:
+    if g.n > 1:
+        sliced = (program.pixel_begin, program.pixel_end) != (0, g.pixels)
+    elif program.pixel_begin > 0:
         rows = g.rows.inputs(program.pixel_begin // g.ow, g.oh)
         top, bottom, sliced = rows.pad_before, rows.pad_after, len(rows) < g.h
     taps = g.kh * g.kw

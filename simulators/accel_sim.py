@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
@@ -86,6 +86,7 @@ class AccelSimLogs:
 
     directory: str
     name: str = field(init=False)
+    computes: ClassVar[bool] = False
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -216,6 +217,7 @@ class AccelSim:
     path: str
     timeout_seconds: float = TIMEOUT_SECONDS
     name: str = field(init=False)
+    computes: ClassVar[bool] = False
     executable: Path = field(init=False)
     configurations: tuple[Path, Path] = field(init=False)
     _known: dict[tuple[str, int], AccelSimLog] = field(

@@ -271,3 +271,18 @@ class _Channel:
             else:
                 high = runs
         return cycles(low)
+
+
+def least_work_ns(
+    geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
+) -> float:
+    """No program is faster, whatever its loop order: the products of the busiest channel, or its results.
+
+    Weaker than `lower_bound`, but it holds for both timings and takes no search. Parameters as there.
+    """
+    n, pixels = pim.timing, geometry.pixels if pixels is None else pixels
+    columns = -(-geometry.reduction // pim.elements_per_column(dtype))
+    each = max(columns * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
+    # Fewer gangs a tile make more units.
+    units = -(-pixels * -(-geometry.oc // pim.banks) // channels)
+    return units * each * pim.tCK_ns

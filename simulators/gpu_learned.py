@@ -25,7 +25,7 @@ import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -271,6 +271,7 @@ class Learned:
     """The analytic model, corrected by what was learned about the GPU's library."""
 
     name: str = "learned"
+    computes: ClassVar[bool] = True
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """One cost a request, in order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Kernel
@@ -96,10 +96,15 @@ class GpuProfiler(Protocol):
     name : str
         What the report calls it, and what its results are stored under: two profilers that may answer
         differently have different names.
+    computes : bool
+        Whether a cost is a computation of moments, so that every split of a layer may be asked for; not a
+        measurement, or the run of a simulator.
     """
 
     @property
     def name(self) -> str: ...
+
+    computes: ClassVar[bool]
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """One cost a request, in order; `KernelCost.known` says how each is known."""
@@ -110,6 +115,7 @@ class Analytic:
     """The roofline of `pimflow.simulators.gpu_model`."""
 
     name: str = "analytic"
+    computes: ClassVar[bool] = True
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         return [kernel_cost(r.kernel, gpu, dtype=dtype, channels=r.channels) for r in requests]

@@ -357,8 +357,8 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, **goal)
-        rows, programs = searched.gpu_rows(), searched.programs()
-        applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines(), target_system)
+        splits, programs = searched.splits(), searched.programs()
+        applied = pipeline.apply_plan(network.module, splits, programs, searched.pipelines(), target_system)
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from pimflow import memory_command
-from pimflow.hardware.system import ACCOUNTINGS, COPIES, PADDINGS, SCHEDULINGS, TIMINGS
+from pimflow.hardware.system import ACCOUNTINGS, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
 def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -152,6 +152,7 @@ def _system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--copies", help=f"of parts of tensors: {', '.join(COPIES)}")
     sub.add_argument("--padding", help=f"of convolutions on the GPU: {', '.join(PADDINGS)}")
+    sub.add_argument("--splits", help=f"of layers, the best or tenths of rows: {', '.join(SPLITS)}")
     sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(

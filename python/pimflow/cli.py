@@ -63,6 +63,7 @@ def _system(args: argparse.Namespace) -> System:
         scheduling=args.scheduling,
         copies=args.copies,
         padding=args.padding,
+        splits=args.splits,
         accounting=args.accounting,
         dtype=args.dtype,
     )

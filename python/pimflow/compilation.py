@@ -9,6 +9,7 @@ from tvm import relax
 
 from pimflow import pipeline, targets
 from pimflow.core.program import PimProgram
+from pimflow.core.split import Split
 from pimflow.execution import pack
 from pimflow.frontend import Network, relax_module
 from pimflow.kernels import Kernels, compile_kernels
@@ -30,6 +31,8 @@ class Build:
         The executable with its interface; see `execution.pack`.
     programs : dict of str to PimProgram
         By the symbol under which the executable calls each.
+    splits : dict of str to Split
+        Of every split region.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
@@ -43,6 +46,7 @@ class Build:
     executable: relax.VMExecutable
     module: tvm.runtime.Module
     programs: dict[str, PimProgram]
+    splits: dict[str, Split]
     kernels: Kernels
     memory: MemoryPlan
     copies: tuple[Copied, ...]
@@ -60,8 +64,8 @@ class Build:
 
 def build(network: Network, searched: Searched, target: tvm.target.Target) -> Build:
     """`network` as `searched` plans it, for `target`."""
-    programs, rows = searched.programs(), searched.gpu_rows()
-    applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines(), searched.system)
+    programs, splits = searched.programs(), searched.splits()
+    applied = pipeline.apply_plan(network.module, splits, programs, searched.pipelines(), searched.system)
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
@@ -70,7 +74,8 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
         target=name,
         executable=executable,
         module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
-        programs=pipeline.symbols(network.module, rows, programs),
+        programs=pipeline.symbols(network.module, splits, programs),
+        splits=splits,
         kernels=kernels,
         memory=plans[-1],
         copies=copies(applied, views=searched.system.views),

@@ -71,6 +71,8 @@ class Cuda:
         If there is no CUDA device, or no compiler for it.
     """
 
+    computes = False
+
     def __init__(
         self,
         l2: str = "cold",

@@ -12,6 +12,7 @@ from pimflow import artifact, frontend
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
+from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement import pipelines
@@ -90,8 +91,8 @@ def _of_graph(
         if choice is None or choice.mode == "GPU":
             requests.append(KernelRequest(whole, gpu_channels))
         elif choice.mode == "SPLIT":
-            rows = gpu_kernel(region, dtype, round(choice.gpu_share * region.output_rows))
-            requests.append(KernelRequest(rows, gpu_channels))
+            part = Split.of(region.geometry, choice.axis, choice.gpu_share)
+            requests.append(KernelRequest(gpu_kernel(region, dtype, part), gpu_channels))
         elif choice.mode == "PIPELINE":
             requests += [
                 KernelRequest(part, gpu_channels)

@@ -10,6 +10,7 @@ from tvm import relax
 from pimflow import memory
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
+from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import System
@@ -28,7 +29,10 @@ from pimflow.relay_passes.pipeline_rows import PipelineRows
 from pimflow.relay_passes.plan_pool import PlanPool
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.relay_passes.split_batch import SplitBatch
+from pimflow.relay_passes.split_channels import SplitChannels
 from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.relay_passes.split_reduction import SplitReduction
 from pimflow.relay_passes.store_half import StoreHalf
 from pimflow.targets import named_target
 
@@ -39,7 +43,7 @@ ALLOCATIONS = ("pool", "eager", "lazy")
 
 def apply_plan(
     mod: tvm.IRModule,
-    gpu_rows: Mapping[str, int],
+    splits: Mapping[str, Split],
     programs: Mapping[str, PimProgram],
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
@@ -50,8 +54,8 @@ def apply_plan(
     ----------
     mod : IRModule
         In canonical form.
-    gpu_rows : mapping of str to int
-        For every split region, its output rows on the GPU.
+    splits : mapping of str to Split
+        Of every split region.
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program; those of parts by `stage_name`.
     pipelines : sequence of Pipeline
@@ -60,28 +64,36 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     """
     on = system or default_system()
-    names = _variables(mod, gpu_rows, programs)
-    split = SplitMdDp(gpu_rows, on.symmetric, on.views)
-    phases = [PipelineRows(pipelines), split, DecomposeToMatrixVector(names), OutlinePim(names)]
+    names = _variables(mod, splits, programs)
+    along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
+    phases = [
+        PipelineRows(pipelines),
+        SplitMdDp(along["rows"], on.symmetric, on.views),
+        SplitChannels(along["channels"]),
+        SplitReduction(along["reduction"]),
+        SplitBatch(along["batch"]),
+        DecomposeToMatrixVector(names),
+        OutlinePim(names),
+    ]
     return tvm.transform.Sequential(phases)(mod)
 
 
 def symbols(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the symbol under which the executable calls them; see `apply_plan`."""
-    return {symbol(name): program for name, program in _variables(mod, gpu_rows, programs).items()}
+    return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
 
 
 def _variables(
-    mod: tvm.IRModule, gpu_rows: Mapping[str, int], programs: Mapping[str, PimProgram]
+    mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
     found = {}
     for name, program in programs.items():
         if name in variables:
-            found[variables[name] + (PIM_SUFFIX if name in gpu_rows else "")] = program
+            found[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
         else:
             region = whole_name(name)
             found[variables[region] + name.removeprefix(region)] = program

@@ -80,6 +80,7 @@ def build(
         "scheduling": system.scheduling,
         "copies": system.copies,
         "padding": system.padding,
+        "splits": searched.maker.splitting,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
         **estimate_part(searched),

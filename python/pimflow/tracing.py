@@ -12,8 +12,10 @@ from typing import Any
 
 from pimflow import artifact, kernel_traces
 from pimflow.core.layer_text import FORMS, parse_layer
+from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.split import Split
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -68,9 +70,8 @@ def _aim(run: PimRun, stem: str, system: System) -> Traced:
 
 
 def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
-    program = run.program
-    geometry = gpu_rows(program) if program.pixel_begin else program.geometry
-    files = {f"{stem}.ldst": ramulator2.export(geometry, program.dtype)}
+    geometry = run.gpu_part or run.program.geometry
+    files = {f"{stem}.ldst": ramulator2.export(geometry, run.program.dtype)}
     return Traced(run=run, files=files, total=geometry.pixels)
 
 
@@ -137,9 +138,16 @@ def trace(
     return write(out, found, target_system, format, advance)
 
 
-def gpu_rows(program: PimProgram) -> ConvGeometry:
-    """What the GPU computes of a split region: the rows before the program's."""
-    return program.geometry.first_rows(program.pixel_begin // program.geometry.ow)
+def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
+    """Of a compiled directory, what the GPU computes of every split region."""
+    artifact.Interface.load(directory).check(directory, artifact.PLAN)
+    graph, plan = artifact.Placed.load(directory).graph, Plan.load(directory / artifact.PLAN)
+    found = {}
+    for choice in plan.choices:
+        if choice.mode == "SPLIT":
+            geometry = graph.region(choice.region).geometry
+            found[choice.region] = Split.of(geometry, choice.axis, choice.gpu_share).gpu_part(geometry)
+    return found
 
 
 def check_format(name: str, timing: str) -> None:
@@ -198,10 +206,11 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
     """
     artifact.Interface.load(directory)
     programs = [PimProgram.load(path) for path in sorted((directory / "programs").glob("*.pimprog"))]
+    parts = gpu_parts(directory) if format == "ramulator2" else {}
     if format == "ramulator2":
-        programs = [program for program in programs if program.pixel_begin]
+        programs = [program for program in programs if program.region in parts]
         if not programs:
-            raise UsageError(f"{directory}: no region is split, so the GPU computes no rows beside PIM")
+            raise UsageError(f"{directory}: no region is split, so the GPU computes nothing beside PIM")
     if not programs:
         raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
     for program in programs:
@@ -217,7 +226,10 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
                 "trace the layer by its shape, which takes a loop order that has one"
             )
     timer = BuiltIn(system.timing, system.gwrite_hiding)
-    return [PimRun(program=p, timing=timer.time_program(p, system.pim)) for p in programs]
+    return [
+        PimRun(program=p, timing=timer.time_program(p, system.pim), gpu_part=parts.get(p.region))
+        for p in programs
+    ]
 
 
 def runs(layer: str, system: System, format: str) -> list[PimRun]:

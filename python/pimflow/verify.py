@@ -10,6 +10,7 @@ import numpy as np
 from pimflow.compilation import Build
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
 from pimflow.execution import infer
@@ -122,8 +123,9 @@ def verify(
 
     def check(symbol: str, x: np.ndarray, y: np.ndarray) -> None:
         program = programs[symbol]
-        matrix = weights[whole_name(program.region)]
-        checks.append(check_region(program, matrix, x, y))
+        region = whole_name(program.region)
+        split = built.splits.get(region, WHOLE)
+        checks.append(check_region(program, split.pim_filters(weights[region]), x, y))
 
     codegen.observe(check)
     try:

@@ -177,8 +177,8 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
         plan = random_plan(searched, staged, draw)
         drawn.update(choice.mode for choice in plan.choices)
         found = apply(graph, target, plan, searched.maker.costs)
-        rows, programs = found.gpu_rows(), found.programs()
-        applied = pipeline.apply_plan(network.module, rows, programs, found.pipelines(), target)
+        splits, programs = found.splits(), found.programs()
+        applied = pipeline.apply_plan(network.module, splits, programs, found.pipelines(), target)
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.views)) == launches
@@ -219,6 +219,7 @@ def _choice(candidate: Candidate) -> Choice:
         mode=rewrite.mode,
         gpu_share=candidate.gpu_share,
         schedule=rewrite.schedule,
+        axis=rewrite.axis,
         covers=candidate.covers if len(candidate.covers) > 1 else (),
         stages=rewrite.stages,
         modes=rewrite.modes,

@@ -108,7 +108,7 @@ def test_they_are_the_kernels_that_the_search_asks_for(searched):
     region = searched.graph.region("down.conv")
     maker = Candidates(searched.graph, SYSTEM)
     (task,) = [t for t in maker.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label]
-    cost = maker.costs.kernel(gpu_kernel(region, "fp16", 2), SYSTEM.gpu_channels)
+    cost = maker.costs.kernel(convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels)
     assert task.execution_ns == cost.execution_ns > 0
 
 

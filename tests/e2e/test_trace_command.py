@@ -2,14 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pimflow import cli, hardware, tracing
-from pimflow.artifact import Interface
+from pimflow import artifact, cli, hardware, tracing
+from pimflow.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
+from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
+from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
 from pimflow.placement.pim_runs import PimSide
@@ -39,13 +42,38 @@ def directory(tmp_path):
     """A compiled directory, as far as its programs go: one split, one that AiM has no form for."""
     path = tmp_path / "net"
     (path / "programs").mkdir(parents=True)
-    (path / "interface.json").write_text(Interface(inputs={}).to_json())
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     schedule = next(s for s in SIDE.schedules(geometry) if s.buffers == NEWTON.global_buffers)
     for name, pixel_begin in (("first", 0), ("second", 2 * geometry.ow)):
         program = SIDE.program(geometry, schedule, name, pixel_begin)
         (path / "programs" / f"{name}.pimprog").write_text(program.to_json())
+    _place(path, geometry, Choice(region="second", mode="SPLIT", gpu_share=2 / 6))
     return path
+
+
+def _place(path, geometry, split: Choice):
+    """Regions and plan of two layers that are alike, the second one split."""
+    regions = tuple(
+        Region(
+            name=name,
+            operator="conv2d",
+            operators=("nn.conv2d",),
+            geometry=geometry,
+            inputs=("%x",),
+            input_shapes=((1, 6, 6, 8),),
+            output_shape=(1, 6, 6, 20),
+        )
+        for name in ("first", "second")
+    )
+    placed = Placed(
+        graph=RegionGraph(name="net", regions=regions, outputs=("second",)), gpu="rtx-2060", dtype="fp16"
+    )
+    choices = (Choice(region="first", mode="PIM", gpu_share=0.0), split)
+    plan = Plan(model="", system="", gpu_channels=16, choices=choices, latency_ns=0.0, lower_bound_ns=0.0)
+    (path / "plan.json").write_text(plan.to_json())
+    (path / "regions.json").write_text(placed.to_json())
+    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
+    (path / "interface.json").write_text(Interface(inputs={}, sha256=digests).to_json())
 
 
 @pytest.fixture
@@ -128,11 +156,12 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
                 assert (code, out, err.count("\n")) == (3, "", 1) and "pim '" in err
 
 
-def test_gpu_rows_are_those_that_pim_leaves():
+def test_gpu_parts_are_those_that_pim_leaves(directory):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
-    program = SIDE.program(geometry, SIDE.schedules(geometry)[0], "x", 2 * geometry.ow)
-    assert tracing.gpu_rows(program) == geometry.first_rows(2)
-    assert tracing.gpu_rows(program).h == 3  # two rows of output, and the padding above
+    assert tracing.gpu_parts(directory) == {"second": geometry.first_rows(2)}
+    assert geometry.first_rows(2).h == 3  # two rows of output, and the padding above
+    _place(directory, geometry, Choice(region="second", mode="SPLIT", gpu_share=0.2, axis="channels"))
+    assert tracing.gpu_parts(directory) == {"second": replace(geometry, oc=4)}
 
 
 @pytest.mark.parametrize(

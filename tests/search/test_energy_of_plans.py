@@ -77,7 +77,7 @@ def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
     commands = {"COMP": 0, "READRES": 0, "bursts": 0}
     for region in graph.regions:
         if region.name not in table.refused:
-            timing = maker.pim_cost(region, 0)
+            timing = maker.pim_cost(region)
             commands["COMP"] += timing.commands["COMP"]
             commands["READRES"] += timing.commands["READRES"]
             commands["bursts"] += timing.gwrite_bursts

@@ -97,9 +97,12 @@ class Rewrite:
     mode : str
         ``GPU``, ``PIM``, ``SPLIT`` or ``PIPELINE``.
     gpu_rows : int
-        Output rows that the GPU computes, the first ones; 0 for ``PIPELINE``.
+        How much of `axis` the GPU computes, the first part: output rows unless it says otherwise; 0 for
+        ``PIPELINE``.
     schedule : str
         Loop order of the PIM program, as `pim_backend.schedule.Schedule` prints it; empty for GPU.
+    axis : str
+        For ``SPLIT``, along what: one of `core.split.AXES`.
     stages : tuple of int
         For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
     modes, schedules : tuple of str
@@ -109,6 +112,7 @@ class Rewrite:
     mode: str
     gpu_rows: int
     schedule: str = ""
+    axis: str = "rows"
     stages: tuple[int, ...] = ()
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from pimflow.core.split import AXES
 from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
@@ -25,9 +26,12 @@ class Choice:
     mode : str
         One of `MODES`.
     gpu_share : float or None
-        GPU output rows / all output rows; the GPU does the first ones. None where rows do not tell.
+        The GPU's part of the axis of a split, the first one: output rows / all output rows by default. None
+        where rows do not tell.
     schedule : str
         Loop order of the PIM program.
+    axis : str
+        Along what a region is split: one of `core.split.AXES`.
     latency_ns : float
         Predicted, the transition into it included.
     reason : str
@@ -46,6 +50,7 @@ class Choice:
     mode: str
     gpu_share: float | None
     schedule: str = ""
+    axis: str = "rows"
     latency_ns: float = 0.0
     reason: str = ""
     covers: tuple[str, ...] = ()
@@ -158,7 +163,9 @@ def _choice(row: object, index: int, where: str) -> Choice:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "reason"), ("latency_ns",), place)
+    _check_types(choice, ("schedule", "axis", "reason"), ("latency_ns",), place)
+    if choice.axis not in AXES:
+        raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if choice.gpu_share is None and len(choice.regions) > 1:
         return choice
     _check_types(choice, (), ("gpu_share",), place)

@@ -22,6 +22,8 @@ PADDINGS = ("asymmetric", "symmetric")
 # filled before it is used; all buffers, written while others compute, and tiles split where channels
 # would be idle; and every loop order of `pim_backend.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
+# Which splits of a layer are candidates: the best ones, or the paper's, tenths of the rows.
+SPLITS = ("exact", "grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class System:
         ``made``: they always are.
     padding : str
         One of `PADDINGS`; with ``symmetric``, the GPU's part of a split reads rows of zeros around its input.
+    splits : str
+        ``exact``: the best split of a layer is found; ``grid``: the best of tenths of its rows.
     """
 
     name: str
@@ -68,6 +72,7 @@ class System:
     scheduling: str = SCHEDULINGS[-1]
     copies: str = COPIES[0]
     padding: str = PADDINGS[0]
+    splits: str = SPLITS[0]
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,6 +93,7 @@ class System:
             ("scheduling", self.scheduling, SCHEDULINGS),
             ("copies", self.copies, COPIES),
             ("padding", self.padding, PADDINGS),
+            ("splits", self.splits, SPLITS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")

@@ -11,6 +11,7 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError
 from pimflow.hardware import System
@@ -83,10 +84,10 @@ class Searched:
                 row_begin += candidate.placed_rows
         return programs
 
-    def gpu_rows(self) -> dict[str, int]:
-        """The GPU's output rows of every split region."""
+    def splits(self) -> dict[str, Split]:
+        """How every split region is split."""
         return {
-            candidate.covers[0]: candidate.rewrite.gpu_rows
+            candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
             for candidate in self.candidates
             if candidate.rewrite.mode == "SPLIT"
         }
@@ -205,7 +206,8 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
         given = "none" if choice.gpu_share is None else f"{choice.gpu_share:g}"
         wanted = "between 0 and 1" if expected is None else f"{expected:g}"
         raise PlanError(f"region '{region.name}': mode {choice.mode} has gpu_share {wanted}, not {given}")
-    return maker.make(region, choice.mode, round(choice.gpu_share * region.output_rows), choice.schedule)
+    gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
+    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis)
 
 
 def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
@@ -253,6 +255,7 @@ def _searched(
             mode=candidate.rewrite.mode,
             gpu_share=candidate.gpu_share,
             schedule=candidate.rewrite.schedule,
+            axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
             reason=_reason(table, candidate, gpu_only, mixed),
             covers=candidate.covers if len(candidate.covers) > 1 else (),

@@ -8,30 +8,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
-from pimflow.core.liveness import apart
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
     ELEMENT_BYTES,
     GATHERS,
     RESULT_BYTES,
-    STORED_BYTES,
     ConvGeometry,
     Kernel,
     Region,
     RegionGraph,
     convolution_kernel,
 )
+from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.pim_backend.capability import refusal
 from pimflow.pim_backend.schedule import Schedule
+from pimflow.placement import splits
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.pim_runs import PimCost
 from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import kernel_energy_pj
 
-SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "4"
+COST_MODEL = "5"
 
 
 class Candidates:
@@ -59,6 +58,7 @@ class Candidates:
         system.require_network_dtype()
         self.graph, self.system = graph, system
         self.costs = costs or Costs(system, Profiling())
+        self._layers: dict[ConvGeometry, splits.Layer] = {}
 
     def prepare(self) -> None:
         """Time all that the candidates of the network need, at once."""
@@ -70,24 +70,61 @@ class Candidates:
                 if not self.refusal(region):
                     self.settle(region), self.absorb(region)
 
-    def layers(self) -> list[tuple[ConvGeometry, str, tuple[int, ...]]]:
-        """What PIM is asked to do: layers, a region that has each, and output rows that the GPU may take."""
-        capable = [region for region in self.graph.regions if not self.refusal(region)]
-        return [(region.geometry, region.name, self.splits(region)) for region in capable]
+    @property
+    def splitting(self) -> str:
+        """How splits are found: as the system says, if GPU times take no measuring; else by the grid."""
+        return self.system.splits if self.costs.profiling.gpu.computes else "grid"
+
+    def layers(self) -> list[splits.Layer]:
+        """What PIM is asked to do."""
+        capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
+        missing = [region for geometry, region in capable.items() if geometry not in self._layers]
+        if self.splitting == "exact":
+            with self.costs.together():
+                for region in missing:
+                    self._asked(region)
+        self._layers |= {region.geometry: self._asked(region) for region in missing}
+        return [self._layers[geometry] for geometry in capable]
+
+    def _asked(self, region: Region) -> splits.Layer:
+        """What is asked about the layer of a region."""
+        geometry, name = region.geometry, region.name
+        if self.splitting == "grid":
+            return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
+        full = self.system.accounting == "full"
+        terms = splits.Terms(
+            launch_ns=self.system.pim_launch_ns if full else 0.0,
+            burst_ns=self.system.pim.column_bytes / self.system.crossbar_bytes_per_ns if full else 0.0,
+        )
+        possible = splits.every(geometry, self.system.pim, views=self.system.views)
+        besides = tuple(self._beside(region, split) for split in possible)
+        return self.costs.layer(geometry, name, besides=besides, terms=terms)
+
+    def _beside(self, region: Region, split: Split) -> splits.Beside:
+        """What a split takes but for PIM's part."""
+        channels, results = self.system.gpu_channels, split.pim_results(region.geometry)
+        gpu = self._gpu_tasks(region, split, channels)
+        return splits.Beside(
+            split=split,
+            gpu_ns=gpu[0].duration_ns,
+            crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
+            after_ns=sum(task.duration_ns for task in self._last_tasks(region, split, results)),
+            pending=self._pending(region, split),
+        )
 
     def all(self, region: Region) -> list[Candidate]:
-        """GPU; PIM; SPLIT in steps of a tenth of the rows, where PIM can run the region."""
+        """GPU; PIM and SPLIT where PIM can run the region."""
         found = [self.make(region, "GPU")]
         if self.refusal(region):
             return found
         found.append(self.make(region, "PIM"))
-        return found + [self.make(region, "SPLIT", gpu_rows) for gpu_rows in self.splits(region)]
+        return found + [self._with_pim(region, split) for split in self.splits(region)]
 
-    def splits(self, region: Region) -> tuple[int, ...]:
-        """Output rows that the GPU may compute of a region on both."""
-        rows = region.output_rows
-        tried = sorted({round(share * rows) for share in SHARES} - {0, rows})
-        return tuple(gpu_rows for gpu_rows in tried if not self.unsplittable(region, gpu_rows))
+    def splits(self, region: Region) -> tuple[Split, ...]:
+        """Those of a region that are candidates."""
+        if region.geometry not in self._layers:
+            self.layers()
+        return self.costs.splits(self._layers[region.geometry])
 
     def refusal(self, region: Region) -> str:
         """Why PIM cannot run `region`; empty if it can."""
@@ -95,13 +132,13 @@ class Candidates:
             return "the system has no PIM channels"
         return refusal(region, self.system.pim)
 
-    def unsplittable(self, region: Region, gpu_rows: int) -> str:
-        """Why `region` cannot be split after `gpu_rows` rows; empty if it can."""
-        if region.operator != "conv2d":
-            return f"{region.operator} has no rows to split"
-        if region.geometry.n > 1:
-            return "rows of a batch are not contiguous"
-        return region.geometry.rows.unsplittable(gpu_rows)
+    def unsplittable(self, region: Region, split: Split) -> str:
+        """Why `region` cannot be split so; empty if it can."""
+        if region.operator == "fc" and split.axis == "rows":
+            return "fc has no rows to split"
+        if split.axis == "reduction" and not self.system.views:
+            return "parts of its input would be copied"
+        return split.problem(region.geometry)
 
     def make(
         self,
@@ -110,6 +147,7 @@ class Candidates:
         gpu_rows: int = 0,
         schedule: str = "",
         *,
+        axis: str = "rows",
         gpu_channels: int | None = None,
     ) -> Candidate:
         """One candidate.
@@ -120,9 +158,11 @@ class Candidates:
         mode : str
             ``GPU``, ``PIM`` or ``SPLIT``.
         gpu_rows : int
-            For ``SPLIT``, output rows on the GPU.
+            For ``SPLIT``, output rows on the GPU, or its part of another axis.
         schedule : str
             Loop order of the PIM program; the fastest if empty.
+        axis : str
+            For ``SPLIT``: one of `core.split.AXES`.
         gpu_channels : int, optional
             Memory channels of the GPU; those of a mixed plan by default.
 
@@ -144,13 +184,15 @@ class Candidates:
                 tasks=tuple(self._gpu_task(region.name, kernel, channels) for kernel in kernels),
                 rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows),
             )
-        problem = self.refusal(region) or (self.unsplittable(region, gpu_rows) if mode == "SPLIT" else "")
+        split = Split(axis, gpu_rows) if mode == "SPLIT" else WHOLE
+        problem = self.refusal(region) or (self.unsplittable(region, split) if mode == "SPLIT" else "")
         if problem:
             raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
-        return self._with_pim(region, mode, gpu_rows if mode == "SPLIT" else 0, schedule, channels)
+        return self._with_pim(region, split, schedule)
 
-    def _with_pim(self, region: Region, mode: str, gpu_rows: int, schedule: str, channels: int) -> Candidate:
-        run = self.pim_cost(region, gpu_rows, schedule)
+    def _with_pim(self, region: Region, split: Split, schedule: str = "") -> Candidate:
+        """PIM, or SPLIT where something is left to the GPU."""
+        run, channels = self.pim_cost(region, split, schedule), self.system.gpu_channels
         full = self.system.accounting == "full"
         parallel = [self._pim_task(region, run)]
         if full:
@@ -158,54 +200,70 @@ class Candidates:
             # A kernel's traffic over the crossbar is priced with the kernel.
             crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
             parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
-        if gpu_rows:
-            kernel = gpu_kernel(region, self.system.dtype, gpu_rows, self.system.symmetric)
-            parallel.append(self._gpu_task(f"{region.name} (GPU rows)", kernel, channels))
-            if full:
-                moved_bytes = parallel[-1].moved_bytes
-                parallel.append(self._transfer(f"{region.name} (GPU traffic)", moved_bytes))
+        parallel += self._gpu_tasks(region, split, channels)
         tasks = [self._prologue_task(region, channels)] if region.prologue and full else []
         first = tuple(range(len(tasks)))
         if full:
-            tasks += [replace(task, after=first) for task in self._padding_tasks(region, gpu_rows, channels)]
+            tasks += [replace(task, after=first) for task in self._padding_tasks(region, split, channels)]
         padded = tuple(range(len(tasks)))
         tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
-        if full and self.system.pim.result_lanes > 1:
-            after = tuple(range(len(tasks)))
-            tasks.append(replace(self._lanes_task(region, run, channels), after=after))
-        pending = self._undone(region, gpu_rows) + region.epilogue
+        adds = split.axis == "reduction"
+        pending = () if adds else self._pending(region, split) + region.epilogue
         defers = pending and self.defers(region)
+        last = self._last_tasks(region, split, run.results)
         if pending and not defers:
-            settle = self.settle(region).task
-            if settle:
-                tasks.append(replace(settle, after=tuple(range(len(tasks)))))
+            last += filter(None, [self.settle(region).task])
+        for task in last:
+            tasks.append(replace(task, after=tuple(range(len(tasks)))))
         port = Port(dtype=self.system.dtype)
+        whole = split.extent(region.geometry)
+        along = "" if split.axis == "rows" else f" {split.axis}"
         return Candidate(
-            name="PIM" if mode == "PIM" else f"SPLIT {gpu_rows}/{region.output_rows}",
+            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else "PIM",
             covers=(region.name,),
-            gpu_share=gpu_rows / region.output_rows,
+            gpu_share=split.gpu / whole,
             input=port,
             output=replace(port, pending=pending if defers else ()),
             tasks=tuple(tasks),
-            rewrite=Rewrite(mode=mode, gpu_rows=gpu_rows, schedule=run.schedule),
+            rewrite=Rewrite(
+                mode="SPLIT" if split.gpu else "PIM",
+                gpu_rows=split.gpu,
+                schedule=run.schedule,
+                axis=split.axis,
+            ),
             placed_rows=run.rows,
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
         )
 
-    def _undone(self, region: Region, gpu_rows: int) -> tuple[str, ...]:
+    def _gpu_tasks(self, region: Region, split: Split, channels: int) -> list[Task]:
+        """The GPU's part of a split: its kernel, and the traffic that contends with PIM's."""
+        if not split.gpu:
+            return []
+        kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
+        task = self._gpu_task(f"{region.name} (GPU {split.axis})", kernel, channels)
+        if self.system.accounting != "full":
+            return [task]
+        return [task, self._transfer(f"{region.name} (GPU traffic)", task.moved_bytes)]
+
+    def _pending(self, region: Region, split: Split) -> tuple[str, ...]:
         """What a PIM region leaves to others whatever it computes."""
         lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
-        g = region.geometry
-        copied = not self.system.views or apart((g.n, g.oh, g.ow, g.oc), 1, gpu_rows, STORED_BYTES)
-        return lanes + (("concat",) if gpu_rows and copied else ())
+        return lanes + split.pending(region.geometry, views=self.system.views)
 
-    def _lanes_task(self, region: Region, run: PimCost, channels: int) -> Task:
-        """What it adds to a kernel that each result is a sum of several, which the device left apart."""
-        more = (run.result_lanes - 1) * run.results
-        more_bytes = more * RESULT_BYTES[self.system.dtype]
-        kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
-        task = self._gpu_task(f"{region.name} (lanes)", kernel, channels)
-        return replace(task, launch_ns=0.0, launched=False)
+    def _last_tasks(self, region: Region, split: Split, results: int) -> list[Task]:
+        """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
+        if self.system.accounting != "full":
+            return []
+        found = []
+        more = (self.system.pim.result_lanes - 1) * results
+        if more:
+            more_bytes = more * RESULT_BYTES[self.system.dtype]
+            kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
+            task = self._gpu_task(f"{region.name} (lanes)", kernel, self.system.gpu_channels)
+            found.append(replace(task, launch_ns=0.0, launched=False))
+        if split.axis == "reduction":
+            found.append(self._epilogue(region, own=True, sums=2).task)
+        return found
 
     def defers(self, region: Region) -> bool:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
@@ -232,11 +290,11 @@ class Candidates:
         """
         return self._epilogue(region, own=False)
 
-    def _epilogue(self, region: Region, own: bool) -> EdgeCost:
+    def _epilogue(self, region: Region, own: bool, sums: int = 1) -> EdgeCost:
         element = ELEMENT_BYTES[self.system.dtype]
         result_bytes = region.output_elements * element
         # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
-        returned = region.geometry.pixels * region.geometry.oc
+        returned = sums * region.geometry.pixels * region.geometry.oc
         read_bytes = (returned + sum(region.input_elements[1:])) * element
         shared = len(self.graph.consumers[region.name]) > 1
         kernel = Kernel(
@@ -249,21 +307,22 @@ class Candidates:
         task = self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels)
         return EdgeCost(task=task if own else replace(task, launch_ns=0.0, launched=False))
 
-    def pim_cost(self, region: Region, gpu_rows: int, schedule: str = "") -> PimCost:
-        """Of the program for the rows that the GPU leaves, by the given or the fastest loop order."""
+    def pim_cost(self, region: Region, split: Split = WHOLE, schedule: str = "") -> PimCost:
+        """Of the program for what the GPU leaves, by the given or the fastest loop order."""
         geometry = region.geometry
         if schedule:
-            known = [str(s) for s in self.costs.side.schedules(geometry)]
+            known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
-        return self.costs.pim(geometry, region.name, gpu_rows, schedule)
+        return self.costs.pim(geometry, region.name, split, schedule)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         schedule = Schedule.parse(candidate.rewrite.schedule)
-        pixel_begin = candidate.rewrite.gpu_rows * region.geometry.ow
-        return self.costs.side.program(region.geometry, schedule, region.name, pixel_begin, row_begin)
+        split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
+        part, pixel_begin = split.pim_part(region.geometry), split.pixel_begin(region.geometry)
+        return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin)
 
     def _gpu_task(self, label: str, kernel: Kernel, channels: int) -> Task:
         cost = self.costs.kernel(kernel, channels)
@@ -283,10 +342,11 @@ class Candidates:
         kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
         return self._gpu_task(f"{region.name} ({', '.join(region.prologue)})", kernel, channels)
 
-    def _padding_tasks(self, region: Region, gpu_rows: int, channels: int) -> list[Task]:
+    def _padding_tasks(self, region: Region, split: Split, channels: int) -> list[Task]:
         """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
         g = region.geometry
-        part = g.rows.inputs(0, gpu_rows) if gpu_rows and self.system.symmetric else None
+        uneven = split.gpu and split.axis == "rows" and self.system.symmetric
+        part = g.rows.inputs(0, split.gpu) if uneven else None
         if part is None or part.pad_before == part.pad_after:
             return []
         row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
@@ -337,16 +397,16 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
-def gpu_kernel(region: Region, dtype: str, gpu_rows: int = 0, symmetric: bool = False) -> Kernel:
-    """The kernel that computes `region`, epilogue included, or its first `gpu_rows` rows, without.
+def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
+    """The kernel that computes `region`, epilogue included, or the GPU's part of a `split`, without.
 
     If `symmetric`, one that cannot pad both ends of the rows alike reads rows of zeros.
     """
     element = ELEMENT_BYTES[dtype]
-    if gpu_rows:
-        part = region.geometry.first_rows(gpu_rows)
+    if split.gpu:
+        part = split.gpu_part(region.geometry)
         top, left, bottom, right = part.padding
-        if symmetric and top != bottom:
+        if symmetric and split.axis == "rows" and top != bottom:
             part = replace(part, h=part.h + top + bottom, padding=(0, left, 0, right))
         return convolution_kernel(part, dtype)
     output_bytes = (region.output_elements + region.kept_elements) * element

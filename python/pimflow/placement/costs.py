@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import GpuSpec, System
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement.cache import ResultCache
 from pimflow.placement.executors import Executor, Serial
-from pimflow.placement.pim_runs import LayerCosts, PimCost, PimSide
+from pimflow.placement.pim_runs import PimCost, PimSide
+from pimflow.placement.splits import Layer, LayerCosts
 from pimflow.simulators.gpu_model import KernelCost
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, KernelRequest, PimProfiler
 
@@ -51,33 +53,6 @@ class Profiling:
     progress: Callable[[int, int], None] = lambda _done, _all: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """A layer to be timed on PIM.
-
-    Attributes
-    ----------
-    side : PimSide
-    geometry : ConvGeometry
-    name : str
-        Of a region that has it.
-    splits : tuple of int
-        Output rows that the GPU may compute of it.
-    """
-
-    side: PimSide
-    geometry: ConvGeometry
-    name: str
-    splits: tuple[int, ...]
-
-    @property
-    def key(self) -> tuple:
-        return ("layer", self.side.identity, self.geometry, self.splits)
-
-    def costs(self) -> LayerCosts:
-        return self.side.layer(self.geometry, self.name, self.splits)
-
-
 @dataclass
 class Tally:
     """How many results were computed, and how many were kept from before."""
@@ -108,8 +83,10 @@ class Costs:
         )
         self.tally = Tally()
         self._gpu, self._dtype = system.gpu, system.dtype
-        self._best: dict[ConvGeometry, str] = {}
-        self._pim: dict[tuple[ConvGeometry, int, str], PimCost] = {}
+        self._layers: dict[ConvGeometry, LayerCosts] = {}
+        self._answers: dict[tuple, tuple[Split, ...]] = {}
+        self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
+        self._pim: dict[tuple[ConvGeometry, Split, str], PimCost] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
 
@@ -118,24 +95,29 @@ class Costs:
         """Which profilers they are from."""
         return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
 
-    def time_layers(self, wanted: Sequence[tuple[ConvGeometry, str, tuple[int, ...]]]) -> None:
-        """Time layers, given by geometry, name and splits: those not known yet, the largest first."""
-        layers = {
-            geometry: Layer(side=self.side, geometry=geometry, name=name, splits=splits)
-            for geometry, name, splits in wanted
-            if geometry not in self._best
-        }
+    def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> Layer:
+        """What is asked about a layer (`Layer`), on this side."""
+        return Layer(side=self.side, geometry=geometry, name=name, **asked)
+
+    def splits(self, layer: Layer) -> tuple[Split, ...]:
+        """Those worth being candidates."""
+        if layer.key not in self._answers:
+            self.time_layers([layer])
+        return self._answers[layer.key]
+
+    def time_layers(self, wanted: Sequence[Layer]) -> None:
+        """Time layers: what is not known yet, the largest first."""
+        layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
         kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
         for layer in ordered:
             if layer.key in kept:
-                found = kept[layer.key]
-                costs = tuple((rows, PimCost(**cost)) for rows, cost in found["costs"])
-                self._know(layer, LayerCosts(schedule=found["schedule"], costs=costs))
+                self._know(layer, LayerCosts.of(kept[layer.key]))
         missing = [layer for layer in ordered if layer.key not in kept]
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
-        for done, (position, found) in enumerate(self.profiling.executor.map(Layer.costs, missing), start=1):
+        work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
+        for done, (position, found) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
             layer = missing[position]
             self._know(layer, found)
             self._keep({layer.key: dataclasses.asdict(found)})
@@ -143,28 +125,34 @@ class Costs:
             self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
 
     def _know(self, layer: Layer, found: LayerCosts) -> None:
-        self._best[layer.geometry] = found.schedule
-        for rows, cost in found.costs:
-            self._pim[layer.geometry, rows, cost.schedule] = cost
+        self._layers[layer.geometry] = found
+        self._answers[layer.key] = found.splits
+        for split, cost in found.costs:
+            if split != WHOLE:
+                self._schedules[layer.geometry, split] = cost.schedule
+            self._pim[layer.geometry, split, cost.schedule] = cost
 
     def _keep(self, results: dict) -> None:
         if self.profiling.cache:
             self.profiling.cache.put(results)
 
-    def pim(self, geometry: ConvGeometry, name: str, gpu_rows: int, schedule: str = "") -> PimCost:
-        """Of the output rows that the GPU leaves, by the given loop order or the layer's fastest."""
+    def pim(self, geometry: ConvGeometry, name: str, split: Split = WHOLE, schedule: str = "") -> PimCost:
+        """Of what the GPU leaves of a layer, by the given loop order or the layer's fastest."""
         if not schedule:
-            if geometry not in self._best:
-                self.time_layers([(geometry, name, ())])
-            schedule = self._best[geometry]
-        known = (geometry, gpu_rows, schedule)
+            if geometry not in self._layers:
+                self.time_layers([self.layer(geometry, name)])
+            schedule = self._schedules.get((geometry, split)) or str(
+                self.side.order(geometry, name, self._layers[geometry].schedule, split)
+            )
+            self._schedules[geometry, split] = schedule
+        known = (geometry, split, schedule)
         if known not in self._pim:
             key = ("pim", self.side.identity, *known)
             kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
             if key in kept:
                 self._pim[known] = PimCost(**kept[key])
             else:
-                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, gpu_rows)
+                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
         return self._pim[known]
 

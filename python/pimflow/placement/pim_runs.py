@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
@@ -19,10 +19,19 @@ from pimflow.simulators.timing import TimingResult
 
 @dataclass(frozen=True, kw_only=True)
 class PimRun:
-    """A program and how long it takes."""
+    """A program and how long it takes.
+
+    Attributes
+    ----------
+    program : PimProgram
+    timing : TimingResult
+    gpu_part : ConvGeometry, optional
+        What the GPU computes beside it of a split layer, where that is known.
+    """
 
     program: PimProgram
     timing: TimingResult
+    gpu_part: ConvGeometry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +83,6 @@ class PimCost:
             commands=timing.commands,
             gwrite_bursts=timing.gwrite_bursts,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCosts:
-    """A layer on PIM.
-
-    Attributes
-    ----------
-    schedule : str
-        The fastest loop order for the whole layer.
-    costs : tuple of (int, PimCost)
-        By the output rows that the GPU computes of it; rows may come up again with other loop orders.
-    """
-
-    schedule: str
-    costs: tuple[tuple[int, PimCost], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,31 +148,34 @@ class PimSide:
         program = self.program(geometry, schedule, name, pixel_begin)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
-    def cost(self, geometry: ConvGeometry, schedule: Schedule, name: str, gpu_rows: int) -> PimCost:
-        """Of the output rows that the GPU leaves."""
-        return PimCost.of(self.run(geometry, schedule, name, gpu_rows * geometry.ow))
+    def cost(self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE) -> PimCost:
+        """Of what the GPU leaves of a layer."""
+        part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
+        return PimCost.of(self.run(part, schedule, name, pixel_begin))
+
+    def busiest_ns(
+        self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE
+    ) -> float:
+        """Time of one of the channels that have most to do: all of them take no less."""
+        part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
+        program = self.program(part, schedule, name, pixel_begin, only_busiest=True)
+        return self.profiler.time_program(program, self.pim).time_ns
 
     def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
         """Every loop order for the whole layer, the fastest first, judged by one of its busiest channels."""
+        return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
-        def time_ns(schedule: Schedule) -> float:
-            program = self.program(geometry, schedule, name, only_busiest=True)
-            return self.profiler.time_program(program, self.pim).time_ns
+    def order(self, geometry: ConvGeometry, name: str, whole: str, split: Split) -> Schedule:
+        """The loop order of what the GPU leaves: the layer's, or where that does not fit the fastest."""
+        schedule, part = Schedule.parse(whole), split.pim_part(geometry)
+        fits = part == geometry or schedule in self.schedules(part)
+        return schedule if fits else self.ranked(part, name)[0]
 
-        return sorted(self.schedules(geometry), key=time_ns)
-
-    def layer(self, geometry: ConvGeometry, name: str, splits: Sequence[int]) -> LayerCosts:
-        """The whole layer, by the loop order that suits it, and what `splits` rows on the GPU leave of it."""
+    def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
+        """The layer without the GPU, by the two loop orders that suit it best, the faster one first."""
         # They are ranked by one channel; of two that come close, all channels decide.
-        whole = [(s, self.cost(geometry, s, name, 0)) for s in self.ranked(geometry, name)[:2]]
-        best = min(whole, key=lambda found: found[1].time_ns)[0]
-        return LayerCosts(
-            schedule=str(best),
-            costs=(
-                *((0, cost) for _, cost in whole),
-                *((rows, self.cost(geometry, best, name, rows)) for rows in splits),
-            ),
-        )
+        found = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
+        return sorted(found, key=lambda cost: cost.time_ns)
 
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:

@@ -22,6 +22,7 @@ from pimflow.core.region import (
     RegionGraph,
     convolution_kernel,
 )
+from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.pim_backend.schedule import Schedule
@@ -180,7 +181,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     costs = _pim_costs(maker, run, schedules)
     tasks = _tasks(maker, run, costs)
     last = run.regions[-1]
-    pending = (*maker._undone(last, 0), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
+    pending = (*maker._pending(last, WHOLE), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
     defers = bool(pending) and maker.defers(last)
     if pending and not defers and (settle := maker.settle(last).task):
         tasks.append(replace(settle, after=tuple(range(len(tasks)))))
@@ -222,9 +223,11 @@ def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tu
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
         else:
             largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
-            schedule = maker.costs.pim(run.products(position, largest), region.name, 0).schedule
+            schedule = maker.costs.pim(run.products(position, largest), region.name).schedule
         for stage in range(len(parts)):
-            found[position, stage] = maker.costs.pim(run.products(position, stage), region.name, 0, schedule)
+            found[position, stage] = maker.costs.pim(
+                run.products(position, stage), region.name, schedule=schedule
+            )
     return found
 
 
@@ -256,8 +259,8 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
                 parts.append(maker._transfer(f"{label} (GPU traffic)", parts[0].moved_bytes))
         tasks += [replace(task, after=waits) for task in parts]
         done[position, stage] = tuple(range(first, len(tasks)))
-        if (position, stage) in costs and full and maker.system.pim.result_lanes > 1:
-            lanes = maker._lanes_task(region, costs[position, stage], maker.system.gpu_channels)
+        results = costs[position, stage].results if (position, stage) in costs else 0
+        for lanes in maker._last_tasks(region, WHOLE, results) if results else ():
             tasks.append(replace(lanes, after=done[position, stage]))
             done[position, stage] = (len(tasks) - 1,)
     return tasks
@@ -309,7 +312,7 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
         if mode == "PIM"
         for stage in range(len(run.rows[position]))
     }
-    maker.costs.time_layers([(geometry, name, ()) for geometry, name in layers.items()])
+    maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
     with maker.costs.together():
         for run in wanted:
             make(maker, run.pipeline)

@@ -1,0 +1,234 @@
+"""Which parts of a layer the GPU and PIM may do at once: a grid of them, or the very best."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pimflow.core.liveness import ALIGNMENT_BYTES
+from pimflow.core.region import STORED_BYTES, ConvGeometry
+from pimflow.core.split import AXES, WHOLE, Split
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.schedule import Schedule
+from pimflow.placement.pim_runs import PimCost, PimSide
+from pimflow.simulators.bound import least_work_ns
+
+SHARES = tuple(tenth / 10 for tenth in range(1, 10))
+
+
+def grid(geometry: ConvGeometry) -> list[Split]:
+    """Splits along rows in steps of a tenth (PIMFlow, "Execution Mode and Task Size Search")."""
+    tried = sorted({round(share * geometry.oh) for share in SHARES})
+    return _possible(geometry, [Split("rows", rows) for rows in tried])
+
+
+def every(geometry: ConvGeometry, pim: PimSpec, *, views: bool = True) -> list[Split]:
+    """All splits along rows and along the batch; along channels and the reduction those worth a look.
+
+    Output channels are counted in tiles of PIM, from either end; the reduction in parts that can lie inside
+    the layer's input, if any can (`System.views`).
+    """
+    tile, line = pim.banks, ALIGNMENT_BYTES // STORED_BYTES
+    tiles = {extent for part in range(tile, geometry.oc, tile) for extent in (part, geometry.oc - part)}
+    extents = {
+        "rows": range(1, geometry.oh),
+        "channels": sorted(tiles),
+        "reduction": range(line, geometry.c, line) if views else (),
+        "batch": range(1, geometry.n),
+    }
+    return _possible(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]])
+
+
+def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
+    return [split for split in splits if not split.problem(geometry)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a split takes but for PIM's part.
+
+    Attributes
+    ----------
+    split : Split
+    gpu_ns : float
+        The GPU's part, which runs beside PIM's.
+    crossbar_ns : float
+        The GPU's traffic over the crossbar, which PIM's goes over too.
+    after_ns : float
+        What follows both and depends on where the layer is split.
+    pending : tuple of str
+        What is left to others (`Split.pending`).
+    """
+
+    split: Split
+    gpu_ns: float
+    crossbar_ns: float
+    after_ns: float
+    pending: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a PIM program takes besides its own time.
+
+    Attributes
+    ----------
+    launch_ns : float
+    burst_ns : float
+        Of a column-sized burst over the crossbar; zero where that is not charged.
+    """
+
+    launch_ns: float
+    burst_ns: float
+
+    def total_ns(self, beside: Beside, run: PimCost) -> float:
+        """Of a split: both parts and the crossbar at once, then what follows."""
+        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
+        crossbar_ns = bursts * self.burst_ns + beside.crossbar_ns
+        return max(beside.gpu_ns, self.launch_ns + run.time_ns, crossbar_ns) + beside.after_ns
+
+    def least_ns(self, beside: Beside, pim_ns: float) -> float:
+        """The same if PIM's part takes at least `pim_ns`."""
+        return max(beside.gpu_ns, self.launch_ns + pim_ns, beside.crossbar_ns) + beside.after_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCosts:
+    """A layer on PIM.
+
+    Attributes
+    ----------
+    schedule : str
+        The fastest loop order for the whole layer.
+    splits : tuple of Split
+        Those worth being candidates.
+    costs : tuple of (Split, PimCost)
+        By what the GPU computes of it; the same split may come up again with other loop orders.
+    least_ns : tuple of (Split, float)
+        Of splits, a time that PIM's part takes at least.
+    """
+
+    schedule: str
+    splits: tuple[Split, ...]
+    costs: tuple[tuple[Split, PimCost], ...]
+    least_ns: tuple[tuple[Split, float], ...] = ()
+
+    @classmethod
+    def of(cls, plain: dict) -> LayerCosts:
+        """From what `dataclasses.asdict` makes of one, through JSON."""
+        return cls(
+            schedule=plain["schedule"],
+            splits=tuple(Split(**split) for split in plain["splits"]),
+            costs=tuple((Split(**split), PimCost(**cost)) for split, cost in plain["costs"]),
+            least_ns=tuple((Split(**split), time_ns) for split, time_ns in plain["least_ns"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer to be timed on PIM.
+
+    Attributes
+    ----------
+    side : PimSide
+    geometry : ConvGeometry
+    name : str
+        Of a region that has it.
+    splits : tuple of Split
+        To be timed.
+    besides : tuple of Beside
+        Instead, those to find the best ones of.
+    terms : Terms, optional
+        By which they are compared.
+    known : LayerCosts, optional
+        What was found of it before, for other splits or terms.
+    """
+
+    side: PimSide
+    geometry: ConvGeometry
+    name: str
+    splits: tuple[Split, ...] = ()
+    besides: tuple[Beside, ...] = ()
+    terms: Terms | None = None
+    known: LayerCosts | None = None
+
+    @property
+    def key(self) -> tuple:
+        """What its costs are kept under."""
+        return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
+
+    def costs(self) -> LayerCosts:
+        """Time it."""
+        timing = _Timing(self)
+        groups: dict[tuple[str, ...], list[Beside]] = {}
+        for beside in self.besides:
+            groups.setdefault(beside.pending, []).append(beside)
+        found = {split: timing.cost(split) for split in self.splits}
+        for alike in groups.values():
+            found |= timing.best(alike)
+        return LayerCosts(
+            schedule=timing.schedule,
+            splits=tuple(sorted(found)),
+            costs=(*timing.whole, *((split, cost) for split, cost in timing.costs.items() if split != WHOLE)),
+            least_ns=tuple(timing.least_ns.items()),
+        )
+
+
+class _Timing:
+    """Times of parts of one layer, each found once."""
+
+    def __init__(self, layer: Layer):
+        self.layer, known = layer, layer.known
+        if known:
+            self.whole = [(split, cost) for split, cost in known.costs if split == WHOLE]
+        else:
+            self.whole = [(WHOLE, cost) for cost in layer.side.whole(layer.geometry, layer.name)]
+        self.schedule = known.schedule if known else self.whole[0][1].schedule
+        self.costs = {split: cost for split, cost in known.costs if split != WHOLE} if known else {}
+        self.least_ns = dict(known.least_ns) if known else {}
+
+    def _order(self, split: Split) -> Schedule:
+        layer = self.layer
+        return layer.side.order(layer.geometry, layer.name, self.schedule, split)
+
+    def cost(self, split: Split) -> PimCost:
+        """Of PIM's part."""
+        if split not in self.costs:
+            layer, order = self.layer, self._order(split)
+            self.costs[split] = layer.side.cost(layer.geometry, order, layer.name, split)
+        return self.costs[split]
+
+    def busiest_ns(self, split: Split) -> float:
+        """What PIM's part takes at least: one channel's time."""
+        if split not in self.least_ns:
+            layer, order = self.layer, self._order(split)
+            self.least_ns[split] = layer.side.busiest_ns(layer.geometry, order, layer.name, split)
+        return self.least_ns[split]
+
+    def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
+        """The fastest of `besides`, and what else had to be timed to know that it is.
+
+        Best first by a lower bound of each, which is raised step by step: the work of PIM, the time of its
+        busiest channel, the time itself. When a split comes up whose time is known, no other can be
+        faster. Nothing is assumed of how times change from split to split.
+        """
+        side, geometry, terms = self.layer.side, self.layer.geometry, self.layer.terms
+        queue, timed = [], {}
+        for index, beside in enumerate(besides):
+            part, begin = beside.split.pim_part(geometry), beside.split.pixel_begin(geometry)
+            work_ns = least_work_ns(part, side.pim, side.dtype, side.channels, part.pixels - begin)
+            queue.append((terms.least_ns(beside, work_ns), index, "work"))
+        heapq.heapify(queue)
+        while queue:
+            _, index, known_by = heapq.heappop(queue)
+            beside = besides[index]
+            if known_by == "time":
+                return timed
+            if known_by == "work":
+                bound_ns = terms.least_ns(beside, self.busiest_ns(beside.split))
+                heapq.heappush(queue, (bound_ns, index, "channel"))
+            else:
+                timed[beside.split] = self.cost(beside.split)
+                heapq.heappush(queue, (terms.total_ns(beside, timed[beside.split]), index, "time"))
+        return timed

@@ -1,0 +1,66 @@
+"""A layer as two of its kind, the GPU's first: what all splits but those along rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tvm
+from tvm import relax
+
+from pimflow.core.split import Split
+from pimflow.errors import PlanError
+from pimflow.relay_passes.extract_regions import layer_geometry
+from pimflow.relay_passes.flat import layer_name, rebuild, shape
+from pimflow.relay_passes.split_mddp import GPU_SUFFIX, PIM_SUFFIX
+
+# Input and filters of the part [begin, end) of a layer.
+Operands = Callable[[relax.Call, int, int], tuple[relax.Expr, relax.Expr]]
+# One result of the two parts.
+Join = Callable[[relax.BlockBuilder, list[relax.Var], str], relax.Expr]
+
+
+def split_layers(
+    mod: tvm.IRModule, axis: str, gpu: Mapping[str, int], operands: Operands, join: Join
+) -> tvm.IRModule:
+    """`mod` with every layer that `gpu` names in two parts along `axis`.
+
+    Raises
+    ------
+    PlanError
+        If a layer cannot be split so.
+    """
+
+    def rewrite(builder, var, value):
+        name = layer_name(mod, var)
+        geometry = layer_geometry(name, value) if name in gpu else None
+        if geometry is None:
+            return None
+        split = Split(axis, gpu[name])
+        problem = split.problem(geometry)
+        if problem:
+            raise PlanError(f"region '{name}': {problem}")
+        bounds = (
+            (split.gpu, split.extent(geometry), f"{var.name}{PIM_SUFFIX}"),
+            (0, split.gpu, f"{var.name}{GPU_SUFFIX}"),
+        )
+        parts = []
+        # PIM first: what both read then is a kernel of its own, and PIM need not wait for the GPU's part.
+        for begin, end, part in bounds:
+            x, filters = operands(value, begin, end)
+            if not x.same_as(value.args[0]):
+                x = builder.emit(x, name_hint=f"{part}_in")
+            parts.insert(
+                0,
+                builder.emit(relax.Call(value.op, [x, filters], value.attrs, value.ty_args), name_hint=part),
+            )
+        return builder.emit(join(builder, parts, var.name), name_hint=var.name)
+
+    return rebuild(mod, rewrite)
+
+
+def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
+    """Of a tensor: a slice of a variable, a constant of a constant."""
+    axis %= len(shape(x))
+    if isinstance(x, tvm.ir.GenericConst):
+        return relax.const(x.value.numpy().take(range(begin, end), axis))
+    return relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True)

@@ -1,0 +1,91 @@
+"""Does the artifact do what is charged, and compute the reference, whatever the plan?"""
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import compilation, frontend, pipeline, targets
+from pimflow.core.plan import Choice
+from pimflow.core.split import AXES
+from pimflow.hardware import system
+from pimflow.placement import apply, search
+from pimflow.placement.splits import every
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.verify import verify
+
+
+def perceptron():
+    """Three fully connected layers: one leaves nothing undone, one a bias and a clamp, one a bias."""
+    draw = np.random.default_rng(0)
+    sizes = (96, 128, 64, 40)
+    weights = {
+        f"w{i}": (draw.standard_normal(pair) / 8).astype(np.float32)
+        for i, pair in enumerate(itertools.pairwise(sizes))
+    }
+    weights["b1"], weights["b2"] = (draw.standard_normal(size).astype(np.float32) for size in sizes[2:])
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
+            helper.make_node("Gemm", ["a", "w1", "b1"], ["b"], name="second"),
+            helper.make_node("Relu", ["b"], ["c"], name="relu"),
+            helper.make_node("Gemm", ["c", "w2", "b2"], ["y"], name="third"),
+        ],
+        "perceptron",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, sizes[0]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, sizes[-1]])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+NETWORKS = {
+    "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels"}),
+    "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
+    "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
+    """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
+    load, plans, expected = NETWORKS[name]
+    network, target, draw = load(), system(), random.Random(0)
+    graph = extract_regions(network.module, name)
+    searched = search(graph, target)
+    inputs = network.example_inputs()
+    reference = network.reference(inputs)
+    drawn = {region.name: candidates(searched, region, draw) for region in graph.regions}
+    axes = set()
+    for _ in range(plans):
+        choices = []
+        for region in graph.regions:
+            candidate = draw.choice(drawn[region.name])
+            rewrite = candidate.rewrite
+            share = {"gpu_share": candidate.gpu_share, "axis": rewrite.axis}
+            choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
+            axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
+        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+        applied = pipeline.apply_plan(network.module, found.splits(), found.programs())
+        events = found.evaluation.timeline.events
+        launches = sum(event.launched for event in events if event.resource == "gpu")
+        assert sum(group.fusible for group in kernel_groups(applied)) == launches
+        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        verify(network, built, target, inputs, reference).require()
+    assert expected <= axes <= set(AXES)
+
+
+def candidates(searched, region, draw):
+    """Those of the search, and a split along every axis that the region has, wherever."""
+    maker = searched.maker
+    found = [c for c in searched.table.candidates[region.name] if len(c.covers) == 1]
+    splits = [] if maker.refusal(region) else every(region.geometry, searched.system.pim)
+    for axis in AXES:
+        along = [split for split in splits if split.axis == axis]
+        for split in draw.sample(along, min(2, len(along))):
+            found.append(maker.make(region, "SPLIT", split.gpu, axis=axis))
+    return found

@@ -1,0 +1,227 @@
+"""Do splits along channels, the reduction and the batch give the values of the whole layer?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, operators, run, same_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.errors import PlanError
+from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.split_batch import SplitBatch
+from pimflow.relay_passes.split_channels import SplitChannels
+from pimflow.relay_passes.split_reduction import SplitReduction
+
+RNG = np.random.default_rng(0)
+FILTERS = RNG.standard_normal((6, 3, 3, 5), np.float32)
+GPU_FILTERS, PIM_FILTERS = FILTERS[:2].copy(), FILTERS[2:].copy()
+MATRIX = RNG.standard_normal((96, 7), np.float32)
+GPU_MATRIX, PIM_MATRIX = MATRIX[:32].copy(), MATRIX[32:].copy()
+
+
+@I.ir_module
+class Convolution:
+    @R.function
+    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(
+                x,
+                R.const(FILTERS),
+                strides=2,
+                padding=[1, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Channels:
+    @R.function
+    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
+        with R.dataflow():
+            pim = R.nn.conv2d(
+                x,
+                R.const(PIM_FILTERS),
+                strides=2,
+                padding=[1, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            gpu = R.nn.conv2d(
+                x,
+                R.const(GPU_FILTERS),
+                strides=2,
+                padding=[1, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            conv = R.concat((gpu, pim), axis=-1)
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Batch:
+    @R.function
+    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
+        with R.dataflow():
+            second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
+            pim = R.nn.conv2d(
+                second,
+                R.const(FILTERS),
+                strides=2,
+                padding=[1, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
+            gpu = R.nn.conv2d(
+                first,
+                R.const(FILTERS),
+                strides=2,
+                padding=[1, 0, 2, 1],
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+            conv = R.concat((gpu, pim), axis=0)
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Product:
+    @R.function
+    def main(x: R.Tensor((1, 96), "float32")):
+        with R.dataflow():
+            conv = R.matmul(x, R.const(MATRIX))
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Reduction:
+    @R.function
+    def main(x: R.Tensor((1, 96), "float32")):
+        with R.dataflow():
+            second = R.strided_slice(x, [1], [32], [96], assume_inbound=True)
+            pim = R.matmul(second, R.const(PIM_MATRIX))
+            first = R.strided_slice(x, [1], [0], [32], assume_inbound=True)
+            gpu = R.matmul(first, R.const(GPU_MATRIX))
+            parts = R.concat((gpu, pim), axis=0)
+            conv = R.sum(parts, axis=[0], keepdims=True)
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+CASES = {
+    "channels": (SplitChannels, Convolution, 2, Channels),
+    "batch": (SplitBatch, Convolution, 1, Batch),
+    "reduction": (SplitReduction, Product, 32, Reduction),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rewrite(name):
+    split, before, gpu, expected = CASES[name]
+    after = split({"conv": gpu})(before)
+    tvm.ir.assert_structural_equal(after, expected)
+    assert {"conv", "conv__gpu", "conv__pim"} <= {b.var.name for b in main_bindings(after)}
+    tvm.ir.assert_structural_equal(split({"conv": gpu})(after), after)
+    if name == "reduction":
+        ((whole,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
+        assert np.abs(whole - parts).max() <= 1e-5 * np.abs(whole).max()
+    else:
+        assert same_bits(before, after)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("gpu", [{}, {"other": 1}, {"y": 1}])
+def test_other_layers_stay(name, gpu):
+    split, before, *_ = CASES[name]
+    tvm.ir.assert_structural_equal(split(gpu)(before), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "says"),
+    [
+        *((name, 0, f"1 to {last} of {last + 1} {name}") for name, last in (("channels", 5), ("batch", 2))),
+        ("channels", 6, "1 to 5 of 6 channels on the GPU, not 6"),
+        ("reduction", 96, "1 to 95 of 96 reduction"),
+        ("reduction", 33, "no multiple of 64 B"),
+    ],
+)
+def test_what_cannot_be_split_so_is_refused(name, gpu, says):
+    split, before, *_ = CASES[name]
+    with pytest.raises(PlanError, match=f"region 'conv': .*{says}"):
+        split({"conv": gpu})(before)
+
+
+def test_a_window_is_not_split_along_the_reduction():
+    with pytest.raises(PlanError, match="one pixel"):
+        SplitReduction({"conv": 2})(Convolution)
+
+
+def layer(batch, side, c, oc, window, product, groups=1) -> tvm.IRModule:
+    """A convolution, or a product of as many rows."""
+    rng = np.random.default_rng(1)
+    x = relax.Var("x", relax.TensorType((batch, c) if product else (batch, side, side, c), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            if product:
+                call = relax.op.matmul(x, relax.const(rng.standard_normal((c, oc), np.float32)))
+            else:
+                filters = rng.standard_normal((oc, window, window, c // groups), np.float32)
+                call = relax.op.nn.conv2d(
+                    x,
+                    relax.const(filters),
+                    padding=window // 2,
+                    groups=groups,
+                    data_layout="NHWC",
+                    kernel_layout="OHWI",
+                )
+            out = builder.emit_output(relax.op.negative(builder.emit(call, name_hint="conv")))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_groups_are_not_split_along_channels():
+    with pytest.raises(PlanError, match="only dense layers"):
+        SplitChannels({"conv": 2})(layer(1, 4, 4, 4, 1, False, groups=2))
+
+
+@st.composite
+def layers(draw):
+    axis, product = draw(st.sampled_from(tuple(CASES))), draw(st.booleans())
+    batch = {"channels": draw(st.integers(1, 2)), "batch": draw(st.integers(2, 4))}.get(axis, 1)
+    c = 32 * draw(st.integers(2, 4)) if axis == "reduction" else draw(st.integers(1, 9))
+    oc, side, window = draw(st.integers(2, 9)), draw(st.integers(1, 5)), draw(st.sampled_from((1, 3)))
+    if axis == "reduction":
+        side = window = 1
+    extent = {"channels": oc, "reduction": c, "batch": batch}[axis]
+    step = 32 if axis == "reduction" else 1
+    gpu = step * draw(st.integers(1, extent // step - 1))
+    return axis, gpu, layer(batch, side, c, oc, window, product)
+
+
+@settings(max_examples=8, deadline=None)
+@given(layers())
+def test_any_split_gives_the_values(case):
+    axis, gpu, before = case
+    after = CASES[axis][0]({"conv": gpu})(before)
+    kind = "matmul" if "matmul" in operators(before) else "nn.conv2d"
+    assert operators(after).count(kind) == 2
+    ((whole,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
+    assert whole.shape == parts.shape
+    assert np.abs(whole - parts).max() <= 1e-5 * np.abs(whole).max()

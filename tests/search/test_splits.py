@@ -1,0 +1,215 @@
+"""Is the split that the search finds the best of all?"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pimflow import frontend
+from pimflow.core.candidate import makespan_ns
+from pimflow.core.region import ConvGeometry
+from pimflow.core.split import Split
+from pimflow.hardware import PimSpec, system
+from pimflow.placement import Candidates, Costs, Profiling, search
+from pimflow.placement.pim_runs import PimSide
+from pimflow.placement.splits import Beside, Layer, Terms, every
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.bound import least_work_ns
+from pimflow.simulators.profiler import Analytic, BuiltIn
+
+# Launches hide what splits differ by.
+FREE = system().with_launches(gpu_ns=0.0, pim_ns=0.0)
+
+
+def slowed(pim):
+    """Clocks that make each row of a small layer count, on both devices."""
+    pim = PimSpec.load(pim)
+    gpu = replace(FREE.gpu, sms=1, clock_mhz=FREE.gpu.clock_mhz / 200)
+    return replace(FREE, gpu=gpu, pim=replace(pim, tCK_ps=300 * pim.tCK_ps), pim_channels=2)
+
+
+SLOW = slowed("newton-gddr6")
+SYSTEMS = {
+    "full": system(),
+    "free launches": FREE,
+    "slow": SLOW,
+    "paper": replace(SLOW, accounting="paper", timing="ramulator-pimflow"),
+    "copies made": replace(SLOW, copies="made"),
+    "lanes": slowed("hbm-pim"),
+}
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return extract_regions(frontend.load("toy").module, "toy")
+
+
+def all_splits(maker, region):
+    """Every split with its candidate, whatever the search finds."""
+    found = every(region.geometry, maker.system.pim, views=maker.system.views)
+    return {split: maker.make(region, "SPLIT", split.gpu, axis=split.axis) for split in found}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_split_is_faster(toy, name):
+    """Of those that leave the same pending, by the tasks of every candidate there is."""
+    maker = Candidates(toy, SYSTEMS[name])
+    layers, inner = 0, 0
+    for region in toy.regions:
+        if maker.refusal(region) or region.operator not in ("conv2d", "fc"):
+            continue
+        layers += 1
+        found = set(maker.splits(region))
+        groups = {}
+        for split, candidate in all_splits(maker, region).items():
+            groups.setdefault(candidate.output.pending, []).append((makespan_ns(candidate.tasks), split))
+        for alike in groups.values():
+            best_ns = min(time_ns for time_ns, _ in alike)
+            assert best_ns == min(time_ns for time_ns, split in alike if split in found)
+            inner += min(alike)[1].gpu not in (1, region.output_rows - 1)
+    assert layers >= 5 and (inner or name in ("full", "free launches"))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_what_is_compared_is_what_is_charged(toy, name):
+    """`Terms.total_ns` against the makespan of the tasks, but for what is the same for all splits."""
+    maker = Candidates(toy, SYSTEMS[name])
+    for region, layer in zip((r for r in toy.regions if not maker.refusal(r)), maker.layers()):
+        if layer.geometry != region.geometry or region.prologue:
+            continue
+        for beside in layer.besides:
+            candidate = maker.make(region, "SPLIT", beside.split.gpu, axis=beside.split.axis)
+            run = maker.pim_cost(region, beside.split)
+            left = beside.split.axis != "reduction" and beside.pending + region.epilogue
+            settles = left and not maker.defers(region)
+            same_ns = maker.settle(region).latency_ns if settles else 0.0
+            compared_ns = layer.terms.total_ns(beside, run) + same_ns
+            assert makespan_ns(candidate.tasks) == pytest.approx(compared_ns, rel=1e-12)
+
+
+@st.composite
+def convolutions(draw):
+    window = draw(st.sampled_from((1, 3)))
+    return ConvGeometry(
+        n=1,
+        h=draw(st.integers(3, 10)),
+        w=draw(st.integers(3, 9)),
+        c=draw(st.sampled_from((3, 16, 72, 200))),
+        oc=draw(st.integers(1, 90)),
+        kh=window,
+        kw=window,
+        stride=(draw(st.integers(1, 2)), 1),
+        padding=(window // 2, 0, window // 2, 0),
+    )
+
+
+def side(pim, timing):
+    return PimSide(pim=PimSpec.load(pim), channels=3, dtype="fp16", profiler=BuiltIn(timing))
+
+
+SIDES = [
+    side("newton-gddr6", "strict"),
+    side("newton-gddr6", "ramulator-pimflow"),
+    side("hbm-pim", "strict"),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(convolutions(), st.sampled_from(SIDES), st.data())
+def test_whatever_stands_beside_pim(geometry, side, data):
+    """Times of the GPU that rise, fall or jump from row to row: nothing is assumed of them."""
+    assume(every(geometry, side.pim))
+    times_ns = st.floats(0, 4000)
+    besides = tuple(
+        Beside(
+            split=split,
+            gpu_ns=data.draw(times_ns),
+            crossbar_ns=data.draw(st.sampled_from((0.0, 300.0))),
+            after_ns=data.draw(st.sampled_from((0.0, 100.0))),
+            pending=data.draw(st.sampled_from(((), ("concat",)))),
+        )
+        for split in every(geometry, side.pim)
+    )
+    terms = Terms(launch_ns=data.draw(times_ns), burst_ns=0.1)
+    layer = Layer(side=side, geometry=geometry, name="conv", besides=besides, terms=terms)
+    found = layer.costs()
+    timed = Layer(side=side, geometry=geometry, name="conv", splits=tuple(every(geometry, side.pim))).costs()
+    assert timed.schedule == found.schedule
+    costs = dict(timed.costs[-len(besides) :])
+    for pending in {beside.pending for beside in besides}:
+        alike = [b for b in besides if b.pending == pending]
+        best_ns = min(terms.total_ns(b, costs[b.split]) for b in alike)
+        assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in alike if b.split in found.splits)
+    # Other launches: what is known is not timed again, and the answer is that of a fresh search.
+    other = replace(layer, terms=replace(terms, launch_ns=0.0))
+    assert replace(other, known=found).costs().splits == other.costs().splits
+
+
+@settings(max_examples=40, deadline=None)
+@given(convolutions(), st.sampled_from(SIDES))
+def test_no_program_does_its_work_faster(geometry, side):
+    bound_ns = least_work_ns(geometry, side.pim, side.dtype, side.channels)
+    for schedule in side.schedules(geometry):
+        least_ns = side.busiest_ns(geometry, schedule, "conv")
+        assert 0 < bound_ns <= least_ns <= side.cost(geometry, schedule, "conv").time_ns
+
+
+class Counting:
+    """A profiler that counts the programs of all channels that it times."""
+
+    name = identity = "counting"
+
+    def __init__(self):
+        self.whole = 0
+
+    def time_program(self, program, pim):
+        self.whole += len(program.channels) > 1
+        return BuiltIn().time_program(program, pim)
+
+
+def test_few_splits_are_timed(toy):
+    """Fewer than the nine of the grid, whatever the layer."""
+    counts = {}
+    for splits in ("exact", "grid"):
+        counting = Counting()
+        target = replace(SLOW, splits=splits)
+        maker = Candidates(toy, target, Costs(target, Profiling(pim=counting)))
+        maker.prepare()
+        counts[splits] = counting.whole
+    assert counts["exact"] < counts["grid"]
+
+
+class Measuring:
+    """A GPU profiler that measures: it is not asked for what no candidate has."""
+
+    name = "measuring"
+    computes: ClassVar[bool] = False
+
+    def __init__(self):
+        self.asked = set()
+
+    def costs(self, requests, gpu, dtype):
+        self.asked.update(request.kernel for request in requests)
+        return Analytic().costs(requests, gpu, dtype)
+
+
+def test_the_papers_grid_is_there_and_what_measurements_get(toy):
+    grid = Candidates(toy, system(splits="grid"))
+    region = toy.region("stem.conv")
+    tenths = [Split("rows", round(region.output_rows * tenth / 10)) for tenth in range(1, 10)]
+    assert list(grid.splits(region)) == sorted({split for split in tenths if split.gpu > 0})
+    measuring = Measuring()
+    measured = Candidates(toy, system(), Costs(system(), Profiling(gpu=measuring)))
+    measured.prepare()
+    assert measured.splitting == "grid" and measured.splits(region) == grid.splits(region)
+    exact = Candidates(toy, system())
+    exact.prepare()
+    assert exact.splitting == "exact" and len(measuring.asked) < sum(exact.costs.known_kernels().values())
+
+
+def test_the_best_split_is_never_worse_than_the_grids(toy):
+    for target in SYSTEMS.values():
+        grid = search(toy, replace(target, splits="grid")).plan.latency_ns
+        assert search(toy, target).plan.latency_ns <= grid * (1 + 1e-12)
