@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pimflow.core.region import RegionGraph
 from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT")
@@ -70,6 +71,18 @@ class Plan:
             if choice.region == region:
                 return choice
         raise UnknownNameError("region", region, [c.region for c in self.choices])
+
+    def carried_to(self, graph: RegionGraph) -> Plan:
+        """The same choices for the same network in another order, or with copies made elsewhere.
+
+        Regions that only `graph` has stay on the GPU.
+        """
+        known = {choice.region: choice for choice in self.choices}
+        choices = tuple(
+            known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0))
+            for region in graph.regions
+        )
+        return replace(self, model=graph.digest, choices=choices)
 
     def to_json(self) -> str:
         table = {"format": FORMAT, **self.__dict__, "choices": [dict(c.__dict__) for c in self.choices]}
