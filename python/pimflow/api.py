@@ -310,7 +310,7 @@ def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs:
     given = searched
     if order.changed:
         graph = regions(order.given, searched.system)
-        given = _search(graph, searched.system, order.plan_as_given(plan, graph), costs)
+        given = _search(graph, searched.system, plan and plan.carried_to(graph), costs)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
         "latency_ns": searched.evaluation.latency_ns,
@@ -398,7 +398,7 @@ def _comparison(
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = _search(graph, other, plan, costs, goal)
+        found = _search(graph, other, plan and plan.carried_to(graph, other.views), costs, goal)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, StepGraph, reorder
@@ -56,13 +54,6 @@ class LayerOrder:
             return pools
         why = f"the pool would not shrink: {given_bytes} to {found_bytes} B"
         return replace(pools, network=self.given, kept_because=why, pool_bytes=given_bytes)
-
-    def plan_as_given(self, plan: Plan | None, graph: RegionGraph) -> Plan | None:
-        """`plan`, which is for the order to take, for the given one, whose regions are `graph`."""
-        if plan is None or not self.changed:
-            return plan
-        choices = tuple(plan.choice(region.name) for region in graph.regions)
-        return replace(plan, model=graph.digest, choices=choices)
 
     def summary(self) -> dict[str, Any]:
         """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimflow.core.plan import MODES, Choice, Plan
+from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import PlanError, UnknownNameError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -157,3 +158,21 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_an_unknown_region_lists_near_ones():
     with pytest.raises(UnknownNameError, match=r"unknown region 'conv2'; did you mean conv1\?"):
         Plan.from_json(edited()).choice("conv2")
+
+
+def test_choices_are_carried_to_the_same_network_in_another_form():
+    """In another order; regions that are new stay on the GPU."""
+
+    def region(name: str) -> Region:
+        return Region(
+            name=name, operator="fc", operators=("fc",), inputs=("%x",), input_shapes=((1, 4),),
+            output_shape=(1, 4),
+        )  # fmt: skip
+
+    graph = RegionGraph(name="n", regions=(region("b"), region("new"), region("a")), outputs=("a",))
+    choices = (Choice(region="a", mode="PIM", gpu_share=0.0), Choice(region="b", mode="SPLIT", gpu_share=0.5))
+    plan = Plan(model="m", system="s", gpu_channels=1, choices=choices, latency_ns=1.0, lower_bound_ns=1.0)
+    carried = plan.carried_to(graph)
+    assert carried.model == graph.digest
+    assert [(c.region, c.mode) for c in carried.choices] == [("b", "SPLIT"), ("new", "GPU"), ("a", "PIM")]
+    assert carried.choice("a") == choices[0] and carried.choice("b") == choices[1]

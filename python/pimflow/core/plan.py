@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pimflow.core.region import RegionGraph
 from pimflow.core.split import AXES
 from pimflow.errors import PlanError, UnknownNameError
 
@@ -98,6 +99,22 @@ class Plan:
             if region in choice.regions:
                 return choice
         raise UnknownNameError("region", region, [name for c in self.choices for name in c.regions])
+
+    def carried_to(self, graph: RegionGraph, views: bool = True) -> Plan:
+        """The same choices for the same network in another order, or with copies made elsewhere.
+
+        Regions that only `graph` has stay on the GPU, and so do those of pipelines without `views`, which
+        they need.
+        """
+        kept = [choice for choice in self.choices if views or choice.mode != "PIPELINE"]
+        known = {choice.region: choice for choice in kept}
+        inside = {name for choice in kept for name in choice.regions[1:]}
+        choices = tuple(
+            known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0))
+            for region in graph.regions
+            if region.name not in inside
+        )
+        return replace(self, model=graph.digest, choices=choices)
 
     def to_json(self) -> str:
         table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
