@@ -7,6 +7,7 @@ from tvm import relax
 
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.flatten_products import FlattenProducts
 from pimflow.relay_passes.plain_activations import PlainActivations
 from pimflow.relay_passes.plain_axes import PlainAxes
 from pimflow.relay_passes.push_bias import PushBias
@@ -51,6 +52,7 @@ class Canonicalise:
                 SinkLayout(),
                 EvaluateConstants(),
                 transform.FoldConstant(),
+                FlattenProducts(),
                 PushBias(),
                 transform.CanonicalizeBindings(),
                 transform.DeadCodeElimination(["main"]),

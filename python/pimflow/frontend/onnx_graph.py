@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
 import onnxruntime
 import tvm
+from google.protobuf.message import Message
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -21,6 +25,9 @@ from pimflow.frontend.naming import layer_names, with_names
 from pimflow.frontend.onnx_rewrites import inference_graph, known_operators, opset_of, plainer
 from pimflow.frontend.relax_module import canonical, last_line
 from pimflow.relay_passes.flat import operator, shape
+
+WEIGHTS_FILE = "weights"
+PAGE_BYTES = 4096  # where a mapping may begin
 
 
 def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
@@ -179,18 +186,56 @@ def _called(node: onnx.NodeProto) -> str:
 
 
 def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
-    """Outputs of `model` by ONNX Runtime."""
+    """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # its warnings are not the user's
+        options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
         try:
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-            return session.run(None, dict(values))
-        except Exception as error:  # ONNX Runtime's own hierarchy
+            with tempfile.TemporaryDirectory() as folder:
+                path = stored(model, Path(folder))
+                session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+                return session.run(None, dict(values))
+        except Exception as error:  # ONNX Runtime's own hierarchy; a full disk
             reason = last_line(error)
             raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
     return run
+
+
+def stored(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write `model` to `folder`, weights beside it, one at a time; `onnx.save` would change `model`."""
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _put(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _put(light.graph, field.name, value)
+    with open(folder / WEIGHTS_FILE, "wb") as file:
+        for tensor in model.graph.initializer:
+            light.graph.initializer.append(_kept_in(file, tensor))
+    path = folder / "model.onnx"
+    path.write_bytes(light.SerializeToString())
+    return path
+
+
+def _put(message: Message, field: str, value: object) -> None:
+    if isinstance(value, str | bytes | int):
+        setattr(message, field, value)
+    else:
+        getattr(message, field).MergeFrom(value)
+
+
+def _kept_in(file: BinaryIO, tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """`tensor` with its values in `file`, if they are many and plain bytes; else itself."""
+    if tensor.ByteSize() < PAGE_BYTES or not tensor.HasField("raw_data"):
+        return tensor
+    file.write(bytes(-file.tell() % PAGE_BYTES))
+    place = {"location": WEIGHTS_FILE, "offset": file.tell(), "length": file.write(tensor.raw_data)}
+    light = onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+    light.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in place.items():
+        light.external_data.add(key=key, value=str(value))
+    return light

@@ -1,0 +1,99 @@
+"""Products of tensors with many leading axes as products of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.sink_layout import BINARY, UNARY
+
+
+@tvm.transform.module_pass(opt_level=0, name="FlattenProducts")
+class FlattenProducts:
+    """Products with a constant matrix in the form that PIM and the GPU's GEMMs take: rows of vectors.
+
+    What works element by element, or along the last axis, between such products follows them, so that
+    reshapes remain where heads are split, and no kernel that the network did not have.
+
+    Rewrite: ``matmul(x[a, b, k], w[k, n]) -> reshape(matmul(reshape(x, [a * b, k]), w), [a, b, n])``,
+    ``op(reshape(x, [a, b, n])) -> reshape(op(x), [a, b, n])`` for elementwise operators and
+    ``layer_norm`` whose operands are all matrices by now.
+    Preserves: values exactly, names, interface.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        flat: dict[relax.Var, relax.Var] = {}  # a variable to the same tensor as a matrix
+
+        def matrix(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
+            if x not in flat:
+                reshaped = relax.op.reshape(_source(builder, x), (-1, shape(x)[-1]))
+                flat[x] = builder.emit(reshaped, name_hint=f"{x.name}_rows")
+            return flat[x]
+
+        def rewrite(builder, var, value):
+            if operator(value) == "reshape" and value.args[0] in flat:
+                return relax.op.reshape(flat[value.args[0]], value.args[1])
+            if not (_product(value) or _follows(var, value, flat)):
+                return None
+            args = [matrix(builder, a) if isinstance(a, relax.Var) else _last_axis(a) for a in value.args]
+            result = builder.emit(_applied(value, args), name_hint=var.name)
+            whole = builder.emit(relax.op.reshape(result, shape(var)), name_hint=f"{var.name}_whole")
+            flat[whole] = result
+            return whole
+
+        return rebuild(mod, rewrite)
+
+
+def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
+    """What `x` is a reshape of, or itself."""
+    value = builder.lookup_binding(x)
+    return value.args[0] if value is not None and operator(value) == "reshape" else x
+
+
+def _product(value: relax.Expr) -> bool:
+    """Whether it is one with a constant matrix, of a tensor that is none."""
+    if operator(value) != "matmul":
+        return False
+    x, weights = value.args
+    constant = isinstance(weights, tvm.ir.GenericConst) and len(shape(weights)) == 2
+    return constant and isinstance(x, relax.Var) and len(shape(x)) > 2
+
+
+def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
+    """Whether an operator works on rows alone, all of which are in matrices already."""
+    kind = operator(value)
+    if kind not in (*UNARY, *BINARY, "nn.layer_norm") or kind == "nn.prelu":
+        return False
+    tensors = [a for a in value.args if isinstance(a, relax.Var)]
+    if not tensors or not all(a in flat and shape(a) == shape(var) for a in tensors):
+        return False
+    last = len(shape(var)) - 1
+    if kind == "nn.layer_norm" and [int(a) % (last + 1) for a in value.attrs.axes] != [last]:
+        return False
+    return all(_by_last_axis(a) for a in value.args if not isinstance(a, relax.Var))
+
+
+def _by_last_axis(arg: relax.Expr) -> bool:
+    """Whether `arg` is no tensor, or a constant that is the same for every row."""
+    if not isinstance(arg.ty, relax.TensorType):
+        return True
+    dims = shape(arg)
+    return isinstance(arg, tvm.ir.GenericConst) and math.prod(dims) == (dims[-1] if dims else 1)
+
+
+def _last_axis(arg: relax.Expr) -> relax.Expr:
+    """A constant without the axes in front of the last, which are 1; anything else as it is."""
+    if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType) and len(shape(arg)) > 2:
+        return relax.const(arg.value.numpy().reshape(-1))
+    return arg
+
+
+def _applied(value: relax.Call, args: list[relax.Expr]) -> relax.Call:
+    if operator(value) == "nn.layer_norm":
+        attrs = value.attrs
+        return relax.op.nn.layer_norm(*args, [-1], attrs.epsilon, attrs.center, attrs.scale)
+    return relax.Call(value.op, args, value.attrs, value.ty_args)

@@ -1,0 +1,51 @@
+"""Does ONNX Runtime get the model that it is the reference for?"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow.frontend import onnx_graph
+
+
+@st.composite
+def stored_models(draw):
+    """Of one addition, with tensors of all sizes, as raw bytes or as typed values."""
+    sizes = draw(st.lists(st.integers(0, 3000), min_size=1, max_size=4))
+    tensors = []
+    for index, size in enumerate(sizes):
+        values = np.random.default_rng(index).standard_normal(size).astype(np.float32)
+        tensors.append(helper.make_tensor(f"w{index}", TensorProto.FLOAT, [size], values, raw=False))
+        if draw(st.booleans()):
+            tensors[-1] = numpy_helper.from_array(values, f"w{index}")
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [sizes[0]])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [sizes[0]])
+    nodes = [helper.make_node("Add", ["x", "w0"], ["y"])]
+    graph = helper.make_graph(nodes, "sum", [value], [result], tensors, doc_string="text")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="test")
+    helper.set_model_props(model, {"key": "value"})
+    return model
+
+
+@settings(max_examples=25)
+@given(stored_models())
+def test_what_the_reference_reads_is_the_model(model):
+    before = model.SerializeToString()
+    with tempfile.TemporaryDirectory() as folder:
+        path = onnx_graph.stored(model, Path(folder))
+        loaded = onnx.load(path)
+        for tensor in loaded.graph.initializer:
+            tensor.ClearField("data_location")  # onnx writes the default there
+        assert loaded == model
+        moved = onnx.load(path, load_external_data=False).graph.initializer
+        large = {t.name for t in model.graph.initializer if len(t.raw_data) >= onnx_graph.PAGE_BYTES}
+        assert large <= {t.name for t in moved if t.external_data}
+    assert model.SerializeToString() == before
+    x = np.ones(model.graph.initializer[0].dims, np.float32)
+    (y,) = onnx_graph.reference(model)({"x": x})
+    np.testing.assert_array_equal(y, x + numpy_helper.to_array(model.graph.initializer[0]))
