@@ -10,7 +10,7 @@ from tvm import relax
 
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 
 
@@ -33,7 +33,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     """
     groups = kernel_groups(mod, views=views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
-    regions = []
+    regions, role_of = [], roles(mod)
     for group in groups:
         if group.result.same_as(mod["main"].body.body) and isinstance(group.bindings[-1].value, relax.Tuple):
             continue  # the network's results
@@ -48,7 +48,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        regions.append(_region(layer, group, names))
+        regions.append(_region(layer, group, names, role_of.get(layer, "")))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
@@ -90,7 +90,7 @@ def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
 
-def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Region:
+def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: str) -> Region:
     inside = {b.var for b in group.bindings}
     operands: list[relax.Var] = []
     weights = 0
@@ -103,7 +103,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
     operands.sort(key=lambda v: v not in _feeding(group))
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    geometry = _geometry(group.anchor) if group.anchor is not None else None
+    geometry = anchor_geometry(group.anchor) if group.anchor is not None else None
     return Region(
         name=name,
         operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
@@ -118,6 +118,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
         anchored=group.anchor is not None,
         view=group.view,
+        role=role,
     )
 
 
@@ -149,7 +150,7 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
     return "depthwise" if geometry.depthwise else "grouped" if geometry.groups > 1 else "conv2d"
 
 
-def _geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
+def anchor_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
     """Of a convolution with constant filter, or a product with a constant matrix."""
     value = anchor.value
     kind = operator(value)
