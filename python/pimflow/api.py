@@ -17,6 +17,7 @@ from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System, system
@@ -75,6 +76,7 @@ def search(
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    decompose: Decomposing | None = None,
     objective: str = "latency",
     solver: str = "dp",
     profiling: Profiling | None = None,
@@ -93,13 +95,16 @@ def search(
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
+    decompose : Request or str, optional
+        Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
     objective, solver : str
         What is minimised, and by which method.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     """
-    network = frontend.load(model, shapes, batch)
+    request = requested(decompose)
+    network, _ = decomposed(frontend.load(model, shapes, batch), request)
     options = {"objective": objective, "solver": solver}
     return search_network(network, target_system, plan, profiling=profiling, **options)
 
@@ -153,6 +158,7 @@ def compile(
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    decompose: Decomposing | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -178,6 +184,9 @@ def compile(
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
+    decompose : Request or str, optional
+        Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
+        network, and the report says how far these are from the original's.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -207,13 +216,16 @@ def compile(
     # Refused before the work, not after it.
     targets.named_target(target)
     target_system.require_network_dtype()
+    request = requested(decompose)
     progress("loading")
     network = frontend.load(model, shapes, batch)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    network, change = decomposed(network, request, progress)
     progress("computing the reference")
     expected = network.reference(inputs)
-    network = network.without_reference()
+    decomposition = change.summary(inputs, expected) if change else None
+    network, change = network.without_reference(), None
 
     progress("searching")
     search_begin = time.perf_counter()
@@ -238,6 +250,7 @@ def compile(
         verification,
         gpu_part=_gpu_part(searched, builds[0], inputs),
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
+        decomposition=decomposition,
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,

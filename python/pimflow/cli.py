@@ -156,8 +156,8 @@ def _compile(args: argparse.Namespace) -> None:
     if args.explain is not None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
-            options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
-            searched = api.search(args.model, target_system, **options)
+            options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
+            searched = api.search(args.model, target_system, plan=args.plan, profiling=profiling, **options)
         region = searched.graph.region(args.explain)
         if args.json:
             _print_json(report.explanation(searched, region))
@@ -173,6 +173,7 @@ def _compile(args: argparse.Namespace) -> None:
             plan=args.plan,
             shapes=shapes,
             batch=args.batch,
+            decompose=args.decompose,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             profiling=profiling,

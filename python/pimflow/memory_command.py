@@ -97,6 +97,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         target=args.target,
         shapes=dict(map(zoo.parse_shape, args.shape)),
         batch=args.batch,
+        decompose=args.decompose,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -107,6 +108,8 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.decompose and _is_table(args.source):
+        raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -149,6 +152,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "lazy_groups": network.lazy_groups,
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
+        "decomposition": network.decomposition.summary() if network.decomposition else None,
     }
 
 
@@ -166,6 +170,10 @@ def _network_text(network: NetworkMemory) -> str:
         f"{len(network.copies)} slices and concatenations are copied"
     )
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
+    if network.decomposition:
+        from pimflow.report import decomposition_text
+
+        lines.append(decomposition_text(network.decomposition.summary()))
     return "\n".join(lines)
 
 

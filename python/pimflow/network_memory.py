@@ -11,6 +11,7 @@ from tvm import relax
 
 from pimflow import frontend, memory, pipeline, targets
 from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
@@ -42,6 +43,8 @@ class NetworkMemory:
         Results that take over the bytes of an operand.
     copies : tuple of Copied
         What is copied although it is part of a tensor.
+    decomposition : DecomposedNetwork, optional
+        If its layers were decomposed.
     """
 
     liveness: Liveness
@@ -53,6 +56,7 @@ class NetworkMemory:
     lazy_groups: int
     overwritten: int
     copies: tuple[Copied, ...]
+    decomposition: DecomposedNetwork | None
 
 
 def plan_memory(
@@ -62,6 +66,7 @@ def plan_memory(
     target: str = "llvm+pim",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    decompose: Decomposing | None = None,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -77,6 +82,8 @@ def plan_memory(
         What it is lowered for: kernels, and the type that they store, differ.
     shapes, batch
         See `frontend.load`.
+    decompose : Request or str, optional
+        Layers to decompose before; see `decomposition.Request.parse`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -95,7 +102,8 @@ def plan_memory(
     """
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
-    network = frontend.load(model, shapes, batch)
+    request = requested(decompose)
+    network, change = decomposed(frontend.load(model, shapes, batch), request)
     on = targets.named_target(target)
     lowered = pipeline.allocate(network.module, on, target_system)
     found = buffers(lowered, in_place=in_place)
@@ -115,6 +123,7 @@ def plan_memory(
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
         copies=copies(network.module, views=target_system.views),
+        decomposition=change,
     )
 
 

@@ -26,6 +26,7 @@ def build(
     conventions: list[dict[str, Any]],
     gpu_part: dict[str, Any],
     memory: dict[str, Any],
+    decomposition: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -41,6 +42,8 @@ def build(
         What `gpu_part` says.
     memory : dict
         What `memory_part` says.
+    decomposition : dict, optional
+        What `DecomposedNetwork.summary` says, if layers were decomposed.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -95,6 +98,7 @@ def build(
         "regions": regions,
         "gpu_part": gpu_part,
         "memory": memory,
+        "decomposition": decomposition,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -189,6 +193,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
     ]
     lines.append(_memory_line(report["memory"]))
+    if report["decomposition"]:
+        lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
@@ -203,6 +209,21 @@ def _memory_line(memory: dict[str, Any]) -> str:
         f"memory    {memory['tensors']} tensors in one pool of {memory['pool_bytes'] / 1e6:.3f} MB ({proof}) "
         f"on {memory['target']}; {len(memory['copies'])} copies of parts ({copied / 1e6:.3f} MB)"
     )
+
+
+def decomposition_text(part: dict[str, Any]) -> str:
+    """What was decomposed, and how far the result is from the original."""
+    errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
+    worst = max(errors)
+    text = (
+        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
+        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+        f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
+    )
+    if part["max_relative_difference"] is not None:
+        share = part["max_relative_difference"]
+        text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
+    return text
 
 
 def _known(report: dict[str, Any]) -> str:
