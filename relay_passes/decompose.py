@@ -61,12 +61,12 @@ def decomposable_layers(mod: tvm.IRModule) -> list[Layer]:
 
 def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
     kind, name = operator(binding.value), layer_name(mod, binding.var)
-    if kind == "nn.conv2d" and isinstance(binding.value.args[1], tvm.ir.GenericConst):
-        filters = np.from_dlpack(binding.value.args[1].value)
-        return Layer(name=name, filters=filters, geometry=anchor_geometry(binding), fc=False)
-    if kind != "matmul" or not isinstance(binding.value.args[1], tvm.ir.GenericConst):
+    weights = binding.value.args[1] if kind in ("nn.conv2d", "matmul") else None
+    if not isinstance(weights, tvm.ir.GenericConst) or str(weights.ty.dtype) not in ("float32", "float16"):
         return None
-    matrix = np.from_dlpack(binding.value.args[1].value)
+    matrix = np.from_dlpack(weights.value)
+    if kind == "nn.conv2d":
+        return Layer(name=name, filters=matrix, geometry=anchor_geometry(binding), fc=False)
     if matrix.ndim != 2 or len(shape(binding.value.args[0])) < 2:
         return None
     c, oc = matrix.shape
@@ -125,7 +125,7 @@ def _convolution(x: relax.Expr, link: Link) -> relax.Call:
     g = link.geometry
     return relax.op.nn.conv2d(
         x,
-        relax.const(link.filters),
+        relax.const(link.filters, x.ty.dtype),
         strides=list(g.stride),
         padding=list(g.padding),
         dilation=list(g.dilation),
@@ -137,4 +137,4 @@ def _convolution(x: relax.Expr, link: Link) -> relax.Call:
 
 
 def _product(x: relax.Expr, link: Link) -> relax.Call:
-    return relax.op.matmul(x, relax.const(np.ascontiguousarray(link.filters[:, 0, 0].T)))
+    return relax.op.matmul(x, relax.const(np.ascontiguousarray(link.filters[:, 0, 0].T), x.ty.dtype))

@@ -152,7 +152,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "lazy_groups": network.lazy_groups,
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
-        "decomposition": network.decomposition.summary() if network.decomposition else None,
+        "decomposition": network.decomposition,
     }
 
 
@@ -173,7 +173,7 @@ def _network_text(network: NetworkMemory) -> str:
     if network.decomposition:
         from pimflow.report import decomposition_text
 
-        lines.append(decomposition_text(network.decomposition.summary()))
+        lines.append(decomposition_text(network.decomposition))
     return "\n".join(lines)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import relax
 
 from pimflow import frontend, memory, pipeline, targets
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decomposed, requested
+from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
@@ -43,8 +44,8 @@ class NetworkMemory:
         Results that take over the bytes of an operand.
     copies : tuple of Copied
         What is copied although it is part of a tensor.
-    decomposition : DecomposedNetwork, optional
-        If its layers were decomposed.
+    decomposition : dict, optional
+        What `DecomposedNetwork.summary` says, if layers were decomposed.
     """
 
     liveness: Liveness
@@ -56,7 +57,7 @@ class NetworkMemory:
     lazy_groups: int
     overwritten: int
     copies: tuple[Copied, ...]
-    decomposition: DecomposedNetwork | None
+    decomposition: dict[str, Any] | None
 
 
 def plan_memory(
@@ -104,6 +105,7 @@ def plan_memory(
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
     request = requested(decompose)
     network, change = decomposed(frontend.load(model, shapes, batch), request)
+    summary, change = change.summary() if change else None, None  # which holds the original's weights
     on = targets.named_target(target)
     lowered = pipeline.allocate(network.module, on, target_system)
     found = buffers(lowered, in_place=in_place)
@@ -123,7 +125,7 @@ def plan_memory(
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
         copies=copies(network.module, views=target_system.views),
-        decomposition=change,
+        decomposition=summary,
     )
 
 

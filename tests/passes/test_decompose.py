@@ -187,6 +187,22 @@ def test_what_can_be_decomposed():
     assert (found[1].geometry.n, found[1].geometry.c, found[1].geometry.oc) == (40, 20, 3)
 
 
+def test_weights_keep_their_type_and_integers_are_left_alone():
+    def typed(dtype):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((3, 4), dtype))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                y = relax.op.matmul(x, relax.const(np.arange(20).reshape(4, 5), dtype))
+                output = builder.emit_output(builder.emit(y, name_hint="fc"))
+            builder.emit_func_output(output)
+        return rebuild(builder.get(), lambda *_: None)
+
+    half = Decompose(chains(typed("float16")))(typed("float16"))
+    assert operators(half) == ["matmul"] * 2 and str(half["main"].ret_ty.dtype) == "float16"
+    assert decomposable_layers(typed("int32")) == []
+
+
 def test_roles_reach_the_regions_through_other_passes():
     before = module(residual)
     after = PushBias()(Decompose(chains(before))(before))
