@@ -61,6 +61,13 @@ def test_without_the_option_nothing_is_said_or_changed(capsys):
     assert json.loads(capsys.readouterr().out)["decomposition"] is None
 
 
+def test_a_layer_of_a_chain_can_be_explained(capsys):
+    options = ["--decompose", "tucker:0.5", "--cache", "none", "--quiet", "--json"]
+    assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["region"] == "down.conv.core" and found["candidates"]
+
+
 def test_memory_of_a_decomposed_network(capsys, tmp_path):
     path = tmp_path / "ranks.toml"
     path.write_text('"down.conv" = [3, 4]\n"widen.conv" = 2\n')

@@ -98,8 +98,8 @@ def decompose(
     check(layer, method, geometry, rule)
     ranks = factors.ranks(method, groups, rule)
     chains = [factors.factorise(method, each, ranks) for each in groups]
-    missing = sum(((each - chain.filters()) ** 2).sum() for each, chain in zip(groups, chains))
-    norm = sum((each**2).sum() for each in groups)
+    missing = sum(_distance(each, chain) for each, chain in zip(groups, chains))
+    norm = sum(float(np.vdot(each, each)) for each in groups)
     return Decomposed(
         layer=layer,
         method=method if geometry.kh * geometry.kw > 1 else "svd",
@@ -108,6 +108,13 @@ def decompose(
         geometry=geometry,
         links=_links(chains, geometry),
     )
+
+
+def _distance(filters: np.ndarray, chain: Chain) -> float:
+    """Sum of squares of what a chain misses, with one array as large as the filter."""
+    difference = chain.filters()
+    difference -= filters
+    return float(np.vdot(difference, difference))
 
 
 def decomposable(geometry: ConvGeometry) -> bool:

@@ -157,7 +157,7 @@ def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain
     ranks : tuple of int
         None above `limits`.
     """
-    filters = filters.astype(np.float64)
+    filters = filters.astype(np.float64, copy=False)
     oc, kh, kw, c = filters.shape
     if kh * kw == 1:
         return truncated_svd(filters.reshape(oc, c), ranks[0])
