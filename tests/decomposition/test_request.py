@@ -1,9 +1,12 @@
 """Is what ``--decompose`` asks for read as written, and refused with a reason?"""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pimflow.decomposition import RankRule, Request
-from pimflow.errors import DecompositionError, UnknownNameError, UsageError
+from pimflow.decomposition.factors import METHODS
+from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, UsageError
 
 
 def test_text():
@@ -38,6 +41,17 @@ def test_other_texts(text, kind, message):
         Request.parse(text)
 
 
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.text() | st.builds("{}:{}{}".format, st.sampled_from(METHODS), st.text(), st.text(",=.0tomlfirsc")))
+def test_any_text_is_a_request_or_an_error_of_ours(text):
+    try:
+        request = Request.parse(text)
+    except PimflowError as error:
+        assert str(error)
+    else:
+        assert request.method in METHODS and 0 < request.rule.share <= 1
+
+
 def test_file(tmp_path):
     path = tmp_path / "ranks.toml"
     path.write_text('conv1 = [2, 3]\n"a.b" = 4\nc = 0.5\nd = "energy=0.9"\ne = "vbmf"\n')
@@ -68,7 +82,7 @@ def test_file(tmp_path):
         ("a = []", r"layer 'a': \[\] is no rank"),
         ("a = [1, 2.5]", r"layer 'a': \[1, 2.5\] is no rank"),
         ("a = true", "layer 'a': True is no rank"),
-        ("[a]\nb = 1", "layer 'a': .* is no rank"),
+        ("a.b = 1", "layer 'a' is a table; put a name with dots in quotes"),
         ("a = 2.5", r"layer 'a': rank '2.5': 2.5 is not in \(0, 1\]"),
         ('a = "vbmv"', "layer 'a': rank 'vbmv': give a ratio"),
         ("\0", "not a TOML file"),

@@ -109,6 +109,8 @@ def _read(path: str) -> dict[str, RankRule]:
 
 
 def _rule(where: str, value: object) -> RankRule:
+    if isinstance(value, dict):
+        raise DecompositionError(f"{where} is a table; put a name with dots in quotes")
     values = value if isinstance(value, list) else [value]
     if values and all(type(each) is int for each in values):
         if min(values) < 1:
