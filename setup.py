@@ -9,6 +9,7 @@ from setuptools.command.build_ext import build_ext
 PACKAGES = {
     "pimflow": "python/pimflow",
     "pimflow.core": "python/pimflow/core",
+    "pimflow.decomposition": "python/pimflow/decomposition",
     "pimflow.frontend": "python/pimflow/frontend",
     "pimflow.hardware": "python/pimflow/hardware",
     "pimflow.memory": "python/pimflow/memory",

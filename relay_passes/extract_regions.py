@@ -11,7 +11,7 @@ from tvm import relax
 
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 from pimflow.relay_passes.padded_inputs import copied_inputs
 
@@ -36,7 +36,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     copied = copied_inputs(mod, views=views)
-    regions = []
+    regions, role_of = [], roles(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in OPAQUE
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
@@ -49,7 +49,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        region = _region(layer, group, names)
+        region = _region(layer, group, names, role_of.get(layer, ""))
         regions.append(replace(region, padding_copied=copied.get(group.title, "")))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
@@ -103,7 +103,7 @@ def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
 
-def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Region:
+def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: str) -> Region:
     inside = {b.var for b in group.bindings}
     operands: list[relax.Var] = []
     weights = 0
@@ -131,6 +131,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str]) -> Regio
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
         anchored=group.anchor is not None,
         view=group.view,
+        role=role,
     )
 
 

@@ -51,6 +51,32 @@ def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     return str(names.get(var.name, var.name))
 
 
+def layer_names(mod: tvm.IRModule) -> dict[str, str]:
+    """What `with_layer_names` keeps."""
+    attrs = mod["main"].attrs
+    found = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
+    return {str(var): str(layer) for var, layer in found.items()}
+
+
+ROLES = "pimflow.roles"
+
+
+def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
+    """`mod`, remembering roles (`core.region.ROLES`) by layer name."""
+    mod["main"] = mod["main"].with_attr(ROLES, roles)
+    return mod
+
+
+def roles(mod: tvm.IRModule) -> dict[str, str]:
+    """What `with_roles` keeps: the roles of layers that have one.
+
+    Passes keep the attribute, and layers keep their names, so a role reaches whoever knows the layer.
+    """
+    attrs = mod["main"].attrs
+    found = attrs[ROLES] if attrs and ROLES in attrs else {}
+    return {str(layer): str(role) for layer, role in found.items()}
+
+
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
 
 

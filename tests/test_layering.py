@@ -22,11 +22,12 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native"),
+    ("errors", "core", "hardware", "native", "decomposition"),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("placement",),
     (
         "frontend",
+        "decomposed_network",
         "targets",
         "kernels",
         "kernel_builds",
@@ -68,6 +69,7 @@ WITHOUT_TVM = (
     "core",
     "hardware",
     "native",
+    "decomposition",
     "simulators",
     "memory",
     "zoo",

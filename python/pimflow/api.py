@@ -29,6 +29,7 @@ from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System, system
@@ -92,6 +93,7 @@ def search(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     reorder: bool = False,
+    decompose: Decomposing | None = None,
     profiling: Profiling | None = None,
     **goal: str | float | None,
 ) -> Searched:
@@ -111,6 +113,8 @@ def search(
         Inferences at once; see `frontend.load`.
     reorder : bool
         See `compile`.
+    decompose : Request or str, optional
+        Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
@@ -118,7 +122,8 @@ def search(
         ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``: see `placement.Goal`.
     """
     Goal(**goal)  # refused before the work, not after it
-    network, plan = frontend.load(model, shapes, batch), _plan(plan)
+    request, plan = requested(decompose), _plan(plan)
+    network, _ = decomposed(frontend.load(model, shapes, batch), request)
     if reorder:
         network = network_memory.reordered(network, target_system or system(), plan=plan).network
     return search_network(network, target_system, plan, profiling=profiling, **goal)
@@ -171,6 +176,7 @@ def compile(
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    decompose: Decomposing | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -198,6 +204,9 @@ def compile(
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
+    decompose : Request or str, optional
+        Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
+        network, and the report says how far these are from the original's.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -233,13 +242,16 @@ def compile(
     wanted = Goal(**goal)
     targets.named_target(target)
     target_system.require_network_dtype()
+    request = requested(decompose)
     progress("loading")
     network = frontend.load(model, shapes, batch)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    network, change = decomposed(network, request, progress)
     progress("computing the reference")
     expected = network.reference(inputs)
-    network = network.without_reference()
+    decomposition = change.summary(inputs, expected) if change else None
+    network, change = network.without_reference(), None
 
     order = None
     if reorder:
@@ -270,6 +282,7 @@ def compile(
         gpu_part=_gpu_part(searched, builds[0], inputs),
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
         order=None if order is None else _order_part(order, searched, plan, costs),
+        decomposition=decomposition,
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,

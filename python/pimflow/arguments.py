@@ -45,6 +45,8 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
     )
 
+    _decompose_option(sub)
+
     sub = command("profile", "time everything that a search needs, and keep it")
     sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
     _input_options(sub)
@@ -108,6 +110,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("memory", memory_command.SUMMARY)
     memory_command.add_arguments(sub)
     _input_options(sub)
+    _decompose_option(sub)
     command("models", "list the networks of the zoo")
 
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")
@@ -139,6 +142,16 @@ def _input_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--batch", metavar="N", type=int, help="inferences at once, where a network is made for 1"
+    )
+
+
+def _decompose_option(sub: argparse.ArgumentParser) -> None:
+    """What changes the numbers that a network computes."""
+    sub.add_argument(
+        "--decompose",
+        metavar="METHOD:RANK[,first=keep][,fc=decompose]",
+        help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
+        "vbmf, or a .toml file",
     )
 
 

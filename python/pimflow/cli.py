@@ -172,8 +172,8 @@ def _compile(args: argparse.Namespace) -> None:
     if args.explain is not None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
-            options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
-            options["reorder"] = args.reorder
+            options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
+            options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
@@ -190,6 +190,7 @@ def _compile(args: argparse.Namespace) -> None:
             plan=args.plan,
             shapes=shapes,
             batch=args.batch,
+            decompose=args.decompose,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

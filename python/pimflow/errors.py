@@ -71,6 +71,10 @@ class PlanError(PimflowError):
     """A plan that is malformed or does not fit the model and system it is applied to."""
 
 
+class DecompositionError(PimflowError):
+    """Ranks, given by a file, that are malformed or that the network does not have."""
+
+
 class ArtifactError(PimflowError):
     """A compiled directory that cannot be written, read or run."""
 

@@ -99,6 +99,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         target=args.target,
         shapes=dict(map(zoo.parse_shape, args.shape)),
         batch=args.batch,
+        decompose=args.decompose,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -110,6 +111,8 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.decompose and _is_table(args.source):
+        raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -155,6 +158,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
         "order": network.order.summary() if network.order else None,
+        "decomposition": network.decomposition,
     }
 
 
@@ -176,6 +180,10 @@ def _network_text(network: NetworkMemory) -> str:
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
     if network.order:
         lines.append(f"order {order_text(network.order.summary())}")
+    if network.decomposition:
+        from pimflow.report import decomposition_text
+
+        lines.append(decomposition_text(network.decomposition))
     return "\n".join(lines)
 
 

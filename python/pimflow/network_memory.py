@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -12,6 +13,7 @@ from tvm import relax
 from pimflow import frontend, layer_order, memory, pipeline, targets
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
+from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.layer_order import LayerOrder
@@ -47,6 +49,8 @@ class NetworkMemory:
         What is copied although it is part of a tensor.
     order : LayerOrder, optional
         In which order its layers run, where another one was looked for.
+    decomposition : dict, optional
+        What `DecomposedNetwork.summary` says, if layers were decomposed.
     """
 
     liveness: Liveness
@@ -58,6 +62,7 @@ class NetworkMemory:
     lazy_groups: int
     overwritten: int
     copies: tuple[Copied, ...]
+    decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
 
 
@@ -68,6 +73,7 @@ def plan_memory(
     target: str = "llvm+pim",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    decompose: Decomposing | None = None,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -84,6 +90,8 @@ def plan_memory(
         What it is lowered for: kernels, and the type that they store, differ.
     shapes, batch
         See `frontend.load`.
+    decompose : Request or str, optional
+        Layers to decompose before; see `decomposition.Request.parse`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -104,7 +112,9 @@ def plan_memory(
     """
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
-    network = frontend.load(model, shapes, batch)
+    request = requested(decompose)
+    network, change = decomposed(frontend.load(model, shapes, batch), request)
+    summary, change = change.summary() if change else None, None  # which holds the original's weights
     on = targets.named_target(target)
     order = None
     if reorder:
@@ -136,6 +146,7 @@ def plan_memory(
         overwritten=len(found.overwritten),
         copies=copies(network.module, views=target_system.views),
         order=order,
+        decomposition=summary,
     )
 
 

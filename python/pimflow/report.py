@@ -28,6 +28,7 @@ def build(
     gpu_part: dict[str, Any],
     memory: dict[str, Any],
     order: dict[str, Any] | None,
+    decomposition: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -45,6 +46,8 @@ def build(
         What `memory_part` says.
     order : dict, optional
         Of the order of the layers: `LayerOrder.summary`, and the latency in the given and in this order.
+    decomposition : dict, optional
+        What `DecomposedNetwork.summary` says, if layers were decomposed.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -104,6 +107,7 @@ def build(
         "gpu_part": gpu_part,
         "memory": memory,
         "order": order,
+        "decomposition": decomposition,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -226,6 +230,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
     lines.append(_memory_line(report["memory"]))
     if report["order"]:
         lines.append(f"order     {order_text(report['order'])}")
+    if report["decomposition"]:
+        lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
@@ -266,6 +272,21 @@ def order_text(order: dict[str, Any]) -> str:
     if "latency_ns" not in order:
         return text
     return f"{text}; latency {order['latency_given_ns'] / 1e6:.4f} → {order['latency_ns'] / 1e6:.4f} ms"
+
+
+def decomposition_text(part: dict[str, Any]) -> str:
+    """What was decomposed, and how far the result is from the original."""
+    errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
+    worst = max(errors)
+    text = (
+        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
+        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+        f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
+    )
+    if part["max_relative_difference"] is not None:
+        share = part["max_relative_difference"]
+        text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
+    return text
 
 
 def _known(report: dict[str, Any]) -> str:

@@ -139,7 +139,7 @@ def verify(
         violations = sum(program_violations(program, system.pim) for program in programs.values())
     return Verification(
         regions=tuple(checks),
-        max_relative_error=max(_relative_error(y, r) for y, r in zip(outputs, expected, strict=True)),
+        max_relative_error=max(relative_error(y, r) for y, r in zip(outputs, expected, strict=True)),
         bound=OUTPUT_BOUND[system.dtype] if tolerance is None else tolerance,
         timing_violations=violations,
     )
@@ -225,7 +225,8 @@ def program_violations(program: PimProgram, pim: PimSpec) -> int:
     )
 
 
-def _relative_error(result: np.ndarray, reference: np.ndarray) -> float:
+def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
+    """Largest error over the largest magnitude of the reference; infinity for other shapes and no numbers."""
     if result.shape != reference.shape or not np.isfinite(result).all():
         return float("inf")
     scale = float(np.abs(reference).max())

@@ -1,0 +1,298 @@
+"""Filters as products of smaller ones: truncated SVD, Tucker-2, CP, tensor train.
+
+Filters are [OC, KH, KW, C], one group. What comes back is a `Chain`: filters that are convolved one after
+another. Leading subspaces come from Gram matrices: the squaring costs digits of small singular values alone,
+and those are cut off; results are projections on orthonormal bases, without a division.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh
+
+from pimflow.decomposition.ranks import RankRule, spectrum
+
+METHODS = ("tucker", "cp", "tt")
+HOOI_SWEEPS = 20
+ALS_SWEEPS = 60
+# Sweeps end where one changes the share of the norm that is kept by less.
+_HOOI_CHANGE = 1e-4
+_ALS_CHANGE = 1e-5
+# Of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
+_RIDGE = 1e-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Filters of one group that make up a filter, first to last.
+
+    Attributes
+    ----------
+    first : ndarray, [R, C]
+        Of the 1x1 convolution at the beginning.
+    cores : tuple of ndarray
+        [RO, KH, KW, RI], or [R, KH, KW] of a depthwise one; each axis of the window is in one of them.
+    last : ndarray, [OC, R]
+        Of the 1x1 convolution at the end.
+    ranks : tuple of int
+        As `RankRule.ranks`.
+    """
+
+    first: np.ndarray
+    cores: tuple[np.ndarray, ...]
+    last: np.ndarray
+    ranks: tuple[int, ...]
+
+    def filters(self) -> np.ndarray:
+        """The filter that the chain computes, [OC, KH, KW, C]."""
+        whole = self.first[:, None, None, :]
+        for core in self.cores:
+            if core.ndim == 3:
+                both = np.einsum("ryx,rYXc->ryYxXc", core, whole)
+            else:
+                both = np.tensordot(core, whole, axes=1).transpose(0, 1, 3, 2, 4, 5)
+            o, y0, y1, x0, x1, c = both.shape
+            whole = both.reshape(o, y0 * y1, x0 * x1, c)
+        return np.tensordot(self.last, whole, axes=1)
+
+
+def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Orthonormal columns that span the `rank` leading left singular vectors of `matrix`.
+
+    Parameters
+    ----------
+    matrix : ndarray, [n, m]
+    rank : int
+        At most n; beyond m the columns are any that complete the basis.
+
+    Returns
+    -------
+    ndarray, [n, rank]
+    """
+    n, m = matrix.shape
+    if rank == n:
+        return np.eye(n)
+    if rank <= m < n:
+        q, r = np.linalg.qr(matrix)
+        return q @ leading(r, rank)
+    vectors = eigh(matrix @ matrix.T, subset_by_index=[n - rank, n - 1])[1][:, ::-1]
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(rank)])
+    return vectors * signs
+
+
+def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
+    """A mode's rows."""
+    return np.moveaxis(filters, mode, 0).reshape(filters.shape[mode], -1)
+
+
+def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """The largest ranks that a filter [OC, KH, KW, C] can have, in the order of `RankRule.ranks`.
+
+    Of a 1x1 filter, which is a matrix: its rank. Tucker: of the input and the output channels. CP: the
+    number of components that always suffice. Tensor train: of the cuts from the input on.
+    """
+    oc, kh, kw, c = shape
+    if kh * kw == 1:
+        return (min(c, oc),)
+    if method == "tucker":
+        return (c, oc)
+    if method == "cp":
+        return (math.prod(shape) // max(shape),)
+    sizes = (c, *(k for k in (kh, kw) if k > 1), oc)
+    return tuple(min(math.prod(sizes[:i]), math.prod(sizes[i:])) for i in range(1, len(sizes)))
+
+
+def ranks(method: str, groups: list[np.ndarray], rule: RankRule) -> tuple[int, ...]:
+    """Ranks of filters, alike for all `groups`: the largest that one of them asks for.
+
+    CP has no spectrum to read: it takes the largest rank of the input and output channels, which is the
+    fewest components that can reach what Tucker keeps.
+    """
+    if rule.ranks:
+        return rule.ranks
+    found = [_ranks(method, filters, rule) for filters in groups]
+    return tuple(max(each) for each in zip(*found))
+
+
+def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
+    oc, kh, kw, c = filters.shape
+    if kh * kw == 1:
+        matrix = filters.reshape(oc, c)
+        return (rule.rank(matrix.shape, lambda: spectrum(matrix)),)
+    if method == "tt":
+        cut = _cut(filters)
+        bonds = [math.prod(cut.shape[:i]) for i in range(1, cut.ndim)]
+        matrices = [cut.reshape(rows, -1) for rows in bonds]
+        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
+        return consistent(found, cut.shape)
+    modes = [unfolded(filters, mode) for mode in (3, 0)]
+    if rule.kind == "ratio":  # of the channels, however few the rest of the filter has
+        found = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
+    else:
+        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
+    return tuple(found) if method == "tucker" else (min(max(found), *limits("cp", filters.shape)),)
+
+
+def consistent(found: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks of cuts, none above what its neighbours and the mode between them allow."""
+    found = [1, *found, 1]
+    for i in range(1, len(found) - 1):
+        found[i] = min(found[i], found[i - 1] * sizes[i - 1])
+    for i in range(len(found) - 2, 0, -1):
+        found[i] = min(found[i], found[i + 1] * sizes[i])
+    return tuple(found[1:-1])
+
+
+def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain:
+    """`filters` in the form of `method`; 1x1 filters, which are matrices, by truncated SVD.
+
+    Parameters
+    ----------
+    filters : ndarray, [OC, KH, KW, C]
+    ranks : tuple of int
+        None above `limits`.
+    """
+    filters = filters.astype(np.float64, copy=False)
+    oc, kh, kw, c = filters.shape
+    if kh * kw == 1:
+        return truncated_svd(filters.reshape(oc, c), ranks[0])
+    return {"tucker": tucker2, "cp": cp, "tt": tensor_train}[method](filters, *ranks)
+
+
+def truncated_svd(matrix: np.ndarray, rank: int) -> Chain:
+    """The nearest matrix [OC, C] of `rank`, on a basis of its shorter side."""
+    if matrix.shape[0] <= matrix.shape[1]:
+        basis = leading(matrix, rank)
+        return Chain(first=basis.T @ matrix, cores=(), last=basis, ranks=(rank,))
+    basis = leading(matrix.T, rank)
+    return Chain(first=basis.T, cores=(), last=matrix @ basis, ranks=(rank,))
+
+
+def tucker2(filters: np.ndarray, inner: int, outer: int, sweeps: int = HOOI_SWEEPS) -> Chain:
+    """Tucker decomposition of both channel modes by higher-order orthogonal iteration.
+
+    Parameters
+    ----------
+    inner, outer : int
+        Ranks of the input and the output channels.
+    sweeps : int
+        At most; 0 is the truncated higher-order SVD.
+    """
+    v, u = leading(unfolded(filters, 3), inner), leading(unfolded(filters, 0), outer)
+    whole, kept = float((filters**2).sum()), 0.0
+    for _ in range(sweeps):
+        u = leading(unfolded(filters @ v, 0), outer)
+        reduced = np.tensordot(u.T, filters, axes=1)
+        v = leading(unfolded(reduced, 3), inner)
+        before, kept = kept, float(((reduced @ v) ** 2).sum())
+        if kept - before <= _HOOI_CHANGE * whole:
+            break
+    core = np.tensordot(u.T, filters, axes=1) @ v
+    return Chain(first=v.T, cores=(core,), last=u, ranks=(inner, outer))
+
+
+def tensor_train(filters: np.ndarray, *ranks: int) -> Chain:
+    """Tensor train from the input channels over the rows and columns of the window to the output channels,
+    by successive truncated SVDs (Oseledets 2011, algorithm 1)."""
+    _, kh, kw, _ = filters.shape
+    rest = _cut(filters)
+    sizes = rest.shape
+    carriages, before = [], 1
+    for size, rank in zip(sizes, ranks):
+        rest = rest.reshape(before * size, -1)
+        basis = leading(rest, rank)
+        carriages.append(basis.reshape(before, size, rank))
+        rest, before = basis.T @ rest, rank
+    axes = [axis for axis, extent in enumerate((kh, kw)) if extent > 1]
+    cores = tuple(
+        np.expand_dims(each.transpose(2, 1, 0), 2 - axis) for axis, each in zip(axes, carriages[1:])
+    )
+    return Chain(first=carriages[0][0].T, cores=cores, last=rest.T, ranks=ranks)
+
+
+def _cut(filters: np.ndarray) -> np.ndarray:
+    """[C, KH, KW, OC] without axes of the window of extent 1."""
+    turned = filters.transpose(3, 1, 2, 0)
+    return turned.reshape([s for i, s in enumerate(turned.shape) if s > 1 or i in (0, 3)])
+
+
+def cp(filters: np.ndarray, rank: int, sweeps: int = ALS_SWEEPS) -> Chain:
+    """Sum of `rank` products of vectors, by alternating least squares from the higher-order SVD.
+
+    At the rank that suffices for every filter of the shape, the exact sum.
+    """
+    _, kh, kw, _ = filters.shape
+    tensor = filters.reshape([s for i, s in enumerate(filters.shape) if s > 1 or i in (0, 3)])
+    if rank >= limits("cp", filters.shape)[0]:
+        factors = _exact(tensor)
+    else:
+        factors = _als(tensor, rank, sweeps)
+    axes = [axis for axis, extent in enumerate((kh, kw)) if extent > 1]
+    cores = tuple(np.expand_dims(each.T, 2 - axis) for axis, each in zip(axes, factors[1:-1]))
+    return Chain(first=factors[-1].T, cores=cores, last=factors[0], ranks=(rank,))
+
+
+def _exact(tensor: np.ndarray) -> list[np.ndarray]:
+    """A component for every fibre of the longest mode."""
+    long = int(np.argmax(tensor.shape))
+    others = [s for mode, s in enumerate(tensor.shape) if mode != long]
+    places = np.array(list(itertools.product(*map(range, others)))).T
+    factors = [np.eye(size)[:, place] for size, place in zip(others, places)]
+    factors.insert(long, unfolded(tensor, long))
+    return factors
+
+
+def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
+    """Factors [size, rank] of every mode."""
+    rng = np.random.default_rng(0)
+    factors = []
+    for mode, size in enumerate(tensor.shape):
+        basis = leading(unfolded(tensor, mode), min(rank, size))
+        more = rng.standard_normal((size, rank - basis.shape[1])) / math.sqrt(size)
+        factors.append(np.hstack([basis, more]))
+    norm, kept = float((tensor**2).sum()), -math.inf
+    for _ in range(sweeps):
+        # Products over the longest mode serve all modes but it.
+        last = tensor @ factors[-1]
+        for mode in range(tensor.ndim - 1):
+            factors[mode] = _solved(_contracted(last, factors[:-1], mode), factors, mode)
+        # Contraction over all other modes at once: one product of matrices.
+        products = factors[0]
+        for each in factors[1:-1]:
+            products = (products[:, None, :] * each[None]).reshape(-1, rank)
+        right = tensor.reshape(-1, tensor.shape[-1]).T @ products
+        factors[-1] = _solved(right, factors, tensor.ndim - 1)
+        gram = np.prod([f.T @ f for f in factors], axis=0)
+        before, kept = kept, 2 * float((right * factors[-1]).sum()) - float(gram.sum())
+        if kept - before <= _ALS_CHANGE * norm:
+            break
+        _balance(factors)
+    return factors
+
+
+def _contracted(products: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
+    """`products` [.., rank] with every mode but `mode` contracted with its factor, by component."""
+    for other in reversed(range(len(factors))):
+        if other != mode:
+            products = (np.moveaxis(products, other, -2) * factors[other]).sum(axis=-2)
+    return products
+
+
+def _solved(right: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
+    """The factor of `mode` that fits best, the others held."""
+    gram = np.prod([f.T @ f for other, f in enumerate(factors) if other != mode], axis=0)
+    ridge = _RIDGE * np.trace(gram) / len(gram) + np.finfo(float).tiny  # a zero filter has no Gram matrix
+    return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
+
+
+def _balance(factors: list[np.ndarray]) -> None:
+    """Give every mode the same share of a component's size."""
+    norms = [np.maximum(np.linalg.norm(f, axis=0), np.finfo(float).tiny) for f in factors]
+    mean = np.exp(np.mean(np.log(norms), axis=0))
+    for mode, norm in enumerate(norms):
+        factors[mode] = factors[mode] * (mean / norm)

@@ -1,0 +1,131 @@
+"""How many components of a layer are kept: rules for ranks, and the spectra that some of them read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigvalsh
+from scipy.optimize import minimize_scalar
+
+from pimflow.errors import UsageError
+
+# Squared singular values below this share of the largest are rounding: they come from a Gram matrix.
+_SPECTRUM_FLOOR = 1e-15
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRule:
+    """How ranks are found.
+
+    Attributes
+    ----------
+    kind : str
+        ``ratio``: `share` of the rank that a matrix of the shape can have, rounded, at least 1.
+        ``energy``: the fewest components with at least `share` of the sum of squares.
+        ``vbmf``: what stands out of the noise by analytic variational Bayesian matrix factorisation.
+        ``ranks``: as `ranks` says.
+    share : float
+    ranks : tuple of int
+        In the order of the chain.
+    """
+
+    kind: str
+    share: float = 0.0
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> RankRule:
+        """From ``0.1``, ``energy=0.9`` or ``vbmf``; raises `UsageError` for anything else."""
+        kind, _, value = text.rpartition("=")
+        if text == "vbmf":
+            return cls(kind="vbmf")
+        if kind not in ("", "energy"):
+            raise UsageError(f"rank '{text}': give a ratio, energy=SHARE, vbmf, or a .toml file")
+        try:
+            share = float(value)
+        except ValueError:
+            raise UsageError(f"rank '{text}': give a ratio, energy=SHARE, vbmf, or a .toml file") from None
+        if not 0 < share <= 1:
+            raise UsageError(f"rank '{text}': {value} is not in (0, 1]")
+        return cls(kind=kind or "ratio", share=share)
+
+    def rank(self, extents: tuple[int, int], squares: Callable[[], np.ndarray]) -> int:
+        """Rank of a matrix.
+
+        Parameters
+        ----------
+        extents : (int, int)
+            Rows and columns.
+        squares : callable
+            Its squared singular values, as `spectrum` gives them; called only if the rule reads them.
+        """
+        most = min(extents)
+        if self.kind == "ratio":
+            found = math.floor(self.share * most + 0.5)
+        elif self.kind == "energy":
+            found = energy_rank(squares(), self.share)
+        else:
+            found = vbmf_rank(squares(), extents)
+        return min(max(found, 1), most)
+
+
+def spectrum(matrix: np.ndarray) -> np.ndarray:
+    """Squared singular values of `matrix`, falling, as many as its smaller side is long."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    return np.clip(eigvalsh(wide @ wide.T)[::-1], 0.0, None)
+
+
+def energy_rank(squares: np.ndarray, share: float) -> int:
+    """The fewest of the falling `squares` that add up to `share` of their sum."""
+    kept = np.cumsum(squares)
+    return int(np.searchsorted(kept, share * kept[-1] * (1 - _SPECTRUM_FLOOR * len(kept)))) + 1
+
+
+def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
+    """Rank by the global analytic solution of empirical variational Bayesian matrix factorisation.
+
+    Parameters
+    ----------
+    squares : ndarray
+        Squared singular values, falling.
+    extents : (int, int)
+        Rows and columns.
+
+    Notes
+    -----
+    Nakajima, Sugiyama, Babacan, Tomioka: Global analytic solution of fully-observed variational Bayesian
+    matrix factorization, JMLR 14 (2013): theorem 2 for the threshold, corollary 1 for the free energy that
+    the noise variance minimises. 2.5129 is the paper's approximation of the zero of its function of tau.
+    """
+    short, long = min(extents), max(extents)
+    if not squares[0]:
+        return 0
+    squares = np.maximum(squares, _SPECTRUM_FLOOR * squares[0])
+    alpha = short / long
+    tau = 2.5129 * math.sqrt(alpha)
+    threshold = (1 + tau) * (1 + alpha / tau)
+    first = min(max(math.ceil(short / (1 + alpha)) - 1, 0), short - 1)
+    low = max(squares[first] / (long * threshold), squares[first:].mean() / long)
+    high = squares.sum() / (short * long)
+    if low >= high:
+        noise = high
+    else:
+        noise = minimize_scalar(
+            lambda variance: _free_energy(squares / (long * variance), alpha, threshold),
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": 1e-6 * high},
+        ).x
+    return int((squares > long * noise * threshold).sum())
+
+
+def _free_energy(x: np.ndarray, alpha: float, threshold: float) -> float:
+    """Of a noise variance, up to a constant; `x` are squared singular values over it and the long side."""
+    signal, noise = x[x > threshold], x[x <= threshold]
+    centred = signal - (1 + alpha)
+    tau = (centred + np.sqrt(centred**2 - 4 * alpha)) / 2
+    kept = signal - tau + np.log((tau + 1) / signal) + alpha * np.log(tau / alpha + 1)
+    return float((noise - np.log(noise)).sum() + kept.sum())

@@ -1,0 +1,126 @@
+"""What ``--decompose`` asks for, as text and as a file of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from pimflow.decomposition.factors import METHODS
+from pimflow.decomposition.ranks import RankRule
+from pimflow.errors import DecompositionError, UnknownNameError, UsageError, hint
+from pimflow.hardware.reader import tomllib
+
+_CHOICES = ("keep", "decompose")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which layers are decomposed, how, and how far.
+
+    Attributes
+    ----------
+    text : str
+        As it was asked for.
+    method : str
+        ``tucker``, ``cp`` or ``tt``.
+    rule : RankRule, optional
+        Of all layers; None where a file gives `layers`.
+    layers : dict of str to RankRule
+        The layers to decompose, each by its own rule, if there is no `rule`.
+    path : str
+        The file that gives them.
+    first : bool
+        Whether the first convolution is decomposed too.
+    fc : bool
+        Whether products with constant matrices are.
+    """
+
+    text: str
+    method: str
+    rule: RankRule | None
+    layers: dict[str, RankRule]
+    path: str = ""
+    first: bool = True
+    fc: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        """From ``METHOD:RANK[,first=keep][,fc=decompose]``.
+
+        RANK is a ratio in (0, 1], ``energy=SHARE``, ``vbmf``, or a ``.toml`` file with a line for each layer
+        to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks.
+
+        Raises
+        ------
+        UnknownNameError, UsageError
+            If the text has another form.
+        DecompositionError
+            If the file cannot be read, or has.
+        """
+        head, *options = text.split(",")
+        method, colon, rank = head.partition(":")
+        if method not in METHODS:
+            raise UnknownNameError("decomposition", method, METHODS)
+        if not colon or not rank:
+            raise UsageError(f"decomposition '{text}': no rank; give for example {method}:0.1")
+        chosen: dict[str, str] = {}
+        for option in options:
+            name, _, value = option.partition("=")
+            if name not in ("first", "fc"):
+                raise UsageError(
+                    f"decomposition '{text}': unknown option '{name}'; {hint(name, ('first', 'fc'))}"
+                )
+            if value not in _CHOICES or name in chosen:
+                raise UsageError(f"decomposition '{text}': give {name} once, as one of {', '.join(_CHOICES)}")
+            chosen[name] = value
+        from_file = rank.endswith(".toml")
+        if from_file and chosen:
+            raise UsageError(
+                f"decomposition '{text}': the file names the layers; leave out {', '.join(chosen)}"
+            )
+        return cls(
+            text=text,
+            method=method,
+            rule=None if from_file else RankRule.parse(rank),
+            layers=_read(rank) if from_file else {},
+            path=rank if from_file else "",
+            first=chosen.get("first") != "keep",
+            fc=chosen.get("fc") == "decompose",
+        )
+
+    def require(self, known: Collection[str]) -> None:
+        """Raise `DecompositionError` if the file names a layer that is not `known`."""
+        for name in self.layers:
+            if name not in known:
+                raise DecompositionError(f"{self.path}: no layer '{name}' to decompose; {hint(name, known)}")
+
+
+def _read(path: str) -> dict[str, RankRule]:
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DecompositionError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DecompositionError(f"{path}: not a TOML file: {error}") from error
+    if not table:
+        raise DecompositionError(f'{path}: names no layer; give lines such as "conv1" = [6, 6]')
+    return {name: _rule(f"{path}: layer '{name}'", value) for name, value in table.items()}
+
+
+def _rule(where: str, value: object) -> RankRule:
+    if isinstance(value, dict):
+        raise DecompositionError(f"{where} is a table; put a name with dots in quotes")
+    values = value if isinstance(value, list) else [value]
+    if values and all(type(each) is int for each in values):
+        if min(values) < 1:
+            raise DecompositionError(f"{where}: rank {min(values)} is below 1")
+        return RankRule(kind="ranks", ranks=tuple(values))
+    if type(value) is float or isinstance(value, str):
+        try:
+            return RankRule.parse(str(value))
+        except UsageError as error:
+            raise DecompositionError(f"{where}: {error}") from error
+    raise DecompositionError(
+        f'{where}: {value!r} is no rank; give a ratio, "energy=SHARE", "vbmf", a rank, or a list of ranks'
+    )

@@ -1,0 +1,140 @@
+"""Convolutions and products as the chains that a decomposition found."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.region import ConvGeometry
+from pimflow.decomposition import Decomposed, Link, decomposable
+from pimflow.relay_passes.extract_regions import layer_geometry
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    operator,
+    rebuild,
+    roles,
+    shape,
+    with_layer_names,
+    with_roles,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer that can be decomposed.
+
+    Attributes
+    ----------
+    name : str
+    filters : ndarray, [OC, KH, KW, C // groups]
+        Those of the module: not copied.
+    geometry : ConvGeometry
+        Of a product: its rows are the batch.
+    fc : bool
+        Whether it is a product.
+    """
+
+    name: str
+    filters: np.ndarray
+    geometry: ConvGeometry
+    fc: bool
+
+
+def decomposable_layers(mod: tvm.IRModule) -> list[Layer]:
+    """Of a canonical module, in order: dense and grouped convolutions, and products with constant matrices.
+
+    Layers that a decomposition made, which have a role, are not among them.
+    """
+    found, taken = [], roles(mod)
+    for binding in main_bindings(mod):
+        layer = _layer(mod, binding)
+        if layer is not None and layer.name not in taken and decomposable(layer.geometry):
+            found.append(layer)
+    return found
+
+
+def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
+    kind, name = operator(binding.value), layer_name(mod, binding.var)
+    weights = binding.value.args[1] if kind in ("nn.conv2d", "matmul") else None
+    if not isinstance(weights, tvm.ir.GenericConst) or str(weights.ty.dtype) not in ("float32", "float16"):
+        return None
+    matrix = np.from_dlpack(weights.value)
+    if kind == "nn.conv2d":
+        return Layer(name=name, filters=matrix, geometry=layer_geometry(binding.var.name, binding.value), fc=False)
+    if matrix.ndim != 2 or len(shape(binding.value.args[0])) < 2:
+        return None
+    c, oc = matrix.shape
+    rows = int(np.prod(shape(binding.value.args[0])[:-1]))
+    geometry = ConvGeometry(n=rows, h=1, w=1, c=c, oc=oc)
+    return Layer(name=name, filters=matrix.T[:, None, None, :], geometry=geometry, fc=True)
+
+
+@tvm.transform.module_pass(opt_level=0, name="Decompose")
+class Decompose:
+    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last.
+
+    Parameters
+    ----------
+    layers : mapping of str to Decomposed
+        By layer name; layers that it does not name stay.
+
+    Rewrite: ``conv2d(x, w) -> conv2d(conv2d(conv2d(x, fconv), core), lconv)``,
+    ``matmul(x, w) -> matmul(matmul(x, fconv), lconv)``; of layer ``a``, the new ones are called
+    ``a.fconv``, ``a.core``, ``a.lconv``, and have these roles (`flat.roles`).
+    Preserves: values up to the error of the decomposition, shapes, names of all other layers.
+    """
+
+    def __init__(self, layers: Mapping[str, Decomposed]):
+        self.layers = layers
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        names, role_of = layer_names(mod), roles(mod)
+        bound = [b.var for b in main_bindings(mod)] + list(mod["main"].params)
+        variables, layers = {v.name for v in bound}, {layer_name(mod, v) for v in bound}
+
+        def rewrite(builder, var, value):
+            layer = layer_name(mod, var)
+            if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.layers:
+                return None
+            x = value.args[0]
+            for link in self.layers[layer].links:
+                call = _product(x, link) if operator(value) == "matmul" else _convolution(x, link)
+                x = builder.emit(call, name_hint=_free(f"{var.name}_{link.name}", variables))
+                names[x.name] = _free(f"{layer}.{link.name}", layers)
+                role_of[names[x.name]] = link.role
+            return x
+
+        new = rebuild(mod, rewrite)
+        return with_roles(with_layer_names(new, names), role_of) if role_of else new
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    """`name`, lengthened until it is none of those that are `taken`."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _convolution(x: relax.Expr, link: Link) -> relax.Call:
+    g = link.geometry
+    return relax.op.nn.conv2d(
+        x,
+        relax.const(link.filters, x.ty.dtype),
+        strides=list(g.stride),
+        padding=list(g.padding),
+        dilation=list(g.dilation),
+        groups=g.groups,
+        data_layout="NHWC",
+        kernel_layout="OHWI",
+        out_layout="NHWC",
+    )
+
+
+def _product(x: relax.Expr, link: Link) -> relax.Call:
+    return relax.op.matmul(x, relax.const(np.ascontiguousarray(link.filters[:, 0, 0].T), x.ty.dtype))

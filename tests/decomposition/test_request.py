@@ -1,0 +1,96 @@
+"""Is what ``--decompose`` asks for read as written, and refused with a reason?"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow.decomposition import RankRule, Request
+from pimflow.decomposition.factors import METHODS
+from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, UsageError
+
+
+def test_text():
+    request = Request.parse("tucker:0.1")
+    assert (request.method, request.rule, request.first, request.fc) == (
+        "tucker",
+        RankRule(kind="ratio", share=0.1),
+        True,
+        False,
+    )
+    request = Request.parse("cp:energy=0.9,first=keep,fc=decompose")
+    assert (request.method, request.rule.kind, request.first, request.fc) == ("cp", "energy", False, True)
+    assert Request.parse("tt:vbmf,first=decompose").first
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("tuker:0.1", UnknownNameError, "unknown decomposition 'tuker'; did you mean tucker"),
+        ("", UnknownNameError, "unknown decomposition ''"),
+        ("tucker", UsageError, "no rank; give for example tucker:0.1"),
+        ("tucker:1.5", UsageError, r"1.5 is not in \(0, 1\]"),
+        ("tucker:0.1,frist=keep", UsageError, "unknown option 'frist'; did you mean first"),
+        ("tucker:0.1,first=no", UsageError, "give first once, as one of keep, decompose"),
+        ("tucker:0.1,fc=keep,fc=keep", UsageError, "give fc once"),
+        ("tucker:0.1,", UsageError, "unknown option ''"),
+        ("tucker:none.toml", DecompositionError, "none.toml: cannot be read"),
+    ],
+)
+def test_other_texts(text, kind, message):
+    with pytest.raises(kind, match=message):
+        Request.parse(text)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.text() | st.builds("{}:{}{}".format, st.sampled_from(METHODS), st.text(), st.text(",=.0tomlfirsc")))
+def test_any_text_is_a_request_or_an_error_of_ours(text):
+    try:
+        request = Request.parse(text)
+    except PimflowError as error:
+        assert str(error)
+    else:
+        assert request.method in METHODS and 0 < request.rule.share <= 1
+
+
+def test_file(tmp_path):
+    path = tmp_path / "ranks.toml"
+    path.write_text('conv1 = [2, 3]\n"a.b" = 4\nc = 0.5\nd = "energy=0.9"\ne = "vbmf"\n')
+    request = Request.parse(f"tucker:{path}")
+    assert request.rule is None
+    assert request.layers == {
+        "conv1": RankRule(kind="ranks", ranks=(2, 3)),
+        "a.b": RankRule(kind="ranks", ranks=(4,)),
+        "c": RankRule(kind="ratio", share=0.5),
+        "d": RankRule(kind="energy", share=0.9),
+        "e": RankRule(kind="vbmf"),
+    }
+    request.require(["conv1", "a.b", "c", "d", "e", "f"])
+    with pytest.raises(
+        DecompositionError, match=r"ranks\.toml: no layer 'conv1' to decompose; did you mean conv2"
+    ):
+        request.require(["conv2", "a.b", "c", "d", "e"])
+    with pytest.raises(UsageError, match="the file names the layers; leave out first"):
+        Request.parse(f"tucker:{path},first=keep")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no layer"),
+        ("a = ", "not a TOML file"),
+        ("a = 0", "layer 'a': rank 0 is below 1"),
+        ("a = []", r"layer 'a': \[\] is no rank"),
+        ("a = [1, 2.5]", r"layer 'a': \[1, 2.5\] is no rank"),
+        ("a = true", "layer 'a': True is no rank"),
+        ("a.b = 1", "layer 'a' is a table; put a name with dots in quotes"),
+        ("a = 2.5", r"layer 'a': rank '2.5': 2.5 is not in \(0, 1\]"),
+        ('a = "vbmv"', "layer 'a': rank 'vbmv': give a ratio"),
+        ("\0", "not a TOML file"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "ranks.toml"
+    path.write_text(text)
+    with pytest.raises(DecompositionError, match=message) as found:
+        Request.parse(f"tt:{path}")
+    assert str(path) in str(found.value)

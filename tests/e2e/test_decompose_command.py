@@ -1,0 +1,121 @@
+"""Do ``--decompose`` and what it asks for reach the result, the report and the errors?"""
+
+import json
+
+import numpy as np
+import pytest
+
+from pimflow import api, decomposed_network, frontend
+from pimflow.cli import main
+from pimflow.decomposition import Request
+from pimflow.errors import UsageError
+
+LAYERS = ["stem.conv", "block.expand.conv", "block.project.conv", "widen.conv", "down.conv"]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return api.compile("toy", decompose="tucker:0.5,first=keep")
+
+
+def test_the_report_says_that_numbers_changed_and_how_far(compiled):
+    part = compiled.report["decomposition"]
+    assert part["request"] == "tucker:0.5,first=keep"
+    assert [layer["name"] for layer in part["layers"]] == LAYERS[1:]
+    assert all(0 < layer["reconstruction_error"] < 1 for layer in part["layers"])
+    assert all(layer["macs"] < layer["macs_original"] for layer in part["layers"])
+    # Filters that are nearly all lost give other outputs: were they equal, nothing was compared.
+    assert part["max_relative_difference"] > 0.01
+    assert part["weight_bytes"] < part["weight_bytes_original"]
+
+
+def test_what_is_built_is_the_decomposed_network(compiled):
+    assert compiled.verification.verified
+    names = [region["name"] for region in compiled.report["regions"]]
+    assert "stem.conv" in names and "down.conv.core" in names and "down.conv" not in names
+    assert {region.role for region in compiled.searched.graph.regions} == {"", "fconv", "core", "lconv"}
+
+
+def test_the_difference_is_that_of_the_two_references(compiled):
+    network = frontend.load("toy")
+    change = decomposed_network.decompose(network, Request.parse("tucker:0.5,first=keep"))
+    inputs = network.example_inputs()
+    (x,), (y,) = network.reference(inputs), change.network.reference(inputs)
+    expected = np.abs(x - y).max() / np.abs(x).max()
+    assert compiled.report["decomposition"]["max_relative_difference"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_at_full_rank_the_network_is_the_original():
+    network = frontend.load("toy")
+    inputs = network.example_inputs()
+    for method in ("tucker", "tt"):
+        change = decomposed_network.decompose(network, Request.parse(f"{method}:1,fc=decompose"))
+        assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
+        outputs = change.network.reference(inputs)
+        assert change.summary(inputs, outputs)["max_relative_difference"] < 1e-4
+        assert max(layer.relative_error for layer in change.layers) < 1e-6
+
+
+def test_without_the_option_nothing_is_said_or_changed(capsys):
+    assert main(["memory", "toy", "--json", "--quiet", "--policy", "best"]) == 0
+    assert json.loads(capsys.readouterr().out)["decomposition"] is None
+
+
+def test_a_layer_of_a_chain_can_be_explained(capsys):
+    options = ["--decompose", "tucker:0.5", "--cache", "none", "--quiet", "--json"]
+    assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["region"] == "down.conv.core" and found["candidates"]
+
+
+def test_memory_of_a_decomposed_network(capsys, tmp_path):
+    path = tmp_path / "ranks.toml"
+    path.write_text('"down.conv" = [3, 4]\n"widen.conv" = 2\n')
+    assert main(["memory", "toy", "--json", "--policy", "best", "--decompose", f"tucker:{path}"]) == 0
+    out, _ = capsys.readouterr()
+    part = json.loads(out)["decomposition"]
+    assert {layer["name"]: layer["ranks"] for layer in part["layers"]} == {
+        "down.conv": [3, 4],
+        "widen.conv": [2],
+    }
+    assert part["max_relative_difference"] is None  # nothing was run
+    assert main(["memory", "toy", "--quiet", "--policy", "best", "--decompose", "cp:0.5"]) == 0
+    assert "5 layers decomposed (cp:0.5), weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["compile", "toy", "--decompose", "tuker:0.1"], 2, "unknown decomposition 'tuker'; did you mean"),
+        (["compile", "nothing", "--decompose", "tucker:2"], 2, "rank '2': 2 is not in (0, 1]"),
+        (["memory", "toy", "--decompose", "tucker:"], 2, "no rank; give for example tucker:0.1"),
+        (["memory", "toy", "--decompose", "tucker:no.toml"], 3, "no.toml: cannot be read"),
+        (["memory", "buffers.csv", "--decompose", "tucker:0.1"], 2, "a table of buffers, not a network"),
+    ],
+)
+def test_bad_input(arguments, code, message, capsys):
+    assert main([*arguments, "--quiet"]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"down.cnov" = [1, 1]', "ranks.toml: no layer 'down.cnov' to decompose; did you mean down.conv"),
+        ('"block.depthwise.conv" = 1', "no layer 'block.depthwise.conv' to decompose; did you mean"),
+        ('"widen.conv" = 2000', "rank 2000 of layer 'widen.conv': its ranks are 1 to"),
+        ('"down.conv" = 2', "layer 'down.conv' takes 2 ranks, not 1"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_network(text, message, capsys, tmp_path):
+    (tmp_path / "ranks.toml").write_text(text)
+    assert main(["memory", "toy", "--quiet", "--decompose", f"tucker:{tmp_path}/ranks.toml"]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_to_decompose():
+    network = frontend.load("toy")
+    with pytest.raises(UsageError, match=r"'toy': nothing to decompose.* 1 fully connected"):
+        depthwise = decomposed_network.decompose(network, Request.parse("tucker:0.5")).network
+        decomposed_network.decompose(depthwise, Request.parse("tucker:0.5"))

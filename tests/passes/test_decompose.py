@@ -1,0 +1,240 @@
+"""Do chains stand where layers stood, with their roles, and does all else stay?"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from graphs import inputs, names, operators, outputs, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.core.region import ConvGeometry
+from pimflow.decomposition import Decomposed, Link, RankRule, decompose
+from pimflow.decomposition.factors import METHODS, limits
+from pimflow.relay_passes.decompose import Decompose, decomposable_layers
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import rebuild, roles, with_layer_names
+from pimflow.relay_passes.push_bias import PushBias
+
+
+def constant(*shape: int, seed: int = 0) -> relax.Expr:
+    return relax.const(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def conv(builder, x, oc: int, kernel=(3, 3), seed: int = 1, name: str = "conv", **attributes):
+    c = int(x.ty.shape[3]) // attributes.get("groups", 1)
+    filters = constant(oc, *kernel, c, seed=seed)
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+    return builder.emit(relax.op.nn.conv2d(x, filters, **attributes, **layouts), name_hint=name)
+
+
+def module(body, shape=(2, 7, 6, 4)) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(body(builder, x))
+        builder.emit_func_output(output)
+    return rebuild(builder.get(), lambda *_: None)
+
+
+def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = None) -> dict[str, Decomposed]:
+    """Of all layers, by default at full rank."""
+    found = {}
+    for layer in decomposable_layers(mod):
+        g = layer.geometry
+        full = limits(method, (g.oc // g.groups, g.kh, g.kw, g.c // g.groups))
+        of_layer = rule or RankRule(kind="ranks", ranks=full)
+        found[layer.name] = decompose(layer.name, layer.filters, g, method, of_layer)
+    return found
+
+
+def residual(builder, x):
+    """Biases, activations, a skip connection, a depthwise layer and a product."""
+    first = conv(builder, x, 6, padding=[1, 1, 1, 1], name="first")
+    first = builder.emit(relax.op.add(first, constant(1, 1, 1, 6, seed=2)), name_hint="first_out")
+    first = builder.emit(relax.op.nn.relu(first))
+    second = conv(builder, first, 6, kernel=(1, 1), seed=3, name="second")
+    second = conv(builder, second, 6, seed=4, padding=[1, 1, 1, 1], groups=6, name="depthwise")
+    both = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(first, second))))
+    flat = builder.emit(relax.op.mean(both, axis=[1, 2]))
+    fc = builder.emit(relax.op.matmul(flat, constant(6, 5, seed=5)), name_hint="fc")
+    return builder.emit(relax.op.add(fc, constant(1, 5, seed=6)), name_hint="fc_out")
+
+
+def close(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-4) -> bool:
+    operands = inputs(before)
+    pairs = zip(run(before, *operands), run(after, *operands), strict=True)
+    return all(a.shape == b.shape and np.abs(a - b).max() <= tolerance * np.abs(a).max() for a, b in pairs)
+
+
+def test_a_product_becomes_two_and_the_bias_stays_behind_them():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
+            with R.dataflow():
+                fc = R.matmul(x, R.const([[1.0, 2.0], [3.0, 4.0]]))
+                y = R.add(fc, R.const([1.0, 2.0]))
+                R.output(y)
+            return y
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
+            R.func_attr(
+                {
+                    "pimflow.layer_names": {"fc_fconv": "fc.fconv", "fc_lconv": "fc.lconv"},
+                    "pimflow.roles": {"fc.fconv": "fconv", "fc.lconv": "lconv"},
+                }
+            )
+            with R.dataflow():
+                fc_fconv = R.matmul(x, R.const([[5.0], [6.0]]))
+                fc_lconv = R.matmul(fc_fconv, R.const([[7.0, 8.0]]))
+                y = R.add(fc_lconv, R.const([1.0, 2.0]))
+                R.output(y)
+            return y
+
+    g = ConvGeometry(n=3, h=1, w=1, c=2, oc=2)
+    first = Link(
+        name="fconv", role="fconv", filters=np.array([[[[5, 6]]]], np.float32), geometry=replace(g, oc=1)
+    )
+    last = Link(
+        name="lconv", role="lconv", filters=np.array([[[[7]]], [[[8]]]], np.float32), geometry=replace(g, c=1)
+    )
+    chain = Decomposed(
+        layer="fc", method="svd", ranks=(1,), relative_error=0.0, geometry=g, links=(first, last)
+    )
+    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(Before), Expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_at_full_rank_computes_what_it_did(method):
+    before = module(residual)
+    after = Decompose(chains(before, method))(before)
+    assert "depthwise" in names(after, "nn.conv2d")
+    assert not {"first", "second", "fc"} & {*names(after, "nn.conv2d"), *names(after, "matmul")}
+    assert close(before, after)
+
+
+@settings(max_examples=12, derandomize=True, deadline=None)
+@given(st.data())
+def test_stride_padding_dilation_and_groups_are_kept(data):
+    def pair(low, high):
+        return [data.draw(st.integers(low, high)) for _ in range(2)]
+
+    attributes = {
+        "strides": pair(1, 2),
+        "dilation": pair(1, 2),
+        "padding": pair(0, 2) + pair(0, 2),
+        "groups": data.draw(st.sampled_from([1, 2])),
+    }
+    kernel = tuple(pair(1, 3))
+    before = module(lambda b, x: conv(b, x, 6, kernel=kernel, **attributes))
+    after = Decompose(chains(before, data.draw(st.sampled_from(METHODS))))(before)
+    assert operators(after).count("nn.conv2d") > 1
+    assert close(before, after)
+
+
+def test_at_a_low_rank_only_the_filters_change():
+    """The module computes what the original does with the filters that the chain says it has."""
+    before = module(lambda b, x: conv(b, x, 6, padding=[1, 1, 1, 1]))
+    found = chains(before, rule=RankRule.parse("0.4"))["conv"]
+    u, core, v = (link.filters for link in reversed(found.links))
+    composed = np.einsum("or,ryxi,ic->oyxc", u[:, 0, 0], core, v[:, 0, 0])
+    (original,) = (layer.filters for layer in decomposable_layers(before))
+    error = np.linalg.norm(original - composed) / np.linalg.norm(original)
+    assert error == pytest.approx(found.relative_error, abs=1e-6) and error > 0.1
+    rank1 = relax.const(composed.astype(np.float32))
+
+    def rewrite(_, var, value):
+        return relax.Call(value.op, [value.args[0], rank1], value.attrs) if var.name == "conv" else None
+
+    assert close(rebuild(before, rewrite), Decompose({"conv": found})(before))
+
+
+def test_a_second_run_changes_nothing():
+    before = module(residual)
+    found = chains(before)
+    once = Decompose(found)(before)
+    tvm.ir.assert_structural_equal(Decompose(found)(once), once)
+    assert decomposable_layers(once) == []  # what is decomposed has roles
+
+
+def test_layers_that_are_not_named_stay():
+    before = module(residual)
+    tvm.ir.assert_structural_equal(Decompose({})(before), before)
+    found = chains(before)
+    after = Decompose({"second": found["second"]})(before)
+    assert {"first", "depthwise"} < set(names(after, "nn.conv2d")) and names(after, "matmul") == ["fc"]
+
+
+def test_what_can_be_decomposed():
+    def body(builder, x):
+        y = conv(builder, x, 8, groups=2, padding=[1, 1, 1, 1], name="grouped")
+        z = conv(builder, y, 8, groups=8, name="depthwise")
+        flat = builder.emit(relax.op.reshape(z, (2, 20, 8)))
+        scores = builder.emit(relax.op.matmul(flat, builder.emit(relax.op.permute_dims(flat, [0, 2, 1]))))
+        return builder.emit(relax.op.matmul(scores, constant(20, 3)), name_hint="tokens")
+
+    found = decomposable_layers(module(body))
+    assert [(layer.name, layer.fc) for layer in found] == [("grouped", False), ("tokens", True)]
+    assert (found[1].geometry.n, found[1].geometry.c, found[1].geometry.oc) == (40, 20, 3)
+
+
+def test_weights_keep_their_type_and_integers_are_left_alone():
+    def typed(dtype):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((3, 4), dtype))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                y = relax.op.matmul(x, relax.const(np.arange(20).reshape(4, 5), dtype))
+                output = builder.emit_output(builder.emit(y, name_hint="fc"))
+            builder.emit_func_output(output)
+        return rebuild(builder.get(), lambda *_: None)
+
+    half = Decompose(chains(typed("float16")))(typed("float16"))
+    assert operators(half) == ["matmul"] * 2 and str(half["main"].ret_ty.dtype) == "float16"
+    assert decomposable_layers(typed("int32")) == []
+
+
+def test_roles_reach_the_regions_through_other_passes():
+    before = module(residual)
+    after = PushBias()(Decompose(chains(before))(before))
+    found = {region.name: region.role for region in extract_regions(after).regions if region.role}
+    assert found == {
+        "first.fconv": "fconv",
+        "first.core": "core",
+        "first.lconv": "lconv",
+        "second.fconv": "fconv",
+        "second.lconv": "lconv",
+        "fc.fconv": "fconv",
+        "fc.lconv": "lconv",
+    }
+    assert not any(region.role for region in extract_regions(before).regions)
+
+
+def test_names_of_other_layers_stay_even_if_they_are_those_of_a_chain():
+    def body(builder, x):
+        y = builder.emit(relax.op.nn.relu(conv(builder, x, 4, name="a")))
+        return builder.emit(relax.op.nn.relu(conv(builder, y, 5, kernel=(1, 1), name="a_fconv")))
+
+    before = with_layer_names(module(body), {"a": "a", "a_fconv": "a.fconv"})
+    after = Decompose({"a": chains(before)["a"]})(before)
+    regions = {region.name: region for region in extract_regions(after).regions}
+    assert list(regions) == ["a.fconv_", "a.core", "a.lconv", "a.fconv"]
+    assert [region.role for region in regions.values()] == ["fconv", "core", "lconv", ""]
+    assert roles(after).keys() == {"a.fconv_", "a.core", "a.lconv"}
+
+
+def test_it_compiles_as_pimflow_compiles():
+    before = module(residual)
+    after = Decompose(chains(before, "tt"))(before)
+    operands = inputs(before)
+    for expected, result in zip(run(before, *operands), outputs(after, operands), strict=True):
+        assert np.abs(expected - result).max() <= 1e-4 * np.abs(expected).max()
