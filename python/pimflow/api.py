@@ -349,7 +349,7 @@ def _comparison(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = replace(searched.goal, max_latency_ns=None, max_energy_pj=None)
+    goal = Goal(objective=searched.goal.objective)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
