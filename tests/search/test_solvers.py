@@ -8,6 +8,7 @@ from problems import covers, longest_path_ns, problems
 from pimflow.placement.evaluate import execute
 from pimflow.placement.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.ilp import solve_ilp, solve_whole
+from pimflow.placement.segments import is_serial
 from pimflow.placement.solve import LATENCY, Weights, solve_dp
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=0.0, per_pj=1.0), Weights(per_ns=3.0, per_pj=2.0)])
@@ -67,4 +68,6 @@ def test_one_by_one_is_never_faster_than_at_once(problem):
     graph, table = problem
     serial, overlapped = solve_dp(graph, table), solve_ilp(graph, table)
     assert overlapped.value <= serial.value * (1 + 1e-9)
+    if is_serial(graph):
+        assert overlapped.value == pytest.approx(longest_path_ns(graph, table, serial.candidates), rel=1e-9)
     assert longest_path_ns(graph, table, serial.candidates) <= serial.latency_ns * (1 + 1e-12)

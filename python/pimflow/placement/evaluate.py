@@ -101,7 +101,9 @@ def advance(
     graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
 ) -> tuple[Moment, list[tuple[Task, float]]]:
     """The moment after `candidate` was begun too, and its tasks, each with its start in ns."""
-    begin_ns = max((moment.ready_ns.get(n, 0.0) for n in steps.reads(graph, candidate)), default=0.0)
+    reads = steps.reads(graph, candidate)
+    late = steps.late(graph, candidate, moment.state.pending)
+    begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
     free_ns, ends = dict(moment.free_ns), []
     placed: list[tuple[Task, float]] = []
     for task in steps.tasks(graph, table, candidate, moment.state):
@@ -109,7 +111,8 @@ def advance(
         ends.append(start_ns + task.duration_ns)
         free_ns[task.resource] = ends[-1]
         placed.append((task, start_ns))
-    ready_ns = moment.ready_ns | {candidate.covers[-1]: max(ends, default=begin_ns)}
+    end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
+    ready_ns = moment.ready_ns | {candidate.covers[-1]: end_ns}
     after = steps.after(graph, candidate, moment.state)
     return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
 
@@ -117,8 +120,9 @@ def advance(
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Run:
     """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
 
-    A resource does one task at a time, in order; the tasks of a candidate follow what it reads. The order is
-    that of the regions, in which the executable launches kernels and submits PIM programs.
+    A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
+    all that it reads. The order is that of the regions, in which the executable launches kernels and submits
+    PIM programs.
     """
     region_ns: dict[str, float] = {}
     events: list[Event] = []
