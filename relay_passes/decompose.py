@@ -66,7 +66,9 @@ def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
         return None
     matrix = np.from_dlpack(weights.value)
     if kind == "nn.conv2d":
-        return Layer(name=name, filters=matrix, geometry=layer_geometry(binding.var.name, binding.value), fc=False)
+        return Layer(
+            name=name, filters=matrix, geometry=layer_geometry(binding.var.name, binding.value), fc=False
+        )
     if matrix.ndim != 2 or len(shape(binding.value.args[0])) < 2:
         return None
     c, oc = matrix.shape

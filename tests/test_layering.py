@@ -41,6 +41,7 @@ LAYERS = (
         "tracing",
         "verify",
         "report",
+        "timeline",
         "devices",
         "profilers",
         "simulation",

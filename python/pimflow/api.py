@@ -22,6 +22,7 @@ from pimflow import (
     pipeline,
     report,
     targets,
+    timeline,
     tracing,
     zoo,
 )
@@ -127,6 +128,19 @@ def search(
     if reorder:
         network = network_memory.reordered(network, target_system or system(), plan=plan).network
     return search_network(network, target_system, plan, profiling=profiling, **goal)
+
+
+def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
+    """When everything runs, for Perfetto: of a compiled directory, or of the plan that `search` finds.
+
+    Parameters
+    ----------
+    source
+        A compiled directory, or a network as `search` takes it, with its `options`.
+    """
+    if isinstance(source, str | os.PathLike) and (Path(source) / artifact.INTERFACE).exists():
+        return timeline.load(source)
+    return timeline.trace(search(source, target_system, **options))
 
 
 def search_network(
@@ -301,6 +315,7 @@ def compile(
             placed=artifact.Placed(
                 graph=searched.graph, gpu=target_system.gpu.name, dtype=target_system.dtype
             ),
+            timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
             programs=programs,
             traced=traced,
@@ -406,7 +421,7 @@ def _comparison(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = replace(searched.goal, max_latency_ns=None, max_energy_pj=None)
+    goal = Goal(objective=searched.goal.objective)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs

@@ -56,19 +56,20 @@ def write(
 
 def save(path: str | os.PathLike, picture: Figure, title: str) -> None:
     """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises what `write` does."""
-    suffix = check_format(path)
+    replace_file(path, rendered(picture, check_format(path), title))
+
+
+def rendered(picture: Figure, suffix: str, title: str) -> bytes:
+    """The file of a matplotlib Figure, of one of `FORMATS`; the same bytes every time."""
     import matplotlib
 
     kind = "png" if suffix == ".png" else "svg"
-    drawn = io.BytesIO()
+    data = io.BytesIO()
     # Without a salt of its own and with a date, the same plan would give other bytes every time.
     with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        picture.savefig(drawn, format=kind, dpi=150, metadata=metadata)
-    data = drawn.getvalue()
-    if suffix == ".html":
-        data = _page(title, data)
-    replace_file(path, data)
+        picture.savefig(data, format=kind, dpi=150, metadata=metadata)
+    return _page(title, data.getvalue()) if suffix == ".html" else data.getvalue()
 
 
 def _page(title: str, svg: bytes) -> bytes:

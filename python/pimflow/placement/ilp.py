@@ -180,7 +180,7 @@ class _Program:
         ending = self._those(lambda v: v.last == position)
         ready = self._ready(self.problem.graph.regions[position].name)
         self._wait(ready, None, _delayed(ending, START, END), always=True)
-        for name in sorted({name for _, v in ending for name in v.reads}):
+        for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):
             source = self._ready(name)
             if source is not None:
                 # Whatever is chosen, a result is there no sooner than what it was made of.
@@ -243,7 +243,8 @@ class _Program:
             leaves = dict.fromkeys((*RESOURCES, END), 0.0)
             for (source, sink), ns in v.delays_ns.items():
                 leaves[sink] = max(leaves[sink], before[source] + ns)
-            ready_ns[v.candidate.covers[-1]] = leaves.pop(END)
+            late_ns = (ready_ns.get(name, 0.0) for name in v.late)
+            ready_ns[v.candidate.covers[-1]] = max(leaves.pop(END), *late_ns, 0.0)
             free_ns = leaves
         return max(ready_ns.values())
 
