@@ -104,13 +104,14 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
     An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
     cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
-    first operator with an anchor that reads it; if others read it too, that kernel also stores it.
+    first operator with an anchor that reads it, itself or through others that go there; if others read it
+    too, that kernel also stores it.
     What is left is a kernel of its own. Without `views`, all slices and concatenations are work of kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
-    read: set[relax.Var] = set()  # by a kernel other than the one that made it
+    readers: dict[relax.Var, set[int]] = {}  # groups other than the one that made it
 
     joined: set[relax.Var] = set()  # lies inside a concatenation
 
@@ -133,7 +134,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 and sole(v)
                 and made[v].fusible
                 # others wait for what it keeps: it cannot wait for them
-                and read.isdisjoint(made[v].kept)
+                and not any(readers.get(kept) for kept in made[v].kept)
             ]
             if hosts:
                 group = max(hosts, key=groups.index)
@@ -145,22 +146,53 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            for var in operands if single else ():
-                before = made[var]
-                floats = before.anchor is None and before.fusible and var == before.result
-                if floats and before in groups and var not in read:
-                    group.bindings += before.bindings
-                    group.copied |= before.copied
-                    group.kept += [] if sole(var) else [var]
-                    groups.remove(before)
+            _take_in(group, binding, operands if single else [], made, groups, readers, counts)
             groups.append(group)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
-        read.update(v for v in operands if made[v] is not group)
+        for var in operands:
+            if made[var] is not group:
+                readers.setdefault(var, set()).add(id(group))
     return groups
+
+
+def _take_in(
+    group: KernelGroup,
+    anchor: relax.VarBinding,
+    operands: list[relax.Var],
+    made: dict[relax.Var, KernelGroup],
+    groups: list[KernelGroup],
+    readers: dict[relax.Var, set[int]],
+    counts: Mapping[relax.Var, int],
+) -> None:
+    """Move into `group`, in front of its `anchor`, the elementwise kernels that nobody else reads yet."""
+    wanted = list(operands)
+    inside: list[relax.VarBinding] = [anchor]
+    while wanted:
+        var = wanted.pop(0)
+        before = made.get(var)
+        if before is None or before is group or before.anchor is not None or not before.fusible:
+            continue
+        if not (var.same_as(before.result) and readers.get(var, set()) <= {id(group)}):
+            continue
+        inside = before.bindings + inside
+        group.copied |= before.copied
+        group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
+        groups.remove(before)
+        made.update((b.var, group) for b in before.bindings)
+        for read_by in readers.values():
+            if id(before) in read_by:
+                read_by.discard(id(before))
+                read_by.add(id(group))
+        wanted += [v for b in before.bindings for v in relax.analysis.free_vars(b.value)]
+    group.bindings += inside[:-1]
+
+
+def _uses(bindings: list[relax.VarBinding], var: relax.Var) -> int:
+    return sum(var in relax.analysis.free_vars(binding.value) for binding in bindings)
 
 
 def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:
