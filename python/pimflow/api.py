@@ -21,7 +21,7 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System, system
 from pimflow.measure import kernel_times
-from pimflow.placement import Costs, Profiling, Searched
+from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement import apply as apply_plan
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
@@ -75,9 +75,8 @@ def search(
     plan: AnyPlan | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
-    objective: str = "latency",
-    solver: str = "dp",
     profiling: Profiling | None = None,
+    **goal: str | float | None,
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
@@ -93,15 +92,15 @@ def search(
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
-    objective, solver : str
-        What is minimised, and by which method.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
+    **goal
+        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``: see `placement.Goal`.
     """
+    Goal(**goal)  # refused before the work, not after it
     network = frontend.load(model, shapes, batch)
-    options = {"objective": objective, "solver": solver}
-    return search_network(network, target_system, plan, profiling=profiling, **options)
+    return search_network(network, target_system, plan, profiling=profiling, **goal)
 
 
 def search_network(
@@ -109,15 +108,13 @@ def search_network(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
     *,
-    objective: str = "latency",
-    solver: str = "dp",
     profiling: Profiling | None = None,
+    **goal: str | float | None,
 ) -> Searched:
     """`search` for a network that was loaded."""
-    options = {"objective": objective, "solver": solver}
     target_system = target_system or system()
     costs = Costs(target_system, profiling or Profiling())
-    return _search(regions(network, target_system), target_system, _plan(plan), costs, **options)
+    return _search(regions(network, target_system), target_system, _plan(plan), costs, Goal(**goal))
 
 
 def _plan(plan: AnyPlan | None) -> Plan | None:
@@ -136,11 +133,11 @@ def _search(
     target_system: System,
     plan: Plan | None,
     costs: Costs,
-    **options: str,
+    goal: Goal,
 ) -> Searched:
     """Searched, or with `plan` applied."""
     if plan is None:
-        return search_graph(graph, target_system, costs, **options)
+        return search_graph(graph, target_system, costs, goal)
     return apply_plan(graph, target_system, plan, costs)
 
 
@@ -158,6 +155,7 @@ def compile(
     emit_traces: bool = False,
     profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
+    **goal: str | float | None,
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
@@ -190,6 +188,8 @@ def compile(
         default, and nothing kept on disk.
     progress : callable
         Told what is being done.
+    **goal
+        As in `search`.
 
     Raises
     ------
@@ -205,6 +205,7 @@ def compile(
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
+    wanted = Goal(**goal)
     targets.named_target(target)
     target_system.require_network_dtype()
     progress("loading")
@@ -218,7 +219,7 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     costs = Costs(target_system, profiling or Profiling())
-    searched = _search(regions(network, target_system), target_system, plan, costs)
+    searched = _search(regions(network, target_system), target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin
     other_copies = replace(target_system, copies="made" if target_system.views else "elided")
     compare = _comparison(searched, plan, regions(network, other_copies), other_copies)
@@ -286,9 +287,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    objective: str = "latency",
-    solver: str = "dp",
+    **goal: str | float | None,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -298,7 +297,7 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
-    objective, solver : str
+    **goal
         As in `search`.
 
     Raises
@@ -314,7 +313,7 @@ def relax_pipeline(
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
-        searched = search_network(network, target_system, plan, objective=objective, solver=solver)
+        searched = search_network(network, target_system, plan, **goal)
         rows, programs = searched.gpu_rows(), searched.programs()
         applied = pipeline.apply_plan(network.module, rows, programs, searched.pipelines())
         return pipeline.lower(applied, target, target_system)
@@ -350,12 +349,13 @@ def run(
 def _comparison(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
-    """Speed-ups of the same network under other conventions, each searched (or applied) anew."""
+    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
+    goal = replace(searched.goal, max_latency_ns=None, max_energy_pj=None)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = _search(graph, other, plan, costs)
+        found = _search(graph, other, plan, costs, goal)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system

@@ -28,6 +28,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
     )
+    _goal_options(sub)
     sub.add_argument(
         "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
     )
@@ -95,6 +96,23 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")
     sub.add_argument("device", metavar="NAME|FILE", nargs="?", help="device or system to show")
     return whole
+
+
+def _goal_options(sub: argparse.ArgumentParser) -> None:
+    """What a search is asked for."""
+    sub.add_argument(
+        "--objective",
+        default="latency",
+        help="what is minimised: latency, energy, edp, their product (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--solver",
+        default="auto",
+        help="dp: regions one after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
+        "at most 8 regions; auto: dp where there are no branches, else ilp (default)",
+    )
+    sub.add_argument("--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
+    sub.add_argument("--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
 
 
 def _input_options(sub: argparse.ArgumentParser) -> None:

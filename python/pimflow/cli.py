@@ -148,16 +148,30 @@ def _show_bar(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]
     return lambda share: bar.update(task, completed=share)
 
 
+def _goal(args: argparse.Namespace) -> dict[str, str | float | None]:
+    """What the search is asked for, as the public API takes it."""
+    from pimflow.placement.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
+
+    latency, energy = args.max_latency, args.max_energy
+    return {
+        "objective": args.objective,
+        "solver": args.solver,
+        "max_latency_ns": None if latency is None else quantity(latency, LATENCY_UNITS, "--max-latency"),
+        "max_energy_pj": None if energy is None else quantity(energy, ENERGY_UNITS, "--max-energy"),
+    }
+
+
 def _compile(args: argparse.Namespace) -> None:
     from pimflow import api, report
 
+    goal = _goal(args)
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
     if args.explain is not None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
-            searched = api.search(args.model, target_system, **options)
+            searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
             _print_json(report.explanation(searched, region))
@@ -177,6 +191,7 @@ def _compile(args: argparse.Namespace) -> None:
             emit_traces=args.emit_traces,
             profiling=profiling,
             progress=progress,
+            **goal,
         )
     if args.json:
         _print_json(compiled.report)

@@ -6,6 +6,7 @@ TVM is imported where it is used: importing it calls `register`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,24 @@ def _plan(value: object) -> Plan:
     raise UsageError(f"pimflow.plan is a Plan, what search returned or a file, not {type(value).__name__}")
 
 
-def _objective(value: object) -> str:
-    placement.check_options(str(value), "dp")
-    return str(value)
+def _goal(name: str) -> Callable[[object], object]:
+    """Checks a field of `placement.Goal`; TVM hands over texts and numbers of its own types."""
 
+    def check(value: object) -> object:
+        bounds = name.startswith("max_") and isinstance(value, int | float)
+        plain = value if bounds else str(value)
+        return getattr(placement.Goal(**{name: plain}), name)
 
-def _solver(value: object) -> str:
-    placement.check_options("latency", str(value))
-    return str(value)
+    return check
 
 
 _CHECKS = {
     "pimflow.system": _system,
     "pimflow.plan": _plan,
-    "pimflow.objective": _objective,
-    "pimflow.solver": _solver,
+    "pimflow.objective": _goal("objective"),
+    "pimflow.solver": _goal("solver"),
+    "pimflow.max_latency_ns": _goal("max_latency_ns"),
+    "pimflow.max_energy_pj": _goal("max_energy_pj"),
 }
 
 

@@ -12,7 +12,7 @@ from pimflow.core.stages import whole_name
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
-from pimflow.placement.evaluate import savings_pj
+from pimflow.placement.evaluate import overlapped_ns, savings_pj
 from pimflow.verify import Verification
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def build(
         "copies": system.copies,
         "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": evaluation.latency_ns,
+        **estimate_part(searched),
         "speedup": gpu_only.latency_ns / evaluation.latency_ns,
         "speedup_without_launch": speedup_without_launch,
         "conventions": conventions,
@@ -107,6 +108,23 @@ def _verified(verification: Verification) -> set[str]:
     """PIM regions that match, in all parts."""
     wrong = {whole_name(r.region) for r in verification.regions if not r.matches}
     return {whole_name(r.region) for r in verification.regions} - wrong
+
+
+def estimate_part(searched: Searched) -> dict[str, Any]:
+    """What the solver made of the plan beside the timeline: its estimate, and where the two differ.
+
+    `lower_bound_ns` is below the latency of every plan of these candidates; `estimate_gap` is a share of the
+    timeline's latency. `overlapped_ns` says, by region, what running one after the other would have added.
+    """
+    plan, latency_ns = searched.plan, searched.evaluation.latency_ns
+    return {
+        "objective": searched.goal.objective,
+        "solver": searched.goal.solver_for(searched.graph),
+        "estimate_ns": plan.latency_ns,
+        "estimate_gap": (plan.latency_ns - latency_ns) / latency_ns,
+        "lower_bound_ns": plan.lower_bound_ns,
+        "overlapped_ns": overlapped_ns(searched.graph, searched.candidates, searched.table),
+    }
 
 
 def memory_part(target: str, plan: MemoryPlan, copies: Iterable[Copied]) -> dict[str, Any]:
@@ -193,6 +211,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
@@ -204,6 +223,16 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _search_line(report: dict[str, Any]) -> str:
+    """How the plan was found, and how far the solver's view of it is from the timeline."""
+    overlapped = sum(report["overlapped_ns"].values())
+    return (
+        f"search    least {report['objective']} by {report['solver']}: estimate "
+        f"{report['estimate_ns'] / 1e6:.4f} ms ({100 * report['estimate_gap']:+.2f} %), no plan below "
+        f"{report['lower_bound_ns'] / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
+    )
 
 
 def _memory_line(memory: dict[str, Any]) -> str:

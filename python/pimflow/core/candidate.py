@@ -263,7 +263,8 @@ class CostTable:
 class Event:
     """Occupation of a resource, in picoseconds from the start of the inference.
 
-    `launched` tells a submission of its own from work inside another kernel.
+    `launched` tells a submission of its own from work inside another kernel; `regions` are those that the
+    candidate of the task does.
     """
 
     start_ps: int
@@ -271,6 +272,7 @@ class Event:
     resource: str
     label: str
     launched: bool = True
+    regions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,30 +12,28 @@ from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stages import Pipeline
-from pimflow.errors import PlanError, UnknownNameError
+from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.placement import pipelines
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.placement.objectives import Goal, Minimiser
 from pimflow.placement.pim_runs import check_rows
-from pimflow.placement.solve import Solution, solve_dp
+from pimflow.placement.solve import Solution
 from pimflow.placement.steps import check_covers
 
 __all__ = [
     "Candidates",
     "Costs",
     "Evaluation",
+    "Goal",
     "Profiling",
     "Searched",
     "apply",
-    "check_options",
     "profile",
     "search",
 ]
-
-OBJECTIVES = ("latency",)
-SOLVERS = {"dp": solve_dp}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +51,8 @@ class Searched:
     plan : Plan
     evaluation, gpu_only : Evaluation
         Of the plan, and of the whole network on the GPU with all memory channels.
+    goal : Goal
+        What was searched for; where a plan was given, the default.
     """
 
     graph: RegionGraph
@@ -63,6 +63,7 @@ class Searched:
     plan: Plan
     evaluation: Evaluation
     gpu_only: Evaluation
+    goal: Goal
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
@@ -116,12 +117,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
 
 
 def search(
-    graph: RegionGraph,
-    system: System,
-    costs: Costs | None = None,
-    *,
-    objective: str = "latency",
-    solver: str = "dp",
+    graph: RegionGraph, system: System, costs: Costs | None = None, goal: Goal | None = None
 ) -> Searched:
     """The best plan: the best mixed one, or the whole network on the GPU with all channels.
 
@@ -129,33 +125,34 @@ def search(
     ----------
     costs
         See `Candidates`.
+    goal : Goal, optional
+        What is minimised, how, and within which bounds: the latency, by the solver that suits the network.
 
     Raises
     ------
-    UnknownNameError
-        If `objective` or `solver` is none of `OBJECTIVES`, `SOLVERS`.
     InfeasibleError
-        If its weights do not fit the PIM channels.
+        If no plan keeps to the bounds, or the weights of the best do not fit the PIM channels.
     """
-    check_options(objective, solver)
+    goal = goal or Goal()
     maker = Candidates(graph, system, costs)
     table = profile(graph, maker)
-    mixed = SOLVERS[solver](graph, table)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
-    use_mixed = mixed.latency_ns < gpu_only.latency_ns and any(
-        c.rewrite.mode != "GPU" for c in mixed.candidates
-    )
-    solution = mixed if use_mixed else Solution(candidates=whole, latency_ns=gpu_only.latency_ns)
-    return _searched(graph, system, maker, table, solution, gpu_only, mixed.latency_ns)
+    minimiser = Minimiser(graph, table, system, goal)
+    found = minimiser.best()
+    mixed = found if found and any(c.rewrite.mode != "GPU" for c in found.solution.candidates) else None
+    if mixed and goal.allows(gpu_only) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
+        mixed = None
+    if not mixed and not goal.allows(gpu_only):
+        raise minimiser.unreachable(gpu_only)
+    solution = mixed.solution if mixed else _known(whole, gpu_only)
+    return _searched(maker, table, solution, gpu_only, minimiser)
 
 
-def check_options(objective: str, solver: str) -> None:
-    """Raise `UnknownNameError` if there is no such objective or solver."""
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if solver not in SOLVERS:
-        raise UnknownNameError("solver", solver, SOLVERS)
+def _known(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
+    """A plan that was not searched for, as its evaluation has it."""
+    latency_ns = evaluation.latency_ns
+    return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)
 
 
 def apply(
@@ -188,9 +185,8 @@ def apply(
         candidates = whole
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    latency_ns = evaluate(graph, candidates, table, system).latency_ns
-    solution = Solution(candidates=candidates, latency_ns=latency_ns)
-    return _searched(graph, system, maker, table, solution, gpu_only, solve_dp(graph, table).latency_ns)
+    solution = _known(candidates, evaluate(graph, candidates, table, system))
+    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, Goal()))
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
@@ -236,14 +232,13 @@ def _gpu_only(graph: RegionGraph, maker: Candidates) -> tuple[Candidate, ...]:
 
 
 def _searched(
-    graph: RegionGraph,
-    system: System,
     maker: Candidates,
     table: CostTable,
     solution: Solution,
     gpu_only: Evaluation,
-    best_mixed_ns: float,
+    minimiser: Minimiser,
 ) -> Searched:
+    graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
@@ -268,7 +263,7 @@ def _searched(
         gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
-        lower_bound_ns=min(best_mixed_ns, gpu_only.latency_ns),
+        lower_bound_ns=min(minimiser.latency_bound_ns, gpu_only.latency_ns),
     )
     return Searched(
         graph=graph,
@@ -279,6 +274,7 @@ def _searched(
         plan=plan,
         evaluation=evaluation,
         gpu_only=gpu_only,
+        goal=minimiser.goal,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline
+from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement import steps
@@ -66,12 +66,21 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
     }
 
 
-def evaluate(
-    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
-) -> Evaluation:
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The tasks of a plan over time; see `Evaluation`, whose `energies_pj` has constant power too."""
+
+    events: tuple[Event, ...]
+    latency_ns: float
+    region_ns: dict[str, float]
+    energies_pj: dict[str, float]
+
+
+def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Run:
     """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
 
-    A resource does one task at a time, in order; the tasks of a candidate follow what it reads.
+    A resource does one task at a time, in order; the tasks of a candidate follow what it reads. The order is
+    that of the regions, in which the executable launches kernels and submits PIM programs.
     """
     free_ns = dict.fromkeys(RESOURCES, 0.0)
     ready_ns: dict[str, float] = {}
@@ -88,7 +97,7 @@ def evaluate(
             start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
             ends.append(start_ns + task.duration_ns)
             free_ns[task.resource] = ends[-1]
-            events.append(_event(task, start_ns))
+            events.append(_event(task, start_ns, candidate.covers))
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
         last = candidate.covers[-1]
@@ -96,26 +105,65 @@ def evaluate(
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
         region_ns[candidate.covers[0]] = ready_ns[last] - begin_ns
         state = steps.after(graph, candidate, state)
+    return Run(
+        events=tuple(events),
+        latency_ns=max(ready_ns.values()),
+        region_ns=region_ns,
+        energies_pj=energies_pj,
+    )
 
-    timeline = Timeline(events=tuple(events))
-    latency_ns = max(ready_ns.values())
+
+def evaluate(
+    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
+) -> Evaluation:
+    """What `candidates` do over time, and the energy under it; see `execute`."""
+    run = execute(graph, candidates, table)
     static_pj = (
-        system.gpu.energy["static_w"] * latency_ns * 1000,
-        background_pj(system.pim, system.pim_channels, latency_ns),
+        system.gpu.energy["static_w"] * run.latency_ns * 1000,
+        background_pj(system.pim, system.pim_channels, run.latency_ns),
     )
     return Evaluation(
-        timeline=timeline,
-        latency_ns=latency_ns,
-        region_ns=region_ns,
-        energies_pj=energies_pj | dict(zip(STATIC, static_pj)),
+        timeline=Timeline(events=run.events),
+        latency_ns=run.latency_ns,
+        region_ns=run.region_ns,
+        energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
     )
 
 
-def _event(task: Task, start_ns: float) -> Event:
+def overlapped_ns(
+    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable
+) -> dict[str, float]:
+    """By region, how much more its candidate would add if all ran one after the other; zeros are left out.
+
+    Together with the latency it makes what `solve.one_by_one` adds up.
+    """
+    run = execute(graph, candidates, table)
+    ends_ps = {e.regions[0]: 0 for e in run.events}
+    for event in run.events:
+        ends_ps[event.regions[0]] = max(ends_ps[event.regions[0]], event.end_ps)
+    found, state, reached_ps = {}, State(), 0
+    for candidate in candidates:
+        name = candidate.covers[0]
+        alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
+        added_ps = max(ends_ps.get(name, 0) - reached_ps, 0)
+        if round(alone_ps - added_ps) > 1:  # events are rounded to a picosecond
+            found[name] = (alone_ps - added_ps) / 1000
+        reached_ps += added_ps
+        state = steps.after(graph, candidate, state)
+    return found
+
+
+def static_pj_per_ns(system: System) -> float:
+    """Constant power of both devices."""
+    return system.gpu.energy["static_w"] * 1000 + background_pj(system.pim, system.pim_channels, 1.0)
+
+
+def _event(task: Task, start_ns: float, regions: tuple[str, ...]) -> Event:
     return Event(
         start_ps=round(start_ns * 1000),
         end_ps=round((start_ns + task.duration_ns) * 1000),
         resource=task.resource,
         label=task.label,
         launched=task.launched,
+        regions=regions,
     )

@@ -1,4 +1,4 @@
-"""The choice of candidates that do every region once."""
+"""The choice of candidates that do every region once: what all solvers share, and dynamic programming."""
 
 from __future__ import annotations
 
@@ -7,35 +7,118 @@ from dataclasses import dataclass
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement import steps
+from pimflow.placement.segments import Segment
 from pimflow.placement.steps import State
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What is minimised: so much for a nanosecond of latency, so much for a picojoule of the tasks."""
+
+    per_ns: float = 1.0
+    per_pj: float = 0.0
+
+
+LATENCY = Weights()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Solution:
-    """Candidates in the order of their first regions, and the sum of their latencies and transitions."""
+    """Candidates in the order of their first regions, and what the solver makes of them.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+    latency_ns : float
+        The solver's own estimate.
+    value, bound : float
+        What was minimised, and what no cover can fall below if the solver's view of time is right.
+    """
 
     candidates: tuple[Candidate, ...]
     latency_ns: float
+    value: float
+    bound: float
 
 
-def solve_dp(graph: RegionGraph, table: CostTable) -> Solution:
-    """The fastest exact cover when regions run one after the other.
+@dataclass(frozen=True, kw_only=True)
+class Partial:
+    """The best way to a state. `bound` is over all ways there; `value` of `chosen`."""
+
+    value: float = 0.0
+    bound: float = 0.0
+    latency_ns: float = 0.0
+    chosen: tuple[Candidate, ...] = ()
+
+    def then(self, other: Partial) -> Partial:
+        return Partial(
+            value=self.value + other.value,
+            bound=self.bound + other.bound,
+            latency_ns=self.latency_ns + other.latency_ns,
+            chosen=self.chosen + other.chosen,
+        )
+
+    def solution(self) -> Solution:
+        return Solution(
+            candidates=self.chosen, latency_ns=self.latency_ns, value=self.value, bound=self.bound
+        )
+
+
+Ways = dict[State, Partial]
+
+
+def offer(ways: Ways, state: State, found: Partial) -> None:
+    """Keep the better of two ways to a state, and the bound that holds for both."""
+    known = ways.get(state)
+    if known is not None:
+        best = found if found.value < known.value else known
+        bound = min(found.bound, known.bound)
+        found = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
+    ways[state] = found
+
+
+def one_by_one(
+    graph: RegionGraph, table: CostTable, weights: Weights, segment: Segment, state: State
+) -> Ways:
+    """The best covers of a run of regions when they run one after the other, by the state they end in.
 
     Dynamic programming over the regions in order (PIMFlow, "Execution Mode and Task Size Search"; with
     its two slips mended). The state is which live results still have something pending, and whether a
     PIM submission may go on, so transition costs are exact on graphs with branches too; on a chain the
     recurrence is the slides'.
     """
-    count = len(graph.regions)
-    states: list[dict[State, tuple[float, tuple[Candidate, ...]]]] = [{} for _ in range(count + 1)]
-    states[0][State()] = (0.0, ())
-    for position, region in enumerate(graph.regions):
-        for state, (latency_ns, chosen) in states[position].items():
-            for candidate in table.candidates[region.name]:
-                cost_ns = latency_ns + makespan_ns(steps.tasks(graph, table, candidate, state))
-                following = states[position + len(candidate.covers)]
-                left = steps.after(graph, candidate, state)
-                if left not in following or cost_ns < following[left][0]:
-                    following[left] = (cost_ns, (*chosen, candidate))
-    latency_ns, chosen = min(states[count].values(), key=lambda found: found[0])
-    return Solution(candidates=chosen, latency_ns=latency_ns)
+    begin, end = segment
+    ways: list[Ways] = [{} for _ in range(end - begin + 1)]
+    ways[0][state] = Partial()
+    for position in range(begin, end):
+        for before, partial in ways[position - begin].items():
+            for candidate in table.candidates[graph.regions[position].name]:
+                behind = position + len(candidate.covers) - begin
+                if behind < len(ways):
+                    step = done(graph, table, weights, candidate, before)
+                    after = steps.after(graph, candidate, before)
+                    offer(ways[behind], after, partial.then(step))
+    return ways[-1]
+
+
+def done(
+    graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State
+) -> Partial:
+    """`candidate`, by itself, in `state`."""
+    tasks = steps.tasks(graph, table, candidate, state)
+    latency_ns = makespan_ns(tasks)
+    energy_pj = sum(task.energy_pj for task in tasks)
+    value = weights.per_ns * latency_ns + weights.per_pj * energy_pj
+    return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
+
+
+def best(ways: Ways) -> Partial:
+    """The best of all ends; its bound holds for all of them."""
+    found = min(ways.values(), key=lambda partial: partial.value)
+    bound = min(partial.bound for partial in ways.values())
+    return Partial(value=found.value, bound=bound, latency_ns=found.latency_ns, chosen=found.chosen)
+
+
+def solve_dp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:
+    """The best exact cover when regions run one after the other; see `one_by_one`."""
+    return best(one_by_one(graph, table, weights, (0, len(graph.regions)), State())).solution()

@@ -1,0 +1,323 @@
+"""The exact choice where branches run on both devices at once: an integer program a segment.
+
+The evaluator's recurrence is linear in the choice once the order of tasks on each resource is given, and
+that is the order of the regions: one binary a variant, and the time at which a result is there and at
+which each resource is free after each region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, sparse
+
+from pimflow.core.candidate import RESOURCES, Candidate, CostTable
+from pimflow.core.region import RegionGraph
+from pimflow.placement.segments import merged, runs_of_one
+from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, offer, one_by_one
+from pimflow.placement.steps import State
+from pimflow.placement.variants import END, START, Problem, Variant
+
+RELATIVE_GAP = 1e-6
+INFEASIBLE = 2  # scipy's status
+UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
+TIME_LIMIT_S = 20.0  # for one integer program; what is not proved by then shows in the bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A row over the whole plan: so much a nanosecond of latency and for each candidate, at most so much."""
+
+    at_most: float
+    per_ns: float = 0.0
+    of: Callable[[Candidate], float] = lambda _: 0.0
+    per_pj: float = 0.0
+
+
+class _Rows:
+    """An integer program under construction: named columns, sparse rows."""
+
+    def __init__(self) -> None:
+        self.columns: dict[tuple, int] = {}
+        self.entries: list[tuple[int, int, float]] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def column(self, *name: object) -> int:
+        return self.columns.setdefault(name, len(self.columns))
+
+    def row(self, entries: Sequence[tuple[int, float]], low: float, high: float = np.inf) -> None:
+        number = len(self.low)
+        self.entries += [(number, column, factor) for column, factor in entries]
+        self.low.append(low)
+        self.high.append(high)
+
+    def constraint(self) -> optimize.LinearConstraint:
+        rows, columns, factors = zip(*self.entries)
+        shape = (len(self.low), len(self.columns))
+        return optimize.LinearConstraint(
+            sparse.csr_matrix((factors, (rows, columns)), shape=shape), self.low, self.high
+        )
+
+
+class _Program:
+    """The integer program of one `Problem`.
+
+    Parameters
+    ----------
+    problem : Problem
+    until : State or None
+        The state to end in; any if None.
+    horizon_ns : float
+        No plan that matters takes longer.
+    bounds : sequence of Bound
+    """
+
+    def __init__(
+        self, problem: Problem, until: State | None, horizon_ns: float, bounds: Sequence[Bound] = ()
+    ):
+        self.problem, self.unit_ns = problem, max(horizon_ns, 1.0) / UNITS
+        self.variants = problem.variants
+        self.rows = _Rows()
+        self.y = [self.rows.column("does", number) for number in range(len(self.variants))]
+        self.total = self.rows.column("total")
+        self._exact_cover()
+        self._states(until)
+        for position in range(*problem.segment):
+            self._resources(position)
+            self._results(position)
+        self._total()
+        for bound in bounds:
+            amounts = [bound.of(v.candidate) + bound.per_pj * v.energy_pj for v in self.variants]
+            # Tolerances are absolute: the row is brought to the size of the others.
+            size = max(abs(bound.at_most), 1e-300) / UNITS
+            entries = [(column, amount / size) for column, amount in zip(self.y, amounts)]
+            entries.append((self.total, bound.per_ns * self.unit_ns / size))
+            self.rows.row(entries, -np.inf, UNITS)
+
+    def _those(self, wanted: Callable[[Variant], bool]) -> list[tuple[int, Variant]]:
+        return [(column, v) for column, v in zip(self.y, self.variants) if wanted(v)]
+
+    def _exact_cover(self) -> None:
+        for position in range(*self.problem.segment):
+            doing = self._those(lambda v, p=position: v.begin <= p <= v.last)
+            self.rows.row([(column, 1.0) for column, _ in doing], 1.0, 1.0)
+
+    def _states(self, until: State | None) -> None:
+        """What is taken over is what was left, and the end is the state asked for."""
+        problem, (_, end) = self.problem, self.problem.segment
+        order = problem.order
+        for name in sorted(problem.may_pend):
+            left = [(c, 1.0) for c, v in self._leaving(order[name], "pending")]
+            if problem.first_reader(name) < end:
+                taken = [(c, -1.0) for c, v in self._those(lambda v, n=name: n in v.takes)]
+                self.rows.row(left + taken, 0.0, 0.0)
+            elif until is not None:
+                wanted = float(name in until.pending)
+                self.rows.row(left, wanted, wanted)
+        for position in range(problem.segment[0] + 1, end):
+            goes_on = self._those(lambda v, p=position: v.begin == p and v.goes_on is True)
+            alone = self._those(lambda v, p=position: v.begin == p and v.goes_on is False)
+            if goes_on:
+                before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
+                self.rows.row([(c, 1.0) for c, _ in goes_on] + before, -np.inf, 0.0)
+                self.rows.row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], -np.inf, 1.0)
+        if until is not None:
+            wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
+            on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
+            self.rows.row(on_pim, wanted, wanted) if on_pim else None
+
+    def _leaving(self, position: int, what: str) -> list[tuple[int, Variant]]:
+        return self._those(lambda v: v.last == position and v.leaves == what)
+
+    def _free(self, resource: str, position: int) -> int | None:
+        """The column of when `resource` is free after `position`; None if that is the beginning."""
+        begin, _ = self.problem.segment
+        return self.rows.column("free", resource, position) if position >= begin else None
+
+    def _ready(self, name: str) -> int | None:
+        """The column of when a result is there; None if it is there at the beginning."""
+        position = self.problem.order.get(name, -1)
+        return self.rows.column("ready", position) if position >= self.problem.segment[0] else None
+
+    def _wait(
+        self,
+        sink: int,
+        source: int | None,
+        delayed: list[tuple[int, float]],
+        always: bool,
+    ) -> None:
+        """`sink` is not before `source` and the delay of what is chosen.
+
+        What is not `delayed` does not wait at all, unless `always`: then it waits, without a delay.
+        """
+        if source is None:
+            own = [(column, -ns / self.unit_ns) for column, ns in delayed]
+            self.rows.row([(sink, 1.0), *own], 0.0)
+            return
+        slack = 0.0 if always else UNITS
+        own = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
+        self.rows.row([(sink, 1.0), (source, -1.0), *own], -slack)
+
+    def _resources(self, position: int) -> None:
+        starting = self._those(lambda v: v.begin == position)
+        inputs = sorted({name for _, v in starting for name in v.reads})
+        for sink in RESOURCES:
+            left = self._free(sink, position)
+            for source in RESOURCES:
+                delayed = _delayed(starting, source, sink)
+                before = self._free(source, position - 1)
+                if source == sink or (delayed and before is not None):
+                    self._wait(left, before, delayed, always=source == sink)
+            for name in inputs:
+                delayed = _delayed([(c, v) for c, v in starting if name in v.reads], START, sink)
+                if delayed:
+                    self._wait(left, self._ready(name), delayed, always=False)
+
+    def _results(self, position: int) -> None:
+        ending = self._those(lambda v: v.last == position)
+        ready = self._ready(self.problem.graph.regions[position].name)
+        self._wait(ready, None, _delayed(ending, START, END), always=True)
+        for name in sorted({name for _, v in ending for name in v.reads}):
+            source = self._ready(name)
+            if source is not None:
+                # Whatever is chosen, a result is there no sooner than what it was made of.
+                reading = [(c, v) for c, v in ending if name in v.reads]
+                self._wait(ready, source, _delayed(reading, START, END), always=True)
+        for begin in sorted({v.begin for _, v in ending}):
+            for source in RESOURCES:
+                delayed = _delayed([(c, v) for c, v in ending if v.begin == begin], source, END)
+                before = self._free(source, begin - 1)
+                if delayed and before is not None:
+                    self._wait(ready, before, delayed, always=False)
+
+    def _total(self) -> None:
+        begin, end = self.problem.segment
+        for position in range(begin, end):
+            ready = self._ready(self.problem.graph.regions[position].name)
+            self._wait(self.total, ready, [], always=True)
+        for resource in RESOURCES:
+            self._wait(self.total, self._free(resource, end - 1), [], always=True)
+
+    def solve(self) -> tuple[Partial | None, bool]:
+        """The best found, if any was in time, and whether there may be any."""
+        weights, count = self.problem.weights, len(self.rows.columns)
+        costs, integral = np.zeros(count), np.zeros(count)
+        costs[self.y] = [weights.per_pj * v.energy_pj for v in self.variants]
+        costs[self.total] = weights.per_ns * self.unit_ns
+        integral[self.y] = 1
+        upper = np.full(count, UNITS)
+        upper[self.y] = 1.0
+        scale = 1.0 / max(float(np.abs(costs).max()), 1e-300)
+        found = optimize.milp(
+            costs * scale,
+            integrality=integral,
+            bounds=optimize.Bounds(0.0, upper),
+            constraints=self.rows.constraint(),
+            options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S, "presolve": False},
+        )
+        if found.x is None:
+            return None, found.status != INFEASIBLE
+        chosen = sorted(
+            (v for column, v in zip(self.y, self.variants) if found.x[column] > 0.5), key=lambda v: v.begin
+        )
+        latency_ns = self._latency_ns(chosen)
+        value = weights.per_ns * latency_ns + weights.per_pj * sum(v.energy_pj for v in chosen)
+        partial = Partial(
+            value=value,
+            bound=min(value, float(found.mip_dual_bound) / scale),
+            latency_ns=latency_ns,
+            chosen=tuple(v.candidate for v in chosen),
+        )
+        return partial, True
+
+    def _latency_ns(self, chosen: Sequence[Variant]) -> float:
+        """Of a cover, without the solver's tolerances."""
+        free_ns = dict.fromkeys(RESOURCES, 0.0)
+        ready_ns: dict[str, float] = {}
+        for v in chosen:
+            begin_ns = max((ready_ns.get(name, 0.0) for name in v.reads), default=0.0)
+            before = {START: begin_ns, **free_ns}
+            leaves = dict.fromkeys((*RESOURCES, END), 0.0)
+            for (source, sink), ns in v.delays_ns.items():
+                leaves[sink] = max(leaves[sink], before[source] + ns)
+            ready_ns[v.candidate.covers[-1]] = leaves.pop(END)
+            free_ns = leaves
+        return max(ready_ns.values())
+
+
+def _delayed(variants: list[tuple[int, Variant]], source: str, sink: str) -> list[tuple[int, float]]:
+    found = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
+    return [(column, ns) for column, ns in found if ns is not None]
+
+
+def at_once(problem: Problem) -> Ways:
+    """The best covers of a segment when its branches overlap, by the state they end in."""
+    ways: Ways = {}
+    weights = problem.weights
+    serial = one_by_one(problem.graph, problem.table, weights, problem.segment, problem.state)
+    floor = weights.per_pj * _least_pj(problem)
+    for until, known in serial.items():
+        # Whatever is better than running one by one ends sooner than this.
+        horizon_ns = (known.value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
+        found, _ = _Program(problem, until, horizon_ns).solve()
+        late = Partial(value=known.value, bound=floor, latency_ns=known.latency_ns, chosen=known.chosen)
+        offer(ways, until, found or late)
+    return ways
+
+
+def _least_pj(problem: Problem) -> float:
+    """No cover of the segment takes less."""
+    regions = problem.graph.regions[slice(*problem.segment)]
+    least = [float("inf")] * len(regions)
+    for v in problem.variants:
+        for position in range(v.begin, v.last + 1):
+            share = v.energy_pj / (v.last - v.begin + 1)
+            least[position - problem.segment[0]] = min(least[position - problem.segment[0]], share)
+    return sum(least)
+
+
+def solve_ilp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:
+    """The best exact cover when branches overlap as the evaluator lets them.
+
+    Where the network narrows to one result, latencies of what is before and behind add up: between such
+    places dynamic programming chooses, and inside the parts that branch an integer program does, one for
+    each state to begin and to end in.
+    """
+    ways: Ways = {State(): Partial()}
+    for segment, alone in runs_of_one(merged(graph, table)):
+        following: Ways = {}
+        for state, partial in ways.items():
+            if alone:
+                found = one_by_one(graph, table, weights, segment, state)
+            else:
+                found = at_once(
+                    Problem(graph=graph, table=table, weights=weights, segment=segment, state=state)
+                )
+            for after, step in found.items():
+                offer(following, after, partial.then(step))
+        ways = following
+    return best(ways).solution()
+
+
+def solve_whole(
+    graph: RegionGraph, table: CostTable, weights: Weights = LATENCY, bounds: Sequence[Bound] = ()
+) -> Solution | None:
+    """The same by one integer program, under rows that no part of the network can answer for by itself.
+
+    None if no cover keeps to them, or none was found in time.
+    """
+    everything = (0, len(graph.regions))
+    problem = Problem(graph=graph, table=table, weights=weights, segment=everything, state=State())
+    found, _ = _Program(problem, None, longest_ns(problem), bounds).solve()
+    return found and found.solution()
+
+
+def longest_ns(problem: Problem) -> float:
+    """No cover of the segment takes longer."""
+    slowest = dict.fromkeys(range(*problem.segment), 0.0)
+    for v in problem.variants:
+        slowest[v.begin] = max(slowest[v.begin], *v.delays_ns.values())
+    return sum(slowest.values())

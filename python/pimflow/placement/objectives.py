@@ -1,0 +1,267 @@
+"""What a search is asked for: what is minimised, by which solver, within which bounds."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import CostTable
+from pimflow.core.region import RegionGraph
+from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.hardware import System
+from pimflow.placement.evaluate import Evaluation, evaluate, static_pj_per_ns
+from pimflow.placement.exhaustive import solve_exhaustive
+from pimflow.placement.ilp import Bound, solve_ilp, solve_whole
+from pimflow.placement.segments import is_serial
+from pimflow.placement.solve import LATENCY, Solution, Weights, solve_dp
+
+OBJECTIVES = ("latency", "energy", "edp")
+SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
+AUTO = "auto"
+
+LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
+# Bounds are kept up to rounding: rows of an integer program hold to a tolerance.
+ROUNDING = 1e-6
+# The least product of latency and energy may be smaller than what is found by this share.
+EDP_GAP = 1e-3
+
+
+def quantity(text: str, units: dict[str, float], what: str) -> float:
+    """A number above zero, by itself or with one of `units` behind it, in the first of them.
+
+    Raises
+    ------
+    UsageError
+        Naming `what` and the units.
+    """
+    value, (first, *_) = math.nan, units
+    found = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
+    if found:
+        try:
+            value = float(found[1]) * units[found[2] or first]
+        except ValueError:
+            value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(
+            f"{what} '{text}' is no number above zero in {', '.join(units)} ({first} if it has none)"
+        )
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a search is asked for.
+
+    Attributes
+    ----------
+    objective : str
+        ``latency``, ``energy`` or ``edp``, their product.
+    solver : str
+        ``dp``: as if regions ran one after the other. ``ilp``: exact where branches overlap.
+        ``exhaustive``: every cover of a network of at most 8 regions. ``auto``: `dp` where regions can only
+        run one after the other, else `ilp`.
+    max_latency_ns, max_energy_pj : float or None
+        Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
+
+    Raises
+    ------
+    UnknownNameError, UsageError
+        For an unknown objective or solver, and a bound that is no number above zero.
+    """
+
+    objective: str = "latency"
+    solver: str = AUTO
+    max_latency_ns: float | None = None
+    max_energy_pj: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UnknownNameError("objective", self.objective, OBJECTIVES)
+        if self.solver not in (AUTO, *SOLVERS):
+            raise UnknownNameError("solver", self.solver, (AUTO, *SOLVERS))
+        for name in ("max_latency_ns", "max_energy_pj"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < math.inf):
+                raise UsageError(f"{name} {value!r} is no number above zero")
+
+    def value(self, evaluation: Evaluation) -> float:
+        """What is minimised, of a plan."""
+        return {
+            "latency": evaluation.latency_ns,
+            "energy": evaluation.energy_pj,
+            "edp": evaluation.latency_ns * evaluation.energy_pj,
+        }[self.objective]
+
+    def allows(self, evaluation: Evaluation) -> bool:
+        """Whether a plan keeps to the bounds."""
+        return evaluation.latency_ns <= (self.max_latency_ns or math.inf) * (
+            1 + ROUNDING
+        ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
+
+    def solver_for(self, graph: RegionGraph) -> str:
+        """The name of the solver that a network gets."""
+        if self.solver != AUTO:
+            return self.solver
+        return "dp" if is_serial(graph) else "ilp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A solution and what the evaluator says of it."""
+
+    solution: Solution
+    evaluation: Evaluation
+
+
+class Minimiser:
+    """Finds the best mixed plan of a network.
+
+    Parameters
+    ----------
+    graph, table, system
+        What is searched.
+    goal : Goal
+    """
+
+    def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
+        self.graph, self.table, self.system, self.goal = graph, table, system, goal
+        self.static_pj_per_ns = static_pj_per_ns(system)
+        self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
+        self._solved: dict[Weights, Found] = {}
+
+    def unbounded(self, weights: Weights) -> Found:
+        """The best plan whatever the bounds."""
+        if weights not in self._solved:
+            solution = SOLVERS[self.goal.solver_for(self.graph)](self.graph, self.table, weights)
+            self._solved[weights] = self._found(solution)
+        return self._solved[weights]
+
+    @property
+    def latency_bound_ns(self) -> float:
+        """No mixed plan is faster."""
+        if self.goal.solver_for(self.graph) == "dp" and not is_serial(self.graph):
+            return solve_ilp(self.graph, self.table).bound
+        return self.unbounded(LATENCY).solution.bound
+
+    def within(self, weights: Weights) -> Found | None:
+        """The best plan within the bounds; None if there is none."""
+        free = self.unbounded(weights)
+        if self.goal.allows(free.evaluation):
+            return free
+        bounds = []
+        if self.goal.max_latency_ns:
+            bounds.append(Bound(at_most=self.goal.max_latency_ns, per_ns=1.0))
+        if self.goal.max_energy_pj:
+            per_ns = self.static_pj_per_ns
+            bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
+        solution = solve_whole(self.graph, self.table, weights, bounds)
+        return solution and self._found(solution)
+
+    def _found(self, solution: Solution) -> Found:
+        return Found(
+            solution=solution,
+            evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
+        )
+
+    def best(self) -> Found | None:
+        """The best plan for the goal; None if there is none within the bounds."""
+        if self.goal.objective == "latency":
+            return self.within(LATENCY)
+        if self.goal.objective == "energy":
+            return self.within(self.energy)
+        return self._least_product()
+
+    def _least_product(self) -> Found | None:
+        """The least product of latency and energy.
+
+        A product has its least value at a corner of the convex hull of all plans' latencies and energies,
+        and each corner has the least weighted sum for some weights: from the fastest and the most frugal
+        plan on, the corners between two known ones are looked for with the weights of the line through both.
+        """
+        fastest, frugal = self.within(LATENCY), self.within(self.energy)
+        if fastest is None or frugal is None:
+            return None
+        best = min(fastest, frugal, key=lambda found: self.goal.value(found.evaluation))
+        # No plan lies beyond these lines, a * latency + b * energy = c.
+        first = (1.0, 0.0, fastest.evaluation.latency_ns)
+        last = (0.0, 1.0, frugal.evaluation.energy_pj)
+        between = [(fastest, first, frugal, last)]
+        while between:
+            left, left_line, right, right_line = between.pop()
+            a, b = left.evaluation, right.evaluation
+            longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
+            enough = self.goal.value(best.evaluation) * (1 - EDP_GAP)
+            if min(longer_ns, saved_pj) <= 0 or math.prod(_crossing(left_line, right_line)) >= enough:
+                continue
+            pj_per_ns = saved_pj / longer_ns
+            found = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
+            if found is None:
+                continue
+            c = found.evaluation
+            line = (pj_per_ns, 1.0, c.energy_pj + pj_per_ns * c.latency_ns)
+            if self.goal.value(c) < self.goal.value(best.evaluation):
+                best = found
+            if line[2] < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING):
+                between += [(left, left_line, found, line), (found, line, right, right_line)]
+        return best
+
+    def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
+        """What to say when no plan keeps to the bounds: what the nearest needs, and what would do."""
+        goal, graph = self.goal, self.graph
+        fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
+        least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
+        more = "more PIM channels (--pim-channels)"
+        if goal.max_latency_ns and goal.max_latency_ns < fastest_ns:
+            levers = (f"--max-latency {_enough(fastest_ns, 'us', 1e3)}", more)
+            return InfeasibleError(
+                f"latency of '{graph.name}'", fastest_ns, goal.max_latency_ns, "ns", levers
+            )
+        if goal.max_energy_pj and goal.max_energy_pj < least_pj:
+            levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", more)
+            return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
+        frugal = self._under(replace(goal, max_energy_pj=None), self.energy)
+        quick = self._under(replace(goal, max_latency_ns=None), LATENCY)
+        within_pj = min(e.energy_pj for e in (frugal, gpu_only) if self._fast_enough(e))
+        within_ns = min(e.latency_ns for e in (quick, gpu_only) if self._frugal_enough(e))
+        return InfeasibleError(
+            f"energy of '{graph.name}' within {goal.max_latency_ns:g} ns",
+            within_pj,
+            goal.max_energy_pj or math.inf,
+            "pJ",
+            (
+                f"--max-energy {_enough(within_pj, 'uJ', 1e6)}",
+                f"--max-latency {_enough(within_ns, 'us', 1e3)}",
+                more,
+            ),
+        )
+
+    def _under(self, goal: Goal, weights: Weights) -> Evaluation:
+        """Of the best mixed plan for another goal, which some plan reaches."""
+        found = Minimiser(self.graph, self.table, self.system, goal).within(weights)
+        return (found or self.unbounded(weights)).evaluation
+
+    def _fast_enough(self, evaluation: Evaluation) -> bool:
+        return replace(self.goal, max_energy_pj=None).allows(evaluation)
+
+    def _frugal_enough(self, evaluation: Evaluation) -> bool:
+        return replace(self.goal, max_latency_ns=None).allows(evaluation)
+
+
+Line = tuple[float, float, float]
+
+
+def _crossing(one: Line, other: Line) -> tuple[float, float]:
+    """Where two lines a * x + b * y = c meet."""
+    (a, b, c), (d, e, f) = one, other
+    determinant = a * e - b * d
+    if not determinant:  # of one slope, they leave nothing between them
+        return math.inf, math.inf
+    return (c * e - b * f) / determinant, (a * f - c * d) / determinant
+
+
+def _enough(amount: float, unit: str, factor: float) -> str:
+    """`amount` in a larger unit, rounded up: a bound that it keeps to."""
+    return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"

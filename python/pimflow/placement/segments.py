@@ -1,0 +1,80 @@
+"""Where a network narrows: parts of it that no two tasks of different parts can overlap in."""
+
+from __future__ import annotations
+
+from pimflow.core.candidate import CostTable
+from pimflow.core.region import RegionGraph
+
+Segment = tuple[int, int]  # first region, and the one behind the last, by position
+
+
+def ancestors(graph: RegionGraph) -> list[int]:
+    """By region, the regions that it needs, itself included, as a set of bits by position."""
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    found: list[int] = []
+    for position, region in enumerate(graph.regions):
+        needed = 1 << position
+        for name in region.inputs:
+            if name in order:
+                needed |= found[order[name]]
+        found.append(needed)
+    return found
+
+
+def narrow(graph: RegionGraph) -> list[Segment]:
+    """Runs of regions, each but the last ending with a region that all before lead to and all after need.
+
+    What such a region reads has ended when it begins, and nothing behind it begins before it has ended: the
+    latencies of the runs add up, on whatever devices their tasks are.
+    """
+    needs, count = ancestors(graph), len(graph.regions)
+    needed_by_all = [False] * count
+    common = -1
+    for position in reversed(range(count)):
+        needed_by_all[position] = bool(common >> position & 1)
+        common &= needs[position]
+    segments, begin = [], 0
+    for position in range(count):
+        leads_here = needs[position] == (1 << position + 1) - 1
+        if position == count - 1 or (leads_here and needed_by_all[position]):
+            segments.append((begin, position + 1))
+            begin = position + 1
+    return segments
+
+
+def is_serial(graph: RegionGraph) -> bool:
+    """Whether regions can only run one after the other."""
+    return len(narrow(graph)) == len(graph.regions)
+
+
+def merged(graph: RegionGraph, table: CostTable) -> list[Segment]:
+    """`narrow`, with those joined that a candidate straddles unless each is of one region."""
+    segments = narrow(graph)
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    spans = {
+        (order[c.covers[0]], order[c.covers[-1]])
+        for candidates in table.candidates.values()
+        for c in candidates
+        if len(c.covers) > 1
+    }
+    joined = True
+    while joined:
+        joined = False
+        for first, last in spans:
+            touched = [s for s in segments if s[0] <= last and first < s[1]]
+            if len(touched) > 1 and any(end - begin > 1 for begin, end in touched):
+                at = segments.index(touched[0])
+                segments[at : at + len(touched)] = [(touched[0][0], touched[-1][1])]
+                joined = True
+    return segments
+
+
+def runs_of_one(segments: list[Segment]) -> list[tuple[Segment, bool]]:
+    """Neighbouring segments of one region each as one, and the others; True for the former."""
+    found: list[tuple[Segment, bool]] = []
+    for begin, end in segments:
+        alone = end - begin == 1
+        if alone and found and found[-1][1]:
+            begin = found.pop()[0][0]
+        found.append(((begin, end), alone))
+    return found

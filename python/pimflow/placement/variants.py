@@ -1,0 +1,167 @@
+"""What an integer program chooses among: candidates at their place, each with what it may find there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Task
+from pimflow.core.region import RegionGraph
+from pimflow.placement import steps
+from pimflow.placement.segments import Segment
+from pimflow.placement.solve import Weights
+from pimflow.placement.steps import State
+
+START, END = "start", "end"
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A candidate that takes over certain pending results, as part of a PIM submission or not.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    begin, last : int
+        Positions of the first and the last region that it does.
+    reads : tuple of str
+    takes : frozenset of str
+        Regions of the segment whose pending work it does, and no others.
+    goes_on : bool or None
+        Whether it continues a submission; None if that makes no difference to it.
+    delays_ns : dict of (str, str) to float
+        From what it waits for (`START`: its inputs; a resource: that this is free) to when it leaves a
+        resource, and to its `END`; what is not in it does not depend on one another.
+    energy_pj : float
+    """
+
+    candidate: Candidate
+    begin: int
+    last: int
+    reads: tuple[str, ...]
+    takes: frozenset[str]
+    goes_on: bool | None
+    delays_ns: dict[tuple[str, str], float]
+    energy_pj: float
+
+    @property
+    def leaves(self) -> str:
+        """What its last region is left as."""
+        if self.candidate.output.pending:
+            return "pending"
+        return "on pim" if self.candidate.stays_on_pim else ""
+
+
+def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
+    """See `Variant`: the longest paths of the evaluator's recurrence."""
+    found = {}
+    for source in (START, *RESOURCES):
+        begin = 0.0 if source == START else NEVER
+        free = {resource: 0.0 if resource == source else NEVER for resource in RESOURCES}
+        ends: list[float] = []
+        for task in tasks:
+            ready = max([begin, free[task.resource], *(ends[i] for i in task.after)])
+            ends.append(ready + task.duration_ns)
+            free[task.resource] = ends[-1]
+        leaves = {**free, END: max([begin, *ends])}
+        found |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Part of a network, to be done from a given state on."""
+
+    graph: RegionGraph
+    table: CostTable
+    weights: Weights
+    segment: Segment
+    state: State
+
+    @functools.cached_property
+    def order(self) -> dict[str, int]:
+        return {region.name: position for position, region in enumerate(self.graph.regions)}
+
+    @functools.cached_property
+    def may_pend(self) -> frozenset[str]:
+        """Regions of the segment whose results may have something pending."""
+        return frozenset(
+            c.covers[-1]
+            for region in self.graph.regions[slice(*self.segment)]
+            for c in self.table.candidates[region.name]
+            if c.output.pending
+        )
+
+    def first_reader(self, name: str) -> int:
+        """Position of the region that finds what `name` left pending."""
+        return self.order[self.graph.consumers[name][0]]
+
+    @functools.cached_property
+    def variants(self) -> list[Variant]:
+        """All that may be chosen; of those that only figures tell apart, none that another is as good as."""
+        begin, end = self.segment
+        found = [
+            variant
+            for position in range(begin, end)
+            for candidate in self.table.candidates[self.graph.regions[position].name]
+            if position + len(candidate.covers) <= end
+            for variant in self._variants(position, candidate)
+        ]
+        alike: dict[tuple, list[Variant]] = {}
+        for variant in found:
+            key = (variant.begin, variant.last, variant.takes, variant.goes_on, variant.leaves)
+            alike.setdefault(key, []).append(variant)
+        kept = {id(v) for group in alike.values() for v in _undominated(group, self.weights.per_pj > 0)}
+        return [variant for variant in found if id(variant) in kept]
+
+    def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
+        reads = steps.reads(self.graph, candidate)
+        last = position + len(candidate.covers) - 1
+        here = [
+            n for n in dict.fromkeys(reads) if n in self.order and position <= self.first_reader(n) <= last
+        ]
+        given = [name for name in here if name in self.state.pending]
+        maybe = [name for name in here if name in self.may_pend]
+        found = []
+        for count in range(len(maybe) + 1):
+            for takes in itertools.combinations(maybe, count):
+                for goes_on in self._ways_to_go_on(position, candidate):
+                    pending = sorted([*given, *takes])
+                    tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
+                    found.append(
+                        Variant(
+                            candidate=candidate,
+                            begin=position,
+                            last=last,
+                            reads=reads,
+                            takes=frozenset(takes),
+                            goes_on=goes_on,
+                            delays_ns=delays_ns(tasks),
+                            energy_pj=sum(task.energy_pj for task in tasks),
+                        )
+                    )
+        return found
+
+    def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
+        before = self.graph.regions[position - 1].name if position else ""
+        if self.graph.regions[position].inputs[0] != before or candidate.continued() is candidate:
+            return (None,)
+        if position == self.segment[0]:
+            return (self.state.on_pim == before,)
+        return (False, True)
+
+
+def _undominated(group: list[Variant], by_energy: bool) -> list[Variant]:
+    kept: list[Variant] = []
+    for variant in group:
+        if not any(_no_worse(other, variant, by_energy) for other in kept):
+            kept = [other for other in kept if not _no_worse(variant, other, by_energy)] + [variant]
+    return kept
+
+
+def _no_worse(one: Variant, other: Variant, by_energy: bool) -> bool:
+    return (not by_energy or one.energy_pj <= other.energy_pj) and all(
+        ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items()
+    )

@@ -1,0 +1,117 @@
+"""Is the plan the best for what was asked, within its bounds, and does a refusal say what would do?"""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import covers, problems
+
+from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.hardware import system
+from pimflow.placement import Goal
+from pimflow.placement.evaluate import evaluate
+from pimflow.placement.objectives import EDP_GAP, ENERGY_UNITS, LATENCY_UNITS, Minimiser, quantity
+
+# Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
+BASE = system()
+QUIET = replace(
+    BASE,
+    gpu=replace(BASE.gpu, energy=BASE.gpu.energy | {"static_w": 0.001}),
+    pim=replace(BASE.pim, energy=BASE.pim.energy | {"background_mw_per_channel": 0.0}),
+)
+objectives = st.sampled_from(["latency", "energy", "edp"])
+shares = st.sampled_from([None, 0.0, 0.3, 0.6, 1.0])
+
+
+def bounded(every, latency_share, energy_share) -> dict[str, float]:
+    """Bounds between the least and the most that any plan takes."""
+    names = {"max_latency_ns": (latency_share, "latency_ns"), "max_energy_pj": (energy_share, "energy_pj")}
+    found = {}
+    for bound, (share, attribute) in names.items():
+        values = [getattr(each, attribute) for each in every]
+        if share is not None:
+            found[bound] = min(values) + share * (max(values) - min(values))
+    return found
+
+
+@given(
+    problems(max_regions=4), objectives, st.sampled_from(["dp", "ilp", "exhaustive", "auto"]), shares, shares
+)
+@settings(max_examples=150)
+def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
+    graph, table = problem
+    every = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
+    goal = Goal(objective=objective, solver=solver, **bounded(every, latency_share, energy_share))
+    minimiser = Minimiser(graph, table, QUIET, goal)
+    allowed = [goal.value(each) for each in every if goal.allows(each)]
+    found = minimiser.best()
+    if not allowed:
+        assert found is None
+        return
+    assert goal.allows(found.evaluation)
+    best, given_up = min(allowed), EDP_GAP if objective == "edp" else 1e-5
+    if solver != "dp":
+        assert best * (1 - 1e-9) <= goal.value(found.evaluation) <= best * (1 + 2 * given_up)
+
+
+@given(problems(max_regions=4), shares, shares)
+@settings(max_examples=80)
+def test_a_refusal_says_what_would_do(problem, latency_share, energy_share):
+    """Bounds of four fifths of what there is: what the first lever names is a bound that is kept."""
+    graph, table = problem
+    every = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
+    goal = Goal(**{name: 0.8 * bound for name, bound in bounded(every, latency_share, energy_share).items()})
+    gpu_only = max(every, key=lambda each: each.latency_ns)  # a plan that is there anyway
+    if goal.allows(gpu_only) or Minimiser(graph, table, QUIET, goal).best():
+        return
+    error = Minimiser(graph, table, QUIET, goal).unreachable(gpu_only)
+    assert isinstance(error, InfeasibleError) and error.exit_code == 4 and error.demand > error.bound
+    lever, amount = error.levers[0].split()
+    if lever == "--max-latency":
+        enough = replace(goal, max_latency_ns=quantity(amount, LATENCY_UNITS, lever), max_energy_pj=None)
+    else:
+        enough = replace(goal, max_energy_pj=quantity(amount, ENERGY_UNITS, lever))
+        if "within" not in str(error):
+            enough = replace(enough, max_latency_ns=None)
+    assert enough.allows(gpu_only) or Minimiser(graph, table, QUIET, enough).best()
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "value"),
+    [
+        ("1.5ms", LATENCY_UNITS, 1.5e6),
+        ("800 us", LATENCY_UNITS, 8e5),
+        ("250", LATENCY_UNITS, 250.0),
+        ("2e3ns", LATENCY_UNITS, 2e3),
+        ("20mJ", ENERGY_UNITS, 2e10),
+        ("7", ENERGY_UNITS, 7.0),
+    ],
+)
+def test_quantities_have_units(text, units, value):
+    assert math.isclose(quantity(text, units, "--max"), value, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "-1ms", "0", "1e", "1.2.3", "3 hours", "1mJ", "inf", "nan", "1e999"]
+)
+def test_what_is_no_quantity_is_refused(text):
+    with pytest.raises(UsageError, match=r"--max-latency '.*' is no number above zero in ns, us, ms, s"):
+        quantity(text, LATENCY_UNITS, "--max-latency")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"objective": "latenci"}, UnknownNameError),
+        ({"solver": "ip"}, UnknownNameError),
+        ({"max_latency_ns": 0.0}, UsageError),
+        ({"max_latency_ns": math.inf}, UsageError),
+        ({"max_energy_pj": "little"}, UsageError),
+        ({"max_energy_pj": True}, UsageError),
+    ],
+)
+def test_a_goal_that_means_nothing_is_refused(changes, error):
+    with pytest.raises(error):
+        Goal(**changes)
