@@ -108,15 +108,16 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
     An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
     cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
-    first operator with an anchor that reads it; if others read it too, that kernel also stores it.
+    first operator with an anchor that reads it, itself or through others that go there; if others read it
+    too, that kernel also stores it.
     What is left is a kernel of its own. Without `views`, all slices and concatenations are work of kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
-    # By what a kernel other than the one that made it reads each first, and what it lies inside.
-    read: dict[relax.Var, relax.Var] = {}
-    joined: dict[relax.Var, relax.Var] = {}
+    # Of groups other than the one that made it, by which variable each reads it first.
+    readers: dict[relax.Var, dict[int, relax.Var]] = {}
+    joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -132,12 +133,14 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         elif kind in UNARY + BINARY + MOVES + GATHERS:
             open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
             # Others wait for what it keeps: it cannot wait for them.
-            hosts = [host for host in open_ends if read.keys().isdisjoint(host.kept)]
+            hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
             else:
                 group = KernelGroup()
-                group.follows |= {read[v] for host in open_ends for v in host.kept if v in read}
+                group.follows |= {
+                    _first(readers[v]) for host in open_ends for v in host.kept if readers.get(v)
+                }
                 group.follows |= {joined[v] for v in operands if kind == "concat" and v in joined}
                 groups.append(group)
         else:
@@ -145,17 +148,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            for var in operands if single else ():
-                before = made[var]
-                floats = before.anchor is None and before.fusible and var == before.result
-                if floats and before in groups and var in read:
-                    group.follows.add(read[var])
-                elif floats and before in groups:
-                    group.bindings += before.bindings
-                    group.copied |= before.copied
-                    group.follows |= before.follows
-                    group.kept += [] if sole(var) else [var]
-                    groups.remove(before)
+            _take_in(group, binding, operands if single else [], made, groups, readers, counts)
             groups.append(group)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
@@ -164,8 +157,52 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         made.update((b.var, group) for b in group.bindings)
         for var in operands:
             if made[var] is not group:
-                read.setdefault(var, binding.var)
+                readers.setdefault(var, {}).setdefault(id(group), binding.var)
     return groups
+
+
+def _take_in(
+    group: KernelGroup,
+    anchor: relax.VarBinding,
+    operands: list[relax.Var],
+    made: dict[relax.Var, KernelGroup],
+    groups: list[KernelGroup],
+    readers: dict[relax.Var, dict[int, relax.Var]],
+    counts: Mapping[relax.Var, int],
+) -> None:
+    """Move into `group`, in front of its `anchor`, the elementwise kernels that nobody else reads yet."""
+    wanted = list(operands)
+    inside: list[relax.VarBinding] = [anchor]
+    while wanted:
+        var = wanted.pop(0)
+        before = made.get(var)
+        floats = before is not None and before is not group and before.anchor is None and before.fusible
+        if not floats or not var.same_as(before.result):
+            continue
+        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
+        if others:
+            group.follows.add(_first(others))
+            continue
+        inside = before.bindings + inside
+        group.copied |= before.copied
+        group.follows |= before.follows
+        group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
+        groups.remove(before)
+        made.update((b.var, group) for b in before.bindings)
+        for read_by in readers.values():
+            if id(before) in read_by:
+                by = read_by.pop(id(before))
+                read_by.setdefault(id(group), by)
+        wanted += [v for b in before.bindings for v in relax.analysis.free_vars(b.value)]
+    group.bindings += inside[:-1]
+
+
+def _first(readers: Mapping[int, relax.Var]) -> relax.Var:
+    return next(iter(readers.values()))
+
+
+def _uses(bindings: list[relax.VarBinding], var: relax.Var) -> int:
+    return sum(var in relax.analysis.free_vars(binding.value) for binding in bindings)
 
 
 def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:

@@ -27,7 +27,8 @@ class PipelineRows:
 
     A stage computes the rows of every region that it needs and no stage before has computed; the rows of a
     tensor that are there by then are a concatenation of parts, which needs no copy. A region on the GPU
-    ends with its epilogue. That of one on PIM begins the kernel that reads it, or stays behind the last.
+    begins with its elementwise prologue and ends with its epilogue. That of one on PIM begins the kernel
+    that reads it, or stays behind the last.
 
     Parameters
     ----------
@@ -105,10 +106,12 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
         problem = _problem(group)
         if not problem and position:
             before = groups[position - 1].result
-            if not group.anchor.value.args[0].same_as(before):
+            if not _source(group).same_as(before):
                 problem = "it does not read the region before it"
-            elif counts[before] != 1:
+            elif counts[before] != _uses(group, before):
                 problem = "others read the region before it, too"
+        if not problem and pipeline.modes[position] == "PIM" and _prologue(group):
+            problem = "PIM does not compute what comes before the convolution"
         if problem:
             raise PlanError(f"region '{name}' cannot be pipelined: {problem}")
     pairs = zip(pipeline.modes, pipeline.modes[1:], groups, pipeline.regions)
@@ -128,12 +131,39 @@ def _problem(group: KernelGroup) -> str:
     """Why a kernel cannot be computed in parts along rows; empty if it can."""
     if str(group.anchor.value.attrs.data_layout) != "NHWC" or shape(group.anchor.var)[0] != 1:
         return "it is no convolution of one image in NHWC"
-    if group.kept or not group.bindings[0].var.same_as(group.anchor.var):
-        return "its kernel does more than a convolution and what follows it"
-    for binding in group.bindings[1:]:
-        if operator(binding.value) not in UNARY + BINARY or shape(binding.var) != shape(group.anchor.var):
+    if group.kept or _source(group) is None:
+        return "its kernel does more than a convolution and what is elementwise around it"
+    around = [(b, shape(group.anchor.value.args[0])) for b in _prologue(group)]
+    around += [(b, shape(group.anchor.var)) for b in _after(group)]
+    for binding, dims in around:
+        if operator(binding.value) not in UNARY + BINARY or shape(binding.var) != dims:
             return f"'{binding.var.name}' is not elementwise"
     return ""
+
+
+def _at(group: KernelGroup) -> int:
+    """Position of the anchor."""
+    return next(i for i, b in enumerate(group.bindings) if b.var.same_as(group.anchor.var))
+
+
+def _prologue(group: KernelGroup) -> list[relax.VarBinding]:
+    return group.bindings[: _at(group)]
+
+
+def _after(group: KernelGroup) -> list[relax.VarBinding]:
+    return group.bindings[_at(group) + 1 :]
+
+
+def _source(group: KernelGroup) -> relax.Var | None:
+    """What the convolution reads, through its prologue; None if that is more than one tensor."""
+    leading = group.bindings[: _at(group) + 1]
+    made = {b.var for b in leading}
+    found = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _uses(group: KernelGroup, var: relax.Var) -> int:
+    return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
 def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
@@ -142,10 +172,10 @@ def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
     for position, stage in run.pipeline.steps:
         group = run.groups[position]
         begin, end = run.rows[position][stage]
-        source = whole[position - 1, stage] if position else substitute(group.anchor.value.args[0], env)
+        source = whole[position - 1, stage] if position else substitute(_source(group), env)
         part = _part(builder, run, position, stage, source, env)
         if run.pipeline.modes[position] == "GPU":
-            part = _epilogue(builder, group, part, (begin, end), env, stage)
+            part = _elementwise(builder, _after(group), group.anchor.var, part, (begin, end), env, stage)
         if stage:
             last = position == len(run.groups) - 1 and stage == len(run.pipeline.cuts)
             hint = run.result.name if last else f"{group.title.name}__until{stage}"
@@ -164,9 +194,11 @@ def _part(
     name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
     before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
     reads = rows.inputs(begin, end)
+    read = reads.begin, reads.end
     x = _slice(builder, source, reads.begin, reads.end, f"{name}_in")
     if before is not None and run.pipeline.modes[position] == "GPU":
-        x = _epilogue(builder, before, x, (reads.begin, reads.end), env, stage)
+        x = _elementwise(builder, _after(before), before.anchor.var, x, read, env, stage)
+    x = _elementwise(builder, _prologue(group), _source(group), x, read, env, stage)
     return builder.emit(rows_of(group.anchor.value, x, reads), name_hint=name)
 
 
@@ -178,34 +210,34 @@ def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, nam
     return builder.emit(part, name_hint=name)
 
 
-def _epilogue(
+def _elementwise(
     builder: relax.BlockBuilder,
-    group: KernelGroup,
+    bindings: list[relax.VarBinding],
+    of: relax.Var,
     part: relax.Var,
     rows: tuple[int, int],
     env: Env,
     stage: int,
 ) -> relax.Var:
-    """What follows the convolution of `group`, for the rows that `part` holds."""
-    inside: Env = {group.anchor.var: part}
-    height = shape(group.anchor.var)[ROWS]
+    """`bindings` for some rows, given these rows of what they start `of`; just those if there are none."""
+    inside: Env = {of: part}
+    height = shape(bindings[0].var)[ROWS] if bindings else 0
 
     def of_rows(operand: relax.Expr, name: str) -> relax.Expr:
         """The same rows of an operand from elsewhere; of one without rows, all."""
         if isinstance(operand, relax.Var) and operand in inside:
             return inside[operand]
         operand = substitute(operand, env)
-        tensor = isinstance(operand.ty, relax.TensorType)
-        dims = shape(operand) if tensor else ()
+        dims = shape(operand) if isinstance(operand.ty, relax.TensorType) else ()
         if len(dims) < 3 or dims[-3] != height or height == 1:
             return operand
         if isinstance(operand, tvm.ir.GenericConst):
             return relax.const(operand.value.numpy()[..., rows[0] : rows[1], :, :])
         return _slice(builder, operand, *rows, f"{name}_rows")
 
-    for binding in group.bindings[1:]:
+    for binding in bindings:
         value, name = binding.value, stage_name(binding.var.name, stage)
         args = [of_rows(arg, name) for arg in value.args]
         call = relax.Call(value.op, args, value.attrs, value.ty_args)
-        inside[binding.var] = builder.emit(call, name_hint=name)
-    return inside[group.result]
+        part = inside[binding.var] = builder.emit(call, name_hint=name)
+    return part

@@ -11,7 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow import pipeline
-from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
 
@@ -412,3 +412,25 @@ def test_any_graph_keeps_its_values(mod):
     runs_alike(mod)
     after = GroupKernels()(mod)
     tvm.ir.assert_structural_equal(GroupKernels()(after), after)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_only_a_kernels_own_operands_read_goes_there_too(shared):
+    """A bias that PIM left, before a SiLU: the sum is read twice, but by one kernel."""
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 8), "float32"))
+    filters = relax.const(np.ones((8, 1, 1, 8), np.float32))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            total = builder.emit(relax.op.add(x, relax.const(np.ones(8, np.float32))))
+            gate = builder.emit(relax.op.sigmoid(total))
+            silu = builder.emit(relax.op.multiply(total, gate))
+            conv = relax.op.nn.conv2d(silu, filters, data_layout="NHWC", kernel_layout="OHWI")
+            y = builder.emit(conv)
+            out = builder.emit_output(relax.Tuple([y, total]) if shared else y)
+        builder.emit_func_output(out)
+    mod = builder.get()
+    group, *rest = kernel_groups(mod)
+    assert [operator(b.value) for b in group.bindings] == ["add", "sigmoid", "multiply", "nn.conv2d"]
+    assert len(group.kept) == shared and not any(other.fusible for other in rest)
+    runs_alike(mod)

@@ -122,6 +122,7 @@ class Convolution:
     padding: tuple[int, int]
     dilation: int
     depthwise: bool
+    silu: bool  # whether it begins with one
     follows: str  # what its epilogue is
 
     def emitted(self, builder: relax.BlockBuilder, x: relax.Var, name: str, more: list) -> relax.Var:
@@ -129,6 +130,8 @@ class Convolution:
         out = channels if self.depthwise else 12 - channels  # 4 and 8 by turns
         per_group = 1 if self.depthwise else channels
         filters = RNG.standard_normal((out, self.kernel, 1, per_group), np.float32)
+        if self.silu:
+            x = builder.emit(relax.op.multiply(x, builder.emit(relax.op.sigmoid(x))))
         conv = relax.op.nn.conv2d(
             x,
             relax.const(filters),
@@ -160,6 +163,7 @@ CONVOLUTION = st.builds(
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     dilation=st.integers(1, 2),
     depthwise=st.booleans(),
+    silu=st.integers(0, 3).map(lambda n: n == 0),
     follows=FOLLOWS,
 )
 
@@ -186,9 +190,9 @@ def runs(draw):
         builder.emit_func_output(out, [*params, *more])
     cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
     modes = draw(st.lists(st.sampled_from(("GPU", "PIM")), min_size=len(chain), max_size=len(chain)))
-    for position in range(len(chain) - 1):
-        if chain[position].follows and modes[position] == "PIM":
-            modes[position + 1] = "GPU"
+    for position, each in enumerate(chain):
+        if each.silu or (position and chain[position - 1].follows and modes[position - 1] == "PIM"):
+            modes[position] = "GPU"
     regions = tuple(f"conv_{letter}" for letter in "abcd"[: len(chain)])
     return builder.get(), Pipeline(regions=regions, modes=tuple(modes), cuts=tuple(cuts))
 

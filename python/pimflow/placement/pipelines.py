@@ -121,8 +121,8 @@ def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]
     for region, mode in zip(regions, modes):
         if problem := _unstaged(region):
             return f"'{region.name}': {problem}"
-        if mode == "PIM" and region.geometry.groups > 1:
-            return f"'{region.name}' is no convolution for PIM"
+        if mode == "PIM" and (region.geometry.groups > 1 or region.prologue):
+            return f"'{region.name}' is no convolution for PIM, or begins with more"
     for before, after in itertools.pairwise(regions):
         if not _chained(graph, before, after):
             return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
@@ -137,9 +137,10 @@ def _unstaged(region: Region) -> str:
     g = region.geometry
     if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
         return "it is no convolution of one image"
-    moves = {*MOVES, *GATHERS}.intersection(region.epilogue)
-    if region.prologue or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
-        return "its kernel does more than a convolution and what follows it"
+    moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue))
+    several = region.prologue and len(region.inputs) > 1
+    if several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
+        return "its kernel does more than a convolution and what is elementwise around it"
     return ""
 
 
