@@ -1,8 +1,10 @@
 """Networks under every convention: ``compare_networks.py [MODEL…]`` prints a table in Markdown."""
 
 import argparse
+import itertools
 
 import pimflow
+from pimflow.hardware.system import SPLITS
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CONVENTIONS = [
@@ -12,6 +14,7 @@ HEADER = (
     "network",
     "accounting",
     "timing",
+    "splits",
     "GPU only, ms",
     "plan, ms",
     "speed-up",
@@ -23,14 +26,15 @@ HEADER = (
 def rows(model: str) -> list[tuple[str, ...]]:
     """Latency and energy of `model`, a row a convention."""
     table = []
-    for accounting, timing in CONVENTIONS:
-        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing))
+    for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1]):
+        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing, splits=splits))
         before, after = found.gpu_only, found.evaluation
         table.append(
             (
                 model,
                 accounting,
                 timing,
+                splits,
                 f"{before.latency_ns / 1e6:.4f}",
                 f"{after.latency_ns / 1e6:.4f}",
                 f"{before.latency_ns / after.latency_ns:.3f}x",

@@ -48,6 +48,7 @@ def build(
             "name": region.name,
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
+            "axis": candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
             "latency_gpu_only_ns": gpu_only.region_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
@@ -169,11 +170,12 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"{len(regions) - capable} GPU only",
     ]
     width = max([len(r["name"]) for r in regions] + [6])
-    lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'GPU only → plan':>20}")
+    lines.append(f"{'region':<{width}}  {'mode':<5}  {'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}")
     for r in regions:
         before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
         lines.append(
-            f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {before:>8.2f} → {after:>6.2f} us"
+            f"{r['name']:<{width}}  {r['mode']:<5}  {r['gpu_share']:>9.2f}  {r['axis']:<9}  "
+            f"{before:>8.2f} → {after:>6.2f} us"
         )
     violations = report["timing_violations"]
     legality = (
@@ -282,7 +284,7 @@ def explain(searched: Searched, region: Region) -> str:
         mark = "*" if candidate["chosen"] else " "
         pending = f", leaves {', '.join(candidate['pending'])}" if candidate["pending"] else ""
         lines.append(
-            f"{mark} {candidate['name']:<14} {cost['latency_ns'] / 1e3:>8.2f} us  "
+            f"{mark} {candidate['name']:<24} {cost['latency_ns'] / 1e3:>8.2f} us  "
             f"{cost['energy_pj'] / 1e6:>8.2f} uJ  {cost['known']}  {candidate['schedule']}{pending}"
         )
         lines += [f"      {_task(task)}" for task in candidate["tasks"]]
