@@ -4,8 +4,10 @@
 """
 
 import argparse
+import itertools
 
 import pimflow
+from pimflow.hardware.system import SPLITS
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CONVENTIONS = [
@@ -15,6 +17,7 @@ HEADER = (
     "network",
     "accounting",
     "timing",
+    "splits",
     "GPU only, ms",
     "plan, ms",
     "speed-up",
@@ -31,14 +34,15 @@ COPIES_HEADER = (
 def rows(model: str) -> list[tuple[str, ...]]:
     """Latency and energy of `model`, a row a convention."""
     table = []
-    for accounting, timing in CONVENTIONS:
-        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing))
+    for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1]):
+        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing, splits=splits))
         before, after = found.gpu_only, found.evaluation
         table.append(
             (
                 model,
                 accounting,
                 timing,
+                splits,
                 f"{before.latency_ns / 1e6:.4f}",
                 f"{after.latency_ns / 1e6:.4f}",
                 f"{before.latency_ns / after.latency_ns:.3f}x",

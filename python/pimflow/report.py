@@ -56,6 +56,7 @@ def build(
             "covers": list(candidate.covers),
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
+            "axis": candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
             "latency_gpu_only_ns": gpu_only.region_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
@@ -205,13 +206,15 @@ def table(report: dict[str, Any], out: str | None) -> str:
     ]
     width = max([len(r["name"]) for r in regions] + [6])
     modes = max([len(r["mode"]) for r in regions] + [5])
-    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {'gpu share':>9}  {'GPU only → plan':>20}")
+    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {heads}")
     for r in regions:
         before, after = r["latency_gpu_only_ns"] / 1e3, r["latency_ns"] / 1e3
         share = "" if r["gpu_share"] is None else f"{r['gpu_share']:.2f}"
         # What several regions take together stands at the first.
         took = f"{after:>6.2f} us" if r["covers"][0] == r["name"] else f"with {r['covers'][0]}"
-        lines.append(f"{r['name']:<{width}}  {r['mode']:<{modes}}  {share:>9}  {before:>8.2f} → {took}")
+        row = f"{share:>9}  {r['axis']:<9}  {before:>8.2f} → {took}"
+        lines.append(f"{r['name']:<{width}}  {r['mode']:<{modes}}  {row}")
     violations = report["timing_violations"]
     legality = (
         "timing not checked (published timing)" if violations is None else f"{violations} timing violations"
@@ -370,7 +373,7 @@ def explain(searched: Searched, region: Region) -> str:
         mark = "*" if candidate["chosen"] else " "
         pending = f", leaves {', '.join(candidate['pending'])}" if candidate["pending"] else ""
         lines.append(
-            f"{mark} {candidate['name']:<14} {cost['latency_ns'] / 1e3:>8.2f} us  "
+            f"{mark} {candidate['name']:<24} {cost['latency_ns'] / 1e3:>8.2f} us  "
             f"{cost['energy_pj'] / 1e6:>8.2f} uJ  {cost['known']}  {candidate['schedule']}{pending}"
         )
         lines += [f"      {_task(task)}" for task in candidate["tasks"]]

@@ -93,9 +93,11 @@ def test_a_network_compiles_for_another_device(capsys):
 def test_explain_prints_candidates_and_why(capsys):
     code, out, _ = run(capsys, "compile", "toy", "--explain", "block.depthwise.conv", "--quiet")
     assert code == 0 and "depthwise" in out and "* GPU" in out
-    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", "--quiet", "--json")
-    names = [c["name"] for c in json.loads(out)["candidates"]]
-    assert code == 0 and "PIM" in names and "SPLIT 4/8" in names
+    for splits, name in (("grid", "SPLIT 4/8"), ("exact", "SPLIT 16/32 channels")):
+        options = ["--splits", splits, "--quiet", "--json"]
+        code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *options)
+        names = [c["name"] for c in json.loads(out)["candidates"]]
+        assert code == 0 and "PIM" in names and name in names
 
 
 def test_models_lists_parameters(capsys):
