@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
-from pimflow import api, frontend
+from pimflow import api, frontend, report
 from pimflow.core.candidate import makespan_ns
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, profile, search, steps
@@ -75,11 +75,18 @@ def test_parts_begin_where_all_has_ended(graph):
 
 def test_branches_overlap_as_the_solver_foresees(graph, costs):
     serial = search(graph, QUICK, costs, Goal(solver="dp"))
-    found = search(graph, QUICK, costs)
+    found = search(graph, QUICK, costs, Goal())
     assert found.goal.solver_for(graph) == "ilp"
+    names = {region.name for region in graph.regions}
     assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
     assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-4)
     assert found.evaluation.latency_ns < 0.97 * serial.plan.latency_ns
+    told = [report.estimate_part(each) for each in (found, serial)]
+    assert abs(told[0]["estimate_gap"]) < 1e-9 < told[1]["estimate_gap"] and told[0]["overlapped_ns"]
+    for part, each in zip(told, (found, serial), strict=True):
+        alone_ns = each.evaluation.latency_ns + sum(part["overlapped_ns"].values())
+        wanted_ns = part["estimate_ns"] if part["solver"] == "dp" else alone_ns
+        assert alone_ns == pytest.approx(wanted_ns, abs=0.1) and set(part["overlapped_ns"]) <= names
     events = found.evaluation.timeline.events
     both = [
         (g.label, p.label)
