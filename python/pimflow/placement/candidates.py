@@ -30,7 +30,9 @@ from pimflow.simulators.energy import pim_energy_pj
 from pimflow.simulators.gpu_model import kernel_energy_pj
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-COST_MODEL = "4"
+COST_MODEL = "5"
+# They read finished tensors, whatever kernel they are in.
+GATHERS = frozenset({"concat", "strided_slice"})
 
 
 class Candidates:
@@ -207,13 +209,14 @@ class Candidates:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
         It may if the first region that reads the result reads it through its anchor, or is the only
-        one: `relay_passes.kernel_groups` fuses just that.
+        one, and takes no parts or joins any: `relay_passes.kernel_groups` fuses just that.
         """
         consumers = self.graph.consumers[region.name]
         if region.name in self.graph.outputs or not consumers:
             return False
         first = self.graph.region(consumers[0])
-        if first.view:
+        before = first.prologue if first.geometry else first.operators
+        if first.view or GATHERS.intersection(before):
             return False
         return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
 
