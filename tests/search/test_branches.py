@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
-from pimflow import api, frontend
+from pimflow import api, compilation, frontend, pipeline, report, targets
 from pimflow.core.candidate import makespan_ns
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, profile, search, steps
+from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search, steps
 from pimflow.placement.evaluate import evaluate, overlapped_ns
 from pimflow.placement.ilp import solve_ilp
 from pimflow.placement.segments import is_serial, narrow
 from pimflow.placement.solve import solve_dp
 from pimflow.placement.steps import State
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.verify import verify
 
 BASE = system()
 QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
@@ -75,11 +77,18 @@ def test_parts_begin_where_all_has_ended(graph):
 
 def test_branches_overlap_as_the_solver_foresees(graph, costs):
     serial = search(graph, QUICK, costs, Goal(solver="dp"))
-    found = search(graph, QUICK, costs)
+    found = search(graph, QUICK, costs, Goal())
     assert found.goal.solver_for(graph) == "ilp"
+    names = {region.name for region in graph.regions}
     assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
     assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-4)
     assert found.evaluation.latency_ns < 0.97 * serial.plan.latency_ns
+    told = [report.estimate_part(each) for each in (found, serial)]
+    assert abs(told[0]["estimate_gap"]) < 1e-9 < told[1]["estimate_gap"] and told[0]["overlapped_ns"]
+    for part, each in zip(told, (found, serial), strict=True):
+        alone_ns = each.evaluation.latency_ns + sum(part["overlapped_ns"].values())
+        wanted_ns = part["estimate_ns"] if part["solver"] == "dp" else alone_ns
+        assert alone_ns == pytest.approx(wanted_ns, abs=0.1) and set(part["overlapped_ns"]) <= names
     events = found.evaluation.timeline.events
     both = [
         (g.label, p.label)
@@ -90,6 +99,31 @@ def test_branches_overlap_as_the_solver_foresees(graph, costs):
         and not set(g.regions) & set(p.regions)
     ]
     assert both, "no two regions run on both devices at once"
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=8)
+def test_branches_launch_what_is_charged(network, graph, costs, draw):
+    """Any legal choice of modes: where branches are joined, results are finished by kernels of their own."""
+    found = search(graph, QUICK, costs)
+    choices = []
+    for choice in found.plan.choices:
+        candidate = draw.choice(found.table.candidates[choice.region])
+        way = candidate.rewrite
+        choices.append(replace(choice, mode=way.mode, gpu_share=candidate.gpu_share, schedule=way.schedule))
+    drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
+    applied = pipeline.apply_plan(network.module, drawn.gpu_rows(), drawn.programs())
+    events = drawn.evaluation.timeline.events
+    charged = sum(event.launched for event in events if event.resource == "gpu")
+    assert sum(group.fusible for group in kernel_groups(applied)) == charged
+
+
+def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
+    found = search(graph, QUICK, costs)
+    assert {choice.mode for choice in found.plan.choices} > {"GPU"}
+    built = compilation.build(network, found, targets.named_target("llvm+pim"))
+    inputs = network.example_inputs()
+    verify(network, built, QUICK, inputs, network.reference(inputs)).require()
 
 
 @given(problems(max_regions=6), st.data())

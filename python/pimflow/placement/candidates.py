@@ -269,13 +269,14 @@ class Candidates:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
         It may if the first region that reads the result reads it through its anchor, or is the only
-        one: `relay_passes.kernel_groups` fuses just that, and nothing into slices and concatenations.
+        one, and takes no parts or joins any: `relay_passes.kernel_groups` fuses just that.
         """
         consumers = self.graph.consumers[region.name]
         if region.name in self.graph.outputs or not consumers:
             return False
         first = self.graph.region(consumers[0])
-        if first.view or not set(GATHERS).isdisjoint(first.operators):
+        before = first.prologue if first.geometry else first.operators
+        if first.view or not set(GATHERS).isdisjoint(before):
             return False
         return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
 
