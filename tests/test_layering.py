@@ -40,6 +40,7 @@ LAYERS = (
         "tracing",
         "verify",
         "report",
+        "timeline",
         "devices",
         "profilers",
         "simulation",

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, network_memory, pipeline, report, targets, tracing, zoo
+from pimflow import (
+    artifact,
+    compilation,
+    frontend,
+    network_memory,
+    pipeline,
+    report,
+    targets,
+    timeline,
+    tracing,
+    zoo,
+)
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -101,6 +112,19 @@ def search(
     Goal(**goal)  # refused before the work, not after it
     network = frontend.load(model, shapes, batch)
     return search_network(network, target_system, plan, profiling=profiling, **goal)
+
+
+def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
+    """When everything runs, for Perfetto: of a compiled directory, or of the plan that `search` finds.
+
+    Parameters
+    ----------
+    source
+        A compiled directory, or a network as `search` takes it, with its `options`.
+    """
+    if isinstance(source, str | os.PathLike) and (Path(source) / artifact.INTERFACE).exists():
+        return timeline.load(source)
+    return timeline.trace(search(source, target_system, **options))
 
 
 def search_network(
@@ -257,6 +281,7 @@ def compile(
             placed=artifact.Placed(
                 graph=searched.graph, gpu=target_system.gpu.name, dtype=target_system.dtype
             ),
+            timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
             programs=programs,
             traced=traced,
@@ -350,7 +375,7 @@ def _comparison(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = replace(searched.goal, max_latency_ns=None, max_energy_pj=None)
+    goal = Goal(objective=searched.goal.objective)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs

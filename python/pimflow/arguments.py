@@ -88,6 +88,19 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument("--scheduling", metavar="LEVEL", help=f"PIM loop orders: {', '.join(SCHEDULINGS)}")
     sub.add_argument("--dtype", help="storage type of a layer, one of the device's")
 
+    sub = command("timeline", "when everything runs, on both devices and the crossbar")
+    sub.add_argument(
+        "source",
+        metavar="DIR|MODEL",
+        help="what 'pimflow compile -o' wrote, or a network to search a plan for",
+    )
+    sub.add_argument("--perfetto", metavar="FILE", help="write it for ui.perfetto.dev")
+    sub.add_argument("--plot", metavar="FILE", help="draw it: .png, .svg or .html")
+    sub.add_argument("--plan", metavar="FILE", help="of this plan instead of searching")
+    _goal_options(sub)
+    _input_options(sub)
+    _system_options(sub)
+
     sub = command("memory", memory_command.SUMMARY)
     memory_command.add_arguments(sub)
     _input_options(sub)

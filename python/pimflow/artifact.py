@@ -28,6 +28,7 @@ from pimflow.targets import device, named_target
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 REGIONS = "regions.json"
+TIMELINE = "timeline.json"
 _LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 KERNELS = "kernels.cu"
 
@@ -210,6 +211,7 @@ def write(
     interface: Interface,
     plan: Plan,
     placed: Placed,
+    timeline: str,
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
@@ -222,6 +224,8 @@ def write(
         What was asked for first.
     placed : Placed
         What the plan places.
+    timeline : str
+        Of the plan, for Perfetto.
     programs : mapping of str to PimProgram
         By region.
     traced : collection of str
@@ -234,6 +238,7 @@ def write(
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
+        (directory / TIMELINE).write_text(timeline, encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / "programs").mkdir()
         for region, program in programs.items():

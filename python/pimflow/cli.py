@@ -281,6 +281,28 @@ def _trace(args: argparse.Namespace) -> None:
         print(tracing.text(summary, args.output))
 
 
+def _timeline(args: argparse.Namespace) -> None:
+    from pimflow import api, timeline
+    from pimflow.memory import plot
+
+    goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
+    if args.plot:
+        plot.check_format(args.plot)
+    with _progress(args.quiet) as progress, _profiling(args) as profiling:
+        progress("searching")
+        options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
+        found = api.trace_plan(args.source, _system(args), **options, **goal)
+    if args.perfetto:
+        timeline.write(args.perfetto, found)
+    if args.plot:
+        timeline.draw(args.plot, found)
+    row = timeline.summary(found)
+    if args.json:
+        _print_json(row)
+    else:
+        print(timeline.text(row))
+
+
 def _models(args: argparse.Namespace) -> None:
     rows = [zoo.describe(name) for name in zoo.names()]
     if args.json:
@@ -336,6 +358,7 @@ HANDLERS = {
     "run": _run,
     "simulate": _simulate,
     "trace": _trace,
+    "timeline": _timeline,
     "memory": memory_command.run,
     "models": _models,
     "devices": _devices,

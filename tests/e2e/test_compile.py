@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import api, artifact, compilation, frontend, pipeline, targets, zoo
+from pimflow import api, artifact, compilation, frontend, pipeline, targets, timeline, zoo
 from pimflow.core.candidate import Candidate
 from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
@@ -87,6 +87,16 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
     session = onnxruntime.InferenceSession(zoo.load("toy").SerializeToString())
     expected = session.run(None, {"input": x})[0]
     assert np.abs(np.load(tmp_path / "y.npy") - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+def test_the_timeline_is_in_the_directory(toy):
+    directory, compiled = toy
+    found = api.trace_plan(directory)
+    assert found == timeline.trace(compiled.searched)
+    row = timeline.summary(found)
+    assert row["latency_ns"] == compiled.report["latency_ns"]
+    assert row["tasks"]["gpu"] >= compiled.report["gpu_part"]["kernels"]
+    assert row["busy_ns"]["gpu"] == pytest.approx(compiled.report["gpu_part"]["modelled_ns"])
 
 
 def test_a_damaged_library_is_refused(toy, tmp_path):

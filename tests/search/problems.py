@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 from hypothesis import strategies as st
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
 
 
-def graph_of(inputs: list[tuple[int, ...]], name: str = "drawn") -> RegionGraph:
-    """Region i reads the regions ``inputs[i]``; without any, the graph's input."""
+def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> RegionGraph:
+    """Region i reads the regions ``inputs[i]``; without any, the graph's input.
+
+    Those in `adding` read all but the first only in their epilogue.
+    """
     regions = [
         Region(
             name=f"r{i}",
@@ -23,12 +27,14 @@ def graph_of(inputs: list[tuple[int, ...]], name: str = "drawn") -> RegionGraph:
             inputs=tuple(f"r{j}" for j in read) or ("%x",),
             input_shapes=((1, 4, 4, 8),) * max(len(read), 1),
             output_shape=(1, 4, 4, 8),
+            geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8),
+            epilogue=("add",) if i in adding else (),
         )
         for i, read in enumerate(inputs)
     ]
     used = {j for read in inputs for j in read}
     outputs = tuple(f"r{i}" for i in range(len(inputs)) if i not in used)
-    return RegionGraph(name=name, regions=tuple(regions), outputs=outputs)
+    return RegionGraph(name="drawn", regions=tuple(regions), outputs=outputs)
 
 
 @st.composite
@@ -40,7 +46,7 @@ def graphs(draw, max_regions: int = 6, chain: bool = False) -> RegionGraph:
     for i in range(count):
         ways = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
         inputs.append(tuple(draw(ways)))
-    return graph_of(inputs)
+    return graph_of(inputs, draw(st.sets(st.integers(0, count - 1))))
 
 
 def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.0) -> Task:
@@ -152,7 +158,12 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     for each in chosen:
         names = [n for covered in each.covers for n in graph.region(covered).inputs]
         outside = [n for n in names if n not in each.covers]
-        begin = add(0.0, "", [last_of[n] for n in outside if n in last_of])
+        region = graph.region(each.covers[0])
+        after_all: list[str] = []  # of a result that somebody else adds to, what is added
+        if len(each.covers) == 1 and each.output.pending and region.epilogue:
+            after_all = [n for n in outside[1:] if n != outside[0]]
+            after_all = [] if waiting & set(after_all) else after_all
+        begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])
         for name in sorted(waiting & set(outside)):
             edge = table.absorb[name] if each.input.accepts_pending else table.settle[name]
             waiting.discard(name)
@@ -164,7 +175,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [own[i] for i in t.after] or [begin]
             own.append(add(launch_ns + t.execution_ns, t.resource, waits))
-        last_of[each.covers[-1]] = add(0.0, "", [begin, *own])
+        last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
         waiting |= {each.covers[-1]} if each.output.pending else set()
         quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
         stayed = each.covers[-1] if quiet else ""

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import covers, longest_path_ns, problems
 
+from pimflow.placement.evaluate import execute
 from pimflow.placement.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.ilp import solve_ilp, solve_whole
+from pimflow.placement.segments import is_serial
 from pimflow.placement.solve import LATENCY, Weights, solve_dp
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=0.0, per_pj=1.0), Weights(per_ns=3.0, per_pj=2.0)])
@@ -31,7 +33,10 @@ def value(graph, table, chosen, weighing) -> float:
 def test_the_exhaustive_search_is_right(problem, weighing):
     graph, table = problem
     every = covers(graph, table)
-    assert sorted(map(repr, every_cover(graph, table))) == sorted(map(repr, every))
+    assert sorted(repr(chosen) for chosen, *_ in every_cover(graph, table)) == sorted(map(repr, every))
+    for chosen, latency_ns, energy_pj in every_cover(graph, table):
+        run = execute(graph, chosen, table)
+        assert (latency_ns, sum(run.energies_pj.values())) == (run.latency_ns, pytest.approx(energy_pj))
     best = min(value(graph, table, chosen, weighing) for chosen in every)
     assert solve_exhaustive(graph, table, weighing).value == pytest.approx(best, rel=1e-12)
 
@@ -63,4 +68,6 @@ def test_one_by_one_is_never_faster_than_at_once(problem):
     graph, table = problem
     serial, overlapped = solve_dp(graph, table), solve_ilp(graph, table)
     assert overlapped.value <= serial.value * (1 + 1e-9)
+    if is_serial(graph):
+        assert overlapped.value == pytest.approx(longest_path_ns(graph, table, serial.candidates), rel=1e-9)
     assert longest_path_ns(graph, table, serial.candidates) <= serial.latency_ns * (1 + 1e-12)

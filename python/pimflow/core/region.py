@@ -281,10 +281,13 @@ class RegionGraph:
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""
-        for region in self.regions:
-            if region.name == name:
-                return region
-        raise UnknownNameError("region", name, [r.name for r in self.regions])
+        if name not in self._by_name:
+            raise UnknownNameError("region", name, self._by_name)
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Region]:
+        return {region.name: region for region in self.regions}
 
     @functools.cached_property
     def consumers(self) -> dict[str, tuple[str, ...]]:

@@ -8,11 +8,15 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import UsageError
 from pimflow.memory.csv_form import replace_file
 from pimflow.memory.pools import MemoryPlan, Pool
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".html")
 LABELLED = 40  # more names than these cannot be read
@@ -43,18 +47,20 @@ def write(
         The file cannot be written.
     """
     suffix = check_format(path)
+    replace_file(path, rendered(figure(lifetimes, plan, title), suffix, title))
+
+
+def rendered(picture: Figure, suffix: str, title: str) -> bytes:
+    """The file of a matplotlib Figure, of one of `FORMATS`; the same bytes every time."""
     import matplotlib
 
     kind = "png" if suffix == ".png" else "svg"
-    picture = io.BytesIO()
+    data = io.BytesIO()
     # Without a salt of its own and with a date, the same plan would give other bytes every time.
     with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure(lifetimes, plan, title).savefig(picture, format=kind, dpi=150, metadata=metadata)
-    data = picture.getvalue()
-    if suffix == ".html":
-        data = _page(title, data)
-    replace_file(path, data)
+        picture.savefig(data, format=kind, dpi=150, metadata=metadata)
+    return _page(title, data.getvalue()) if suffix == ".html" else data.getvalue()
 
 
 def _page(title: str, svg: bytes) -> bytes:

@@ -76,38 +76,71 @@ class Run:
     energies_pj: dict[str, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How far a plan is once some of its candidates are under way.
+
+    Attributes
+    ----------
+    free_ns : dict of str to float
+        By resource, when it is free.
+    ready_ns : dict of str to float
+        By region, when its result is there.
+    state : State
+    """
+
+    free_ns: dict[str, float]
+    ready_ns: dict[str, float]
+    state: State
+
+
+START = Moment(free_ns=dict.fromkeys(RESOURCES, 0.0), ready_ns={}, state=State())
+
+
+def advance(
+    graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
+) -> tuple[Moment, list[tuple[Task, float]]]:
+    """The moment after `candidate` was begun too, and its tasks, each with its start in ns."""
+    reads = steps.reads(graph, candidate)
+    late = steps.late(graph, candidate, moment.state.pending)
+    begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
+    free_ns, ends = dict(moment.free_ns), []
+    placed: list[tuple[Task, float]] = []
+    for task in steps.tasks(graph, table, candidate, moment.state):
+        start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
+        ends.append(start_ns + task.duration_ns)
+        free_ns[task.resource] = ends[-1]
+        placed.append((task, start_ns))
+    end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
+    ready_ns = moment.ready_ns | {candidate.covers[-1]: end_ns}
+    after = steps.after(graph, candidate, moment.state)
+    return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
+
+
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Run:
     """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
 
-    A resource does one task at a time, in order; the tasks of a candidate follow what it reads. The order is
-    that of the regions, in which the executable launches kernels and submits PIM programs.
+    A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
+    all that it reads. The order is that of the regions, in which the executable launches kernels and submits
+    PIM programs.
     """
-    free_ns = dict.fromkeys(RESOURCES, 0.0)
-    ready_ns: dict[str, float] = {}
     region_ns: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
-    state = State()
+    moment = START
     for candidate in candidates:
-        tasks = steps.tasks(graph, table, candidate, state)
-        read = (ready_ns.get(name, 0.0) for name in steps.reads(graph, candidate))
-        begin_ns = max(read, default=0.0)
-        ends: list[float] = []
-        for task in tasks:
-            start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
-            ends.append(start_ns + task.duration_ns)
-            free_ns[task.resource] = ends[-1]
+        reads = steps.reads(graph, candidate)
+        begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads), default=0.0)
+        moment, placed = advance(graph, table, candidate, moment)
+        for task, start_ns in placed:
             events.append(_event(task, start_ns, candidate.covers))
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
-        last = candidate.covers[-1]
-        ready_ns[last] = max(ends, default=begin_ns)
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
-        region_ns[candidate.covers[0]] = ready_ns[last] - begin_ns
-        state = steps.after(graph, candidate, state)
+        region_ns[candidate.covers[0]] = moment.ready_ns[candidate.covers[-1]] - begin_ns
     return Run(
         events=tuple(events),
-        latency_ns=max(ready_ns.values()),
+        latency_ns=max(moment.ready_ns.values()),
         region_ns=region_ns,
         energies_pj=energies_pj,
     )

@@ -7,26 +7,27 @@ from collections.abc import Iterator
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement.evaluate import execute
+from pimflow.placement.evaluate import START, Moment, advance
 from pimflow.placement.solve import LATENCY, Solution, Weights
 
 MOST_REGIONS = 8
 
 
-def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[Candidate, ...]]:
-    """All ways to do each region once."""
-    chosen: list[Candidate] = []
+def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+    """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
 
-    def rest(begin: int) -> Iterator[tuple[Candidate, ...]]:
+    def rest(
+        chosen: tuple[Candidate, ...], begin: int, moment: Moment, energy_pj: float
+    ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
         if begin == len(graph.regions):
-            yield tuple(chosen)
+            yield chosen, max(moment.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[begin].name]:
-            chosen.append(candidate)
-            yield from rest(begin + len(candidate.covers))
-            chosen.pop()
+            after, placed = advance(graph, table, candidate, moment)
+            more_pj = sum(task.energy_pj for task, _ in placed)
+            yield from rest((*chosen, candidate), begin + len(candidate.covers), after, energy_pj + more_pj)
 
-    return rest(0)
+    return rest((), 0, START, 0.0)
 
 
 def solve_exhaustive(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:
@@ -43,11 +44,8 @@ def solve_exhaustive(graph: RegionGraph, table: CostTable, weights: Weights = LA
             f"{len(graph.regions)}; use 'ilp'"
         )
 
-    def value(chosen: tuple[Candidate, ...]) -> float:
-        run = execute(graph, chosen, table)
-        return weights.per_ns * run.latency_ns + weights.per_pj * sum(run.energies_pj.values())
+    def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
+        return weights.per_ns * cover[1] + weights.per_pj * cover[2]
 
-    chosen = min(every_cover(graph, table), key=value)
-    least = value(chosen)
-    latency_ns = execute(graph, chosen, table).latency_ns
-    return Solution(candidates=chosen, latency_ns=latency_ns, value=least, bound=least)
+    best = min(every_cover(graph, table), key=value)
+    return Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))

@@ -15,6 +15,7 @@ from scipy import optimize, sparse
 
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable
 from pimflow.core.region import RegionGraph
+from pimflow.errors import UsageError
 from pimflow.placement.segments import merged, runs_of_one
 from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, offer, one_by_one
 from pimflow.placement.steps import State
@@ -180,7 +181,7 @@ class _Program:
         ending = self._those(lambda v: v.last == position)
         ready = self._ready(self.problem.graph.regions[position].name)
         self._wait(ready, None, _delayed(ending, START, END), always=True)
-        for name in sorted({name for _, v in ending for name in v.reads}):
+        for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):
             source = self._ready(name)
             if source is not None:
                 # Whatever is chosen, a result is there no sooner than what it was made of.
@@ -243,7 +244,8 @@ class _Program:
             leaves = dict.fromkeys((*RESOURCES, END), 0.0)
             for (source, sink), ns in v.delays_ns.items():
                 leaves[sink] = max(leaves[sink], before[source] + ns)
-            ready_ns[v.candidate.covers[-1]] = leaves.pop(END)
+            late_ns = (ready_ns.get(name, 0.0) for name in v.late)
+            ready_ns[v.candidate.covers[-1]] = max(leaves.pop(END), *late_ns, 0.0)
             free_ns = leaves
         return max(ready_ns.values())
 
@@ -307,11 +309,21 @@ def solve_whole(
 ) -> Solution | None:
     """The same by one integer program, under rows that no part of the network can answer for by itself.
 
-    None if no cover keeps to them, or none was found in time.
+    None if no cover keeps to them.
+
+    Raises
+    ------
+    UsageError
+        If neither a cover nor a proof that there is none was found within `TIME_LIMIT_S`.
     """
     everything = (0, len(graph.regions))
     problem = Problem(graph=graph, table=table, weights=weights, segment=everything, state=State())
-    found, _ = _Program(problem, None, longest_ns(problem), bounds).solve()
+    found, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
+    if found is None and possible:
+        raise UsageError(
+            f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
+            "--max-latency or --max-energy"
+        )
     return found and found.solution()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
+from pimflow.placement.steps import late_operands
 
 Segment = tuple[int, int]  # first region, and the one behind the last, by position
 
@@ -24,15 +25,22 @@ def ancestors(graph: RegionGraph) -> list[int]:
 def narrow(graph: RegionGraph) -> list[Segment]:
     """Runs of regions, each but the last ending with a region that all before lead to and all after need.
 
-    What such a region reads has ended when it begins, and nothing behind it begins before it has ended: the
-    latencies of the runs add up, on whatever devices their tasks are.
+    All before such a region has ended when it has, and nothing behind it begins before: the latencies of the
+    runs add up, on whatever devices their tasks are.
     """
     needs, count = ancestors(graph), len(graph.regions)
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    begins = []
+    for region in graph.regions:
+        needed = 0
+        for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
+            needed |= needs[order[name]] if name in order else 0
+        begins.append(needed)
     needed_by_all = [False] * count
     common = -1
     for position in reversed(range(count)):
         needed_by_all[position] = bool(common >> position & 1)
-        common &= needs[position]
+        common &= begins[position]
     segments, begin = [], 0
     for position in range(count):
         leads_here = needs[position] == (1 << position + 1) - 1

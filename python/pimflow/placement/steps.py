@@ -6,11 +6,11 @@ The evaluator and every solver count with these, so that they cannot disagree ab
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
-from pimflow.core.region import RegionGraph
+from pimflow.core.region import Region, RegionGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,23 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
         return graph.region(candidate.covers[0]).inputs
     names = [name for region in candidate.covers for name in graph.region(region).inputs]
     return tuple(name for name in names if name not in candidate.covers)
+
+
+def late_operands(region: Region) -> tuple[str, ...]:
+    """What only the epilogue of a layer reads: a residual."""
+    return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
+
+
+def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> frozenset[str]:
+    """Of what `candidate` reads, what its result waits for, but no task of it: the epilogue is others' work.
+
+    Nothing where `candidate` itself takes over what such a result left pending.
+    """
+    if len(candidate.covers) > 1 or not candidate.output.pending:
+        return frozenset()
+    region = graph.region(candidate.covers[0])
+    found = frozenset(late_operands(region)) - {region.inputs[0]}
+    return frozenset() if found.intersection(pending) else found
 
 
 def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:

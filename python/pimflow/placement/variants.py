@@ -27,6 +27,9 @@ class Variant:
     begin, last : int
         Positions of the first and the last region that it does.
     reads : tuple of str
+        What its tasks wait for.
+    late : frozenset of str
+        What only its result waits for.
     takes : frozenset of str
         Regions of the segment whose pending work it does, and no others.
     goes_on : bool or None
@@ -41,6 +44,7 @@ class Variant:
     begin: int
     last: int
     reads: tuple[str, ...]
+    late: frozenset[str]
     takes: frozenset[str]
     goes_on: bool | None
     delays_ns: dict[tuple[str, str], float]
@@ -111,7 +115,7 @@ class Problem:
         ]
         alike: dict[tuple, list[Variant]] = {}
         for variant in found:
-            key = (variant.begin, variant.last, variant.takes, variant.goes_on, variant.leaves)
+            key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
             alike.setdefault(key, []).append(variant)
         kept = {id(v) for group in alike.values() for v in _undominated(group, self.weights.per_pj > 0)}
         return [variant for variant in found if id(variant) in kept]
@@ -129,13 +133,15 @@ class Problem:
             for takes in itertools.combinations(maybe, count):
                 for goes_on in self._ways_to_go_on(position, candidate):
                     pending = sorted([*given, *takes])
+                    late = steps.late(self.graph, candidate, pending)
                     tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
                     found.append(
                         Variant(
                             candidate=candidate,
                             begin=position,
                             last=last,
-                            reads=reads,
+                            reads=tuple(name for name in reads if name not in late),
+                            late=late,
                             takes=frozenset(takes),
                             goes_on=goes_on,
                             delays_ns=delays_ns(tasks),

@@ -1,0 +1,155 @@
+"""Do branches run on both devices at once, does the solver foresee it, and does more hardware never hurt?"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from problems import problems
+
+from pimflow import api, frontend, report
+from pimflow.core.candidate import makespan_ns
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Costs, Goal, Profiling, profile, search, steps
+from pimflow.placement.evaluate import evaluate, overlapped_ns
+from pimflow.placement.ilp import solve_ilp
+from pimflow.placement.segments import is_serial, narrow
+from pimflow.placement.solve import solve_dp
+from pimflow.placement.steps import State
+
+BASE = system()
+QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
+
+
+def module_of_branches() -> frontend.Network:
+    """Three branches of 1x1 and 3x3 convolutions, as Inception has them, over a map of 28x28."""
+    draw = np.random.default_rng(0)
+    nodes, weights = [], []
+
+    def conv(x: str, name: str, shape: tuple[int, int, int]) -> str:
+        (oc, c, k), pad = shape, shape[2] // 2
+        values = draw.standard_normal((oc, c, k, k)).astype(np.float32) / np.sqrt(c * k * k)
+        weights.append(numpy_helper.from_array(values, f"{name}.w"))
+        nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[pad] * 4))
+        nodes.append(helper.make_node("Relu", [f"{name}.c"], [f"{name}.r"], name=f"{name}.relu"))
+        return f"{name}.r"
+
+    stem = conv("x", "stem", (192, 8, 1))
+    branches = [conv(stem, "one", (64, 192, 1))]
+    for name, middle, end in (("two", 96, 128), ("three", 16, 32)):
+        branches.append(conv(conv(stem, f"{name}.a", (middle, 192, 1)), f"{name}.b", (end, middle, 3)))
+    nodes.append(helper.make_node("Concat", branches, ["cat"], name="cat", axis=1))
+    last = conv("cat", "last", (64, 224, 1))
+    graph = helper.make_graph(
+        nodes,
+        "branches",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 28, 28])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)],
+        weights,
+    )
+    return frontend.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+@pytest.fixture(scope="module")
+def network():
+    return module_of_branches()
+
+
+@pytest.fixture(scope="module")
+def graph(network):
+    return api.regions(network, BASE)
+
+
+@pytest.fixture(scope="module")
+def costs(graph):
+    return Costs(BASE, Profiling())
+
+
+def test_parts_begin_where_all_has_ended(graph):
+    assert not is_serial(graph)
+    # Five convolutions and the one that reads all branches, joined in its kernel.
+    assert narrow(graph) == [(0, 1), (1, 7)]
+
+
+def test_branches_overlap_as_the_solver_foresees(graph, costs):
+    serial = search(graph, QUICK, costs, Goal(solver="dp"))
+    found = search(graph, QUICK, costs, Goal())
+    assert found.goal.solver_for(graph) == "ilp"
+    names = {region.name for region in graph.regions}
+    assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
+    assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-4)
+    assert found.evaluation.latency_ns < 0.97 * serial.plan.latency_ns
+    told = [report.estimate_part(each) for each in (found, serial)]
+    assert abs(told[0]["estimate_gap"]) < 1e-9 < told[1]["estimate_gap"] and told[0]["overlapped_ns"]
+    for part, each in zip(told, (found, serial), strict=True):
+        alone_ns = each.evaluation.latency_ns + sum(part["overlapped_ns"].values())
+        wanted_ns = part["estimate_ns"] if part["solver"] == "dp" else alone_ns
+        assert alone_ns == pytest.approx(wanted_ns, abs=0.1) and set(part["overlapped_ns"]) <= names
+    events = found.evaluation.timeline.events
+    both = [
+        (g.label, p.label)
+        for g in events
+        for p in events
+        if (g.resource, p.resource) == ("gpu", "pim")
+        and max(g.start_ps, p.start_ps) < min(g.end_ps, p.end_ps)
+        and not set(g.regions) & set(p.regions)
+    ]
+    assert both, "no two regions run on both devices at once"
+
+
+@given(problems(max_regions=6), st.data())
+@settings(max_examples=60)
+def test_what_overlaps_makes_up_the_difference(problem, data):
+    graph, table = problem
+    chosen = data.draw(st.sampled_from([solve_dp(graph, table), solve_ilp(graph, table)])).candidates
+    serial_ns, state = 0.0, State()
+    for candidate in chosen:
+        serial_ns += makespan_ns(steps.tasks(graph, table, candidate, state))
+        state = steps.after(graph, candidate, state)
+    latency_ns = evaluate(graph, chosen, table, BASE).latency_ns
+    overlapped = overlapped_ns(graph, chosen, table)
+    assert all(ns > 0 for ns in overlapped.values())
+    assert latency_ns + sum(overlapped.values()) == pytest.approx(serial_ns, abs=0.01)
+
+
+@given(
+    gpu_ns=st.floats(0, 2e4),
+    pim_ns=st.floats(0, 2e4),
+    objective=st.sampled_from(["latency", "energy", "edp"]),
+)
+@settings(max_examples=15)
+def test_a_plan_is_never_worse_than_the_gpu_alone(graph, costs, gpu_ns, pim_ns, objective):
+    goal = Goal(objective=objective)
+    found = search(graph, BASE.with_launches(gpu_ns=gpu_ns, pim_ns=pim_ns), costs, goal)
+    assert goal.value(found.evaluation) <= goal.value(found.gpu_only)
+
+
+@given(problems(max_regions=6), st.floats(0.1, 1.0), st.sampled_from(["pim", "crossbar"]))
+@settings(max_examples=60)
+def test_a_faster_device_never_slows_the_best_plan(problem, factor, resource):
+    graph, table = problem
+
+    def quicker(candidate):
+        tasks = tuple(
+            replace(t, execution_ns=factor * t.execution_ns) if t.resource == resource else t
+            for t in candidate.tasks
+        )
+        return replace(candidate, tasks=tasks)
+
+    found = {name: tuple(map(quicker, each)) for name, each in table.candidates.items()}
+    before, after = solve_ilp(graph, table), solve_ilp(graph, replace(table, candidates=found))
+    assert after.latency_ns <= before.latency_ns * (1 + 1e-5)
+
+
+def test_more_pim_channels_never_slow_the_best_plan(graph):
+    """The GPU keeps its channels: the card grows by those of PIM."""
+    before_ns = float("inf")
+    for pim_channels in (2, 4, 8, 16):
+        gpu = replace(BASE.gpu, memory_channels=BASE.gpu_channels + pim_channels)
+        table_of = replace(QUICK, gpu=replace(gpu, launch_ns=500.0), pim_channels=pim_channels)
+        table = profile(graph, Candidates(graph, table_of))
+        latency_ns = solve_ilp(graph, table).latency_ns
+        assert latency_ns <= before_ns * (1 + 1e-5)
+        before_ns = latency_ns

@@ -1,0 +1,94 @@
+"""Is the timeline that is shown the one that was evaluated?"""
+
+import itertools
+import json
+
+import pytest
+
+from pimflow import api, cli, timeline
+from pimflow.core.candidate import RESOURCES
+from pimflow.errors import ArtifactError, UsageError
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return api.search("toy")
+
+
+@pytest.fixture(scope="module")
+def found(searched):
+    return timeline.trace(searched)
+
+
+def test_a_trace_has_every_event(searched, found, tmp_path):
+    timeline.write(tmp_path / "t.json", found)
+    read = json.loads((tmp_path / "t.json").read_text())
+    assert read == found
+    events = searched.evaluation.timeline.events
+    rows = {e["tid"]: e["args"]["name"] for e in read["traceEvents"] if e["ph"] == "M"}
+    assert len(rows) == len(RESOURCES)
+    shown = sorted((e["name"], round(e["ts"] * 1e6), round(e["dur"] * 1e6)) for e in _tasks(read))
+    assert shown == sorted((e.label, e.start_ps, e.end_ps - e.start_ps) for e in events)
+    for name in {name for event in events for name in event.regions}:
+        assert searched.graph.region(name)
+
+
+def _tasks(read):
+    return [event for event in read["traceEvents"] if event["ph"] == "X"]
+
+
+def test_figures_are_those_of_the_evaluation(searched, found):
+    row, line = timeline.summary(found), searched.evaluation.timeline
+    assert row["latency_ns"] == searched.evaluation.latency_ns
+    for resource in RESOURCES:
+        assert row["busy_ns"][resource] == pytest.approx(line.busy_ps(resource) / 1e3)
+    instants = sorted({t for e in line.events for t in (e.start_ps, e.end_ps)})
+    both_ps = sum(
+        b - a
+        for a, b in itertools.pairwise(instants)
+        if {"gpu", "pim"} <= {e.resource for e in line.events if e.start_ps <= a and b <= e.end_ps}
+    )
+    assert row["both_devices_ns"] == pytest.approx(both_ps / 1e3, abs=1e-3)
+    assert f"{row['latency_ns'] / 1e6:.4f} ms" in timeline.text(row)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_a_picture_is_the_same_every_time(found, tmp_path, suffix):
+    paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+    for path in paths:
+        timeline.draw(path, found)
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second and len(first) > 1000
+
+
+def test_the_command_writes_what_is_asked_for(searched, tmp_path, capsys):
+    files = [str(tmp_path / "t.json"), str(tmp_path / "t.svg")]
+    assert cli.main(["timeline", "toy", "--perfetto", files[0], "--plot", files[1], "--json", "--quiet"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["latency_ns"] == pytest.approx(searched.evaluation.latency_ns)
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["model"] == told["model"]
+    assert "<svg" in (tmp_path / "t.svg").read_text()
+
+
+def test_what_cannot_be_written_is_refused(found, tmp_path):
+    with pytest.raises(UsageError, match="is written as"):
+        timeline.draw(tmp_path / "t.bmp", found)
+    with pytest.raises(ArtifactError, match="cannot be written"):
+        timeline.write(tmp_path / "no" / "t.json", found)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--max-latency", "1ns"], 4, "--max-latency "),
+        (["--max-energy", "1nJ"], 4, "--max-energy "),
+        (["--max-latency", "soon"], 2, "no number above zero in ns"),
+        (["--objective", "energi"], 2, "did you mean energy"),
+        (["--solver", "ilq"], 2, "did you mean ilp"),
+        (["--plot", "t.bmp"], 2, "is written as"),
+    ],
+)
+def test_what_cannot_be_found_says_why(options, code, says, capsys):
+    assert cli.main(["timeline", "toy", "--quiet", *options]) == code
+    said = capsys.readouterr()
+    assert says in said.err and said.err.count("\n") == 1 and not said.out
