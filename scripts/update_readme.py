@@ -36,10 +36,10 @@ def conventions(model: str) -> str:
     return "\n".join(rows)
 
 
-def output(script: str) -> str:
-    """What a script of this folder prints."""
-    command = [sys.executable, ROOT / "scripts" / script]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.rstrip()
+def output(script: str, *arguments: str) -> str:
+    """What a script of this folder prints; its progress goes on to stderr."""
+    command = [sys.executable, ROOT / "scripts" / script, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.rstrip()
 
 
 def main() -> None:

@@ -1,0 +1,28 @@
+"""Write the tables of docs/results.md: ``update_results.py [NAME…]``, by the scripts that the page names."""
+
+import argparse
+
+from update_readme import ROOT, fill, output
+
+PAGE = ROOT / "docs" / "results.md"
+TABLES = {
+    "pools": ("bench_memory.py", "--zoo"),
+    "occamy-memory": ("reproduce_occamy.py", "--parts", "counts", "memory", "sweep"),
+    "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
+    "copies": ("compare_networks.py", "--copies"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(TABLES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    for name in names or TABLES:
+        body = output(*TABLES[name])  # before reading the page, which may change meanwhile
+        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), name, body), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

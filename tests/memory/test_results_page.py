@@ -1,0 +1,55 @@
+"""Is every table of docs/results.md one that a script writes, and do the scripts print what was found?"""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    yield
+    for name in ("update_results", "update_readme", "reproduce_occamy"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def update_results():
+    return importlib.import_module("update_results")
+
+
+@pytest.fixture
+def reproduce_occamy():
+    return importlib.import_module("reproduce_occamy")
+
+
+def test_marks_are_the_tables_of_the_script(update_results):
+    text = update_results.PAGE.read_text(encoding="utf-8")
+    marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n(.*?)<!-- (\S+) end -->", text, flags=re.DOTALL)
+    assert [begin for begin, _, _ in marked] == [end for _, _, end in marked] == list(update_results.TABLES)
+    for script, *arguments in update_results.TABLES.values():
+        assert f"`scripts/{' '.join([script, *arguments])}`" in text
+        assert (ROOT / "scripts" / script).is_file()
+    for name in update_results.TABLES:
+        filled = update_results.fill(text, name, "|new|")
+        assert filled.count("|new|") == 1 and filled.count("<!--") == text.count("<!--")
+
+
+def test_tables_of_a_small_network(reproduce_occamy):
+    found = reproduce_occamy.collect(["toy"], ["counts", "memory", "sweep"], runs=1, torch=False)
+    assert list(found) == ["counts", "memory"]  # the toy is not swept
+    counts, (small, large) = reproduce_occamy.counts_table(found["counts"]), found["memory"]
+    assert "| toy | - | 19 / 46 / 19 | 8 / " in counts
+    assert (small["batch"], large["batch"]) == (1, 32)
+    for row in (small, large):
+        assert row["optimal"] and row["pool_bytes"] <= row["lazy_peak_bytes"] < row["eager_bytes"]
+    text = reproduce_occamy.TABLES["memory"](found["memory"])
+    assert f"| toy | 32 | {large['pool_bytes'] / 1e6:.3f} |" in text
+    ratio = large["pool_bytes"] / large["lazy_peak_bytes"]
+    assert f"pool to lazy {ratio:.3f} (paper" in text
+    assert "pool to PyTorch" not in text  # it was left out
