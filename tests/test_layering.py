@@ -24,6 +24,7 @@ FOLDERS = {
 LAYERS = (
     ("errors", "core", "hardware", "native"),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
+    ("deep_fusion",),
     ("placement",),
     (
         "frontend",
@@ -68,6 +69,7 @@ WITHOUT_TVM = (
     "simulators",
     "memory",
     "zoo",
+    "deep_fusion",
     "placement",
     "report",
     "devices",
