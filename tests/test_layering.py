@@ -45,12 +45,14 @@ LAYERS = (
         "profilers",
         "simulation",
         "network_memory",
+        "fusion",
     ),
     (
         "api",
         "arguments",
         "cli",
         "memory_command",
+        "fuse_command",
         "__main__",
         "profiling",
         "design_space",
@@ -76,6 +78,8 @@ WITHOUT_TVM = (
     "arguments",
     "cli",
     "memory_command",
+    "fuse_command",
+    "fusion",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import artifact, compilation, frontend, network_memory, pipeline, report, targets, tracing, zoo
+from pimflow import (
+    artifact,
+    compilation,
+    frontend,
+    fusion,
+    network_memory,
+    pipeline,
+    report,
+    targets,
+    tracing,
+    zoo,
+)
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 trace = tracing.trace
 plan_memory = network_memory.plan_memory
+fuse = fusion.fuse
 
 AnyPlan = Plan | Searched | str | os.PathLike
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from pimflow import memory_command
+from pimflow import fuse_command, memory_command
 from pimflow.hardware.system import ACCOUNTINGS, COPIES, SCHEDULINGS, TIMINGS
 
 
@@ -105,6 +105,10 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     sub = command("memory", memory_command.SUMMARY)
     memory_command.add_arguments(sub)
+    _input_options(sub)
+
+    sub = command("fuse", fuse_command.SUMMARY)
+    fuse_command.add_arguments(sub)
     _input_options(sub)
     command("models", "list the networks of the zoo")
 

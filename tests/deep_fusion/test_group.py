@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layer_graphs import graphs
 
 from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.accelerator import Accelerator

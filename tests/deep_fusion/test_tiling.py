@@ -2,9 +2,9 @@
 
 import itertools
 
-from graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layer_graphs import graphs
 
 from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.tiling import pieces, transfer

@@ -217,6 +217,8 @@ class Region:
         operands lie inside.
     role : str
         One of `ROLES`; only a decomposition sets it.
+    pooling : ConvGeometry, optional
+        The window of a pooling, as of a depthwise convolution.
     """
 
     name: str
@@ -233,6 +235,7 @@ class Region:
     anchored: bool = True
     view: bool = False
     role: str = ""
+    pooling: ConvGeometry | None = None
 
     @property
     def output_elements(self) -> int:
@@ -313,9 +316,10 @@ class RegionGraph:
 
 def _region(plain: Mapping[str, Any]) -> Region:
     fields = {name: _frozen(value) for name, value in plain.items()}
-    if plain["geometry"] is not None:
-        geometry = {name: _frozen(value) for name, value in plain["geometry"].items()}
-        fields["geometry"] = ConvGeometry(**geometry)
+    for kind in ("geometry", "pooling"):
+        if plain.get(kind) is not None:
+            geometry = {name: _frozen(value) for name, value in plain[kind].items()}
+            fields[kind] = ConvGeometry(**geometry)
     return Region(**fields)
 
 

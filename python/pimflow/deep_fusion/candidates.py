@@ -109,14 +109,6 @@ class Candidates:
             retain=bool(rows.retain[h]),
         )
 
-    def position(self, tiling: Tiling) -> int:
-        """Of a combination among all."""
-        n, h, w = self.axes
-        row = np.flatnonzero((h.parts == tiling.h) & (h.retain == tiling.retain))[0]
-        column = np.flatnonzero(w.parts == tiling.w)[0]
-        image = np.flatnonzero(n.parts == tiling.n)[0]
-        return int((image * len(h.parts) + row) * len(w.parts) + column)
-
     def fits(self, extents: tuple[int, ...]) -> np.ndarray:
         """Which combinations cut no axis into more parts than it has indices."""
         return self.product(*(axis.parts <= extent for axis, extent in zip(self.axes, extents)))

@@ -14,10 +14,8 @@ from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.deep_fusion.layers import AXES, Layer, LayerGraph, Shape
 from pimflow.deep_fusion.overlap import row_lead
 from pimflow.deep_fusion.tiling import Spans, Tiling, transfer
-from pimflow.errors import InfeasibleError
 
 REUSES = ("none", "lifetime", "deep")
-EXACT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +213,7 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
         if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(full):
             classes = trial
     lifetimes = tuple(classes.lives.values())
-    try:
-        plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes)
-    except InfeasibleError:
-        plan = memory.plan(lifetimes, "exact", capacity_bytes=capacity_bytes, seconds=EXACT_SECONDS)
+    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes)
     return Placement(on_chip_bytes=plan.pool_bytes, offsets_bytes=plan.offsets_bytes, lifetimes=lifetimes)
 
 

@@ -139,8 +139,7 @@ def fuse_layers(
         failed = [group for group in groups if not _placed(group, accelerator, placed)]
         if not failed:
             break
-        for group in failed:
-            table.refuse(group)
+        table.refuse(failed)
     placements = tuple(placed[group.begin, group.end] for group in groups)
     return FusionPlan(graph=graph, accelerator=accelerator, groups=tuple(groups), placements=placements)
 
@@ -192,7 +191,7 @@ class _Table:
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
         self.candidates = Candidates.of(graph, halo)
-        self.refused: dict[tuple[int, int], set] = {}
+        self.refused: dict[tuple[int, int], int] = {}
         self._columns: dict[int, list[Costed | None]] = {}
 
     def __len__(self) -> int:
@@ -210,10 +209,13 @@ class _Table:
         column = self.ending(end)
         return column[end - begin - 1] if end - begin <= len(column) else None
 
-    def refuse(self, group: Group) -> None:
-        """Never give this tiling of this run again."""
-        self.refused.setdefault((group.begin, group.end), set()).add(group.tiling)
-        self._columns.pop(group.end, None)
+    def refuse(self, groups: list[Group]) -> None:
+        """Give other tilings of these runs from now on: some that take less."""
+        for group in groups:
+            bound = self.group(group.begin, group.end).bound_elements
+            self.refused[group.begin, group.end] = bound
+        for end in {group.end for group in groups}:
+            del self._columns[end]
 
 
 def _greedy(table: _Table) -> list[Group]:

@@ -7,7 +7,7 @@ layers before it supply, so each further layer takes a fixed number of operation
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,9 @@ from pimflow.deep_fusion.candidates import Candidates, Hull, hull, read
 from pimflow.deep_fusion.group import Group, overlappable
 from pimflow.deep_fusion.layers import Layer, LayerGraph
 from pimflow.deep_fusion.overlap import row_lead
-from pimflow.deep_fusion.tiling import Tiling
 
 # Longest group that is tried.
-MAX_LAYERS = 96
+MAX_LAYERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +192,13 @@ class Costed:
     group : Group
     objective : float
         What the search minimises, in its unit.
+    bound_elements : int
+        Its tiles take no less on chip.
     """
 
     group: Group
     objective: float
+    bound_elements: int = 0
 
 
 class Objective:
@@ -215,7 +217,7 @@ class Objective:
 
 
 def best_groups(
-    growing: Growing, objective: Objective, refused: Mapping[tuple[int, int], Collection[Tiling]]
+    growing: Growing, objective: Objective, refused: Mapping[tuple[int, int], int]
 ) -> Iterator[Costed | None]:
     """Per run of layers, from one layer towards the front, its best group; None where none pays.
 
@@ -223,8 +225,8 @@ def best_groups(
 
     Parameters
     ----------
-    refused : mapping of (int, int) to collection of Tiling
-        By run, tilings that could not be placed.
+    refused : mapping of (int, int) to int
+        By run, the least `Costed.bound_elements` that could not be placed: only what is below it is tried.
     """
     graph, capacity = (
         growing.graph,
@@ -241,11 +243,11 @@ def best_groups(
             yield Costed(group=group, objective=float(single))
             continue
         resident, streamed = growing.memory()
-        possible = growing.allowed & (np.minimum(resident, streamed) <= capacity)
+        bound = np.minimum(resident, streamed)
+        possible = growing.allowed & (bound <= capacity)
         if not possible.any():
             return
-        for tiling in refused.get((growing.begin, growing.end), ()):
-            possible[growing.candidates.position(tiling)] = False
+        possible &= bound < refused.get((growing.begin, growing.end), capacity + 1)
         yield _best(growing, objective, possible, resident, capacity - streamed, unfused_ns)
 
 
@@ -268,9 +270,14 @@ def _best(
     if not able.any():
         return None
     at, tiles, room, moved, operations = (x[able] for x in (at, tiles, room, moved, operations))
+    initial_room = room
     whole = (resident[at] <= capacity) | (growing.reuse == "none")
     kept = []
+    left = sum(size for size, _ in growing.weights)
     for size, _ in growing.weights:
+        if (room >= left).all():  # all that follow fit beside one another
+            break
+        left -= size
         stays = whole | ((size <= room) & (tiles > 1))
         room = room - size * (stays & ~whole)
         moved = moved + size * (tiles - 1) * ~stays
@@ -286,6 +293,9 @@ def _best(
         end=growing.end,
         tiling=growing.candidates.tiling(at[best]),
         reuse=growing.reuse,
-        resident=frozenset(name for (_, name), stays in zip(growing.weights, kept) if stays[best]),
+        resident=frozenset(
+            name for index, (_, name) in enumerate(growing.weights) if index >= len(kept) or kept[index][best]
+        ),
     )
-    return Costed(group=group, objective=float(values[best]))
+    bound = min(int(resident[at[best]]), int(capacity - initial_room[best]))
+    return Costed(group=group, objective=float(values[best]), bound_elements=bound)
