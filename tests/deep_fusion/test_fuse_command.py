@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pimflow import cli, fusion, zoo
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.deep_fusion import Accelerator, Tiling, folded, fuse_layers, unfolded
 from pimflow.deep_fusion.replay import replay
 from pimflow.errors import UsageError
@@ -111,6 +112,24 @@ def test_folded_layers_are_the_regions(capsys):
     assert whole.dram_bytes == whole.dram_bytes_ideal  # 768 KiB hold all of it
     with pytest.raises(UsageError, match="--baseline folded"):
         fusion.fuse(network.module)
+
+
+def test_a_folded_pooling_keeps_its_map_through_a_flatten():
+    """As VGG's last one: what reads it may need all of it, it reads its windows alone."""
+    window = ConvGeometry(n=1, h=4, w=4, c=2, oc=2, kh=2, kw=2, stride=(2, 2), groups=2)
+    kinds = ("nn.max_pool2d", "reshape")
+    pool = Region(
+        name="pool", operator=kinds[0], operators=kinds, inputs=("%x",), input_shapes=((1, 4, 4, 2),),
+        output_shape=(1, 8), pooling=window,
+    )  # fmt: skip
+    fc = Region(
+        name="fc", operator="fc", operators=("matmul",), inputs=("pool",), input_shapes=((1, 8),),
+        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3), weight_elements=24,
+    )  # fmt: skip
+    graph = folded(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
+    assert graph.shapes["pool"] == (1, 2, 2, 2)
+    plan = fuse_layers(graph)
+    assert (plan.dram_bytes, plan.recomputed_macs) == (4 * (32 + 24 + 3), 0)
 
 
 def test_command(capsys):

@@ -54,9 +54,11 @@ def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
 
 
 def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
-    result = _shape(region.output_shape)
-    shapes[region.name] = result
     window = region.geometry or region.pooling
+    result = _shape(region.output_shape)
+    if window is not None and math.prod(made := _made(window)) == region.output_elements:
+        result = made  # a reshape behind the window moves nothing
+    shapes[region.name] = result
     moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
     maps: list[Maps] = []
     begin = 0
@@ -71,6 +73,10 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
             maps.append(_reduced(region, x, result))
         else:
             maps.append(broadcast(x, result))
+    maps = [
+        own if tuple(axis.output_extent for axis in own) == result else whole(shapes[name], result)
+        for name, own in zip(region.inputs, maps)
+    ]
     geometry = region.geometry
     filters = geometry.oc if geometry else 1
     macs = geometry.macs if geometry else 0
@@ -98,6 +104,10 @@ def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])
     return whole(x, result)
+
+
+def _made(window: ConvGeometry) -> Shape:
+    return (window.n, window.oh, window.ow, window.oc)
 
 
 def _window(window: ConvGeometry) -> Maps:
