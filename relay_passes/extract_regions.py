@@ -132,6 +132,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
         anchored=group.anchor is not None,
         view=group.view,
         role=role,
+        pooling=_pooling(group.anchor) if group.anchor is not None else None,
     )
 
 
@@ -189,4 +190,33 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
         dilation=tuple(int(d) for d in attrs.dilation),
         padding=tuple(int(p) for p in attrs.padding),
         groups=int(attrs.groups),
+    )
+
+
+def _pooling(anchor: relax.VarBinding) -> ConvGeometry | None:
+    """Of a pooling over NHWC; what a ceiling rounds up counts as padding."""
+    value = anchor.value
+    if operator(value) not in ("nn.max_pool2d", "nn.avg_pool2d") or value.attrs.layout != "NHWC":
+        return None
+    x, y, attrs = shape(value.args[0]), shape(anchor.var), value.attrs
+    kernel, stride, dilation = (
+        tuple(int(d) for d in axis) for axis in (attrs.pool_size, attrs.strides, attrs.dilation)
+    )
+    top, left, *_ = (int(p) for p in attrs.padding)
+    behind = [
+        (y[1 + axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - x[1 + axis] - before
+        for axis, before in enumerate((top, left))
+    ]
+    return ConvGeometry(
+        n=x[0],
+        h=x[1],
+        w=x[2],
+        c=x[3],
+        oc=x[3],
+        kh=kernel[0],
+        kw=kernel[1],
+        stride=stride,
+        dilation=dilation,
+        padding=(top, left, *behind),
+        groups=x[3],
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import zoo_classifiers
 import zoo_graphs
 from onnx import TensorProto, helper, numpy_helper
 from zoo_graphs import OPSET, TRAINED
@@ -99,12 +100,14 @@ NETWORKS = {
     "mobilenet-v2": torchvision_network("mobilenet_v2"),
     "mobilenet-v2-1.4": torchvision_network("mobilenet_v2", width_mult=1.4),
     "mobilenet-v2-2.0": torchvision_network("mobilenet_v2", width_mult=2.0),
+    "resnet-18": zoo_classifiers.resnet18,
     "resnet-50": torchvision_network("resnet50"),
     "squeezenet-1.1": torchvision_network("squeezenet1_1"),
     "srgan": zoo_graphs.srgan,
     "ssd-resnet50": zoo_graphs.ssd_resnet50,
     "toy": zoo_graphs.toy,
     "vgg-16": torchvision_network("vgg16"),
+    "vgg-19": zoo_classifiers.vgg19,
     "yolov1": zoo_graphs.yolov1,
 }
 

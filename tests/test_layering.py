@@ -24,6 +24,7 @@ FOLDERS = {
 LAYERS = (
     ("errors", "core", "hardware", "native", "decomposition"),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
+    ("deep_fusion",),
     ("placement",),
     (
         "frontend",
@@ -49,12 +50,14 @@ LAYERS = (
         "network_memory",
         "allocation",
         "operator_memory",
+        "fusion",
     ),
     (
         "api",
         "arguments",
         "cli",
         "memory_command",
+        "fuse_command",
         "__main__",
         "profiling",
         "design_space",
@@ -74,12 +77,15 @@ WITHOUT_TVM = (
     "simulators",
     "memory",
     "zoo",
+    "deep_fusion",
     "placement",
     "report",
     "devices",
     "arguments",
     "cli",
     "memory_command",
+    "fuse_command",
+    "fusion",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 

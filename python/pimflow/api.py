@@ -17,6 +17,7 @@ from pimflow import (
     artifact,
     compilation,
     frontend,
+    fusion,
     network_memory,
     operator_memory,
     pipeline,
@@ -53,6 +54,7 @@ plan_memory = network_memory.plan_memory
 count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
+fuse = fusion.fuse
 
 AnyPlan = Plan | Searched | str | os.PathLike
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from pimflow import memory_command
+from pimflow import fuse_command, memory_command
 from pimflow.hardware.system import ACCOUNTINGS, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
@@ -124,6 +124,10 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     memory_command.add_arguments(sub)
     _input_options(sub)
     _decompose_option(sub)
+
+    sub = command("fuse", fuse_command.SUMMARY)
+    fuse_command.add_arguments(sub)
+    _input_options(sub)
     command("models", "list the networks of the zoo")
 
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")

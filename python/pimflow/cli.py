@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import arguments, devices, memory_command, zoo
+from pimflow import arguments, devices, fuse_command, memory_command, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 
@@ -325,6 +325,10 @@ def _timeline(args: argparse.Namespace) -> None:
         print(timeline.text(row))
 
 
+def _fuse(args: argparse.Namespace) -> None:
+    fuse_command.run(args, _bar)
+
+
 def _models(args: argparse.Namespace) -> None:
     rows = [zoo.describe(name) for name in zoo.names()]
     if args.json:
@@ -383,6 +387,7 @@ HANDLERS = {
     "trace": _trace,
     "timeline": _timeline,
     "memory": memory_command.run,
+    "fuse": _fuse,
     "models": _models,
     "devices": _devices,
 }

@@ -1,5 +1,8 @@
 """Is the range algebra that splits, pipelines and fusion share the one that convolution defines?"""
 
+import dataclasses
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +26,13 @@ def maps(draw):
 
 
 @st.composite
+def all_maps(draw):
+    """What other operators have besides: outputs that share a window, crops."""
+    crops = {name: draw(st.integers(-2, 6)) for name in ("pad_before", "pad_after")}
+    return dataclasses.replace(draw(maps()), repeat=draw(st.integers(1, 3)), **crops)
+
+
+@st.composite
 def map_and_part(draw):
     window = draw(maps().filter(lambda m: m.output_extent > 0))
     begin = draw(st.integers(0, window.output_extent - 1))
@@ -31,7 +41,7 @@ def map_and_part(draw):
 
 def taps(window: RangeMap, output: int) -> list[int | None]:
     """Input index of every tap, None in padding: what the convolution reads, by its definition."""
-    first = output * window.stride - window.pad_before
+    first = output // window.repeat * window.stride - window.pad_before
     positions = [first + d * window.dilation for d in range(window.window)]
     return [p if 0 <= p < window.extent else None for p in positions]
 
@@ -98,6 +108,33 @@ def test_compose_holds_all_that_is_read_through_the_middle(case, inner):
     assert needed <= set(range(got.begin, got.end))
     if outer.dilation == inner.dilation == outer.stride == 1 and inner.stride <= inner.window:
         assert needed == set(range(got.begin, got.end))
+
+
+@PROPERTY
+@given(all_maps().filter(lambda m: m.output_extent > 0))
+def test_many_parts_at_once_are_each_part_alone(window):
+    parts = [(b, e) for e in range(window.output_extent + 1) for b in range(e)]
+    begins, ends = window.spans(*(np.array(column) for column in zip(*parts)))
+    for (begin, end), low, high in zip(parts, begins, ends):
+        alone = window.inputs(begin, end)
+        assert (low, high) == (alone.begin, alone.end)
+        assert read(window, begin, end) <= set(range(low, high))
+
+
+@PROPERTY
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_groups_of_channels_read_their_own(groups, size, per):
+    channels = RangeMap.blocks(groups * size, groups * per, groups)
+    assert channels.output_extent == groups * per
+    for output in range(groups * per):
+        group = output // per
+        assert read(channels, output, output + 1) == set(range(group * size, (group + 1) * size))
+
+
+def test_outputs_of_one_window_are_not_parted():
+    with pytest.raises(ValueError, match="no whole runs of 2"):
+        RangeMap(extent=4, repeat=2).restricted(1, 4)
+    assert RangeMap(extent=4, repeat=2).restricted(2, 6) == RangeMap(extent=2, repeat=2)
 
 
 def test_one_layer_by_hand():

@@ -41,6 +41,7 @@ PUBLISHED = {
     # 582 million: the authors' TF-slim; parameters: see INVERTED
     "mobilenet-v2-1.4": (6_108_776, 0.582e9),
     "mobilenet-v2-2.0": (11_258_088, 1.137e9),  # no publication: see INVERTED
+    "resnet-18": (11_689_512, 1.814e9),
     "resnet-50": (25_557_032, 4.09e9),
     "squeezenet-1.1": (1_235_496, 0.349e9),
     # CARN, arXiv 1803.08664, table 1, has 1,543 K, the weights of convolutions alone, and 127.8 G from
@@ -49,6 +50,7 @@ PUBLISHED = {
     # no publication: counted by another way in test_ssd_resnet50_is_resnet50_and_heads
     "ssd-resnet50": (22_894_902, 20.15e9),
     "vgg-16": (138_357_544, 15.47e9),
+    "vgg-19": (143_667_240, 19.63e9),
     # 271.7 million is what implementations count. Darknet counts 40.19 GFLOPs for its yolov1.cfg, whose
     # convolutions are the paper's; with its own product of 12544 x 1715, not the paper's two.
     "yolov1": (271_703_550, 40.19e9 / 2 - 12544 * 1715 + 50176 * 4096 + 4096 * 1470),

@@ -1,8 +1,10 @@
-"""Range algebra: which input rows an output row range reads, exact at the borders."""
+"""Range algebra: which part of an input axis a part of an output axis reads, exact at the borders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +22,12 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeMap:
-    """Affine window along one axis: output index ``i`` reads inputs ``i*stride - pad_before + d*dilation``
-    for ``d`` in ``[0, window)``.
+    """Affine window along one axis: output index ``i`` reads inputs
+    ``i//repeat*stride - pad_before + d*dilation`` for ``d`` in ``[0, window)``.
+
+    Every operator is one of these on every axis (Deep Fusion, section 3.1): the window of a convolution or
+    a pooling; `pad`, a layer of its own; `same` for what is elementwise; `blocks` for channels that groups of
+    outputs read, `whole` for those that every output reads; `part_of` for a concatenation's operands.
 
     Attributes
     ----------
@@ -30,7 +36,9 @@ class RangeMap:
     window, stride, dilation : int
         Window taps, step between windows, step between taps.
     pad_before, pad_after : int
-        Zero padding on either side.
+        Zero padding on either side; negative where the input is cropped.
+    repeat : int
+        Neighbouring outputs that read the same window.
     """
 
     extent: int
@@ -39,12 +47,41 @@ class RangeMap:
     dilation: int = 1
     pad_before: int = 0
     pad_after: int = 0
+    repeat: int = 1
+
+    @classmethod
+    def same(cls, extent: int) -> RangeMap:
+        """Output index ``i`` reads input ``i``."""
+        return cls(extent=extent)
+
+    @classmethod
+    def pad(cls, extent: int, before: int, after: int) -> RangeMap:
+        """Zeros around the axis, or a crop where negative."""
+        return cls(extent=extent, pad_before=before, pad_after=after)
+
+    @classmethod
+    def part_of(cls, extent: int, begin: int, total: int) -> RangeMap:
+        """The operand of a concatenation that lies at `begin` of `total` outputs."""
+        return cls.pad(extent, begin, total - begin - extent)
+
+    @classmethod
+    def blocks(cls, extent: int, outputs: int, groups: int) -> RangeMap:
+        """`groups` equal runs of outputs, each of which reads its own run of inputs."""
+        size = extent // groups
+        return cls(extent=extent, window=size, stride=size, repeat=outputs // groups)
+
+    @classmethod
+    def whole(cls, extent: int, outputs: int) -> RangeMap:
+        """Every output reads every input."""
+        return cls.blocks(extent, outputs, 1)
 
     @property
     def output_extent(self) -> int:
         """Length of the output axis."""
         reach = (self.window - 1) * self.dilation + 1
-        return max(0, (self.extent + self.pad_before + self.pad_after - reach) // self.stride + 1)
+        return (
+            max(0, (self.extent + self.pad_before + self.pad_after - reach) // self.stride + 1) * self.repeat
+        )
 
     def inputs(self, begin: int, end: int) -> Range:
         """Inputs that outputs ``[begin, end)`` read.
@@ -58,8 +95,9 @@ class RangeMap:
         """
         if not 0 <= begin < end <= self.output_extent:
             raise ValueError(f"outputs [{begin}, {end}) are not within [0, {self.output_extent})")
-        first = begin * self.stride - self.pad_before
-        last = (end - 1) * self.stride - self.pad_before + (self.window - 1) * self.dilation + 1
+        first = begin // self.repeat * self.stride - self.pad_before
+        last = (end - 1) // self.repeat * self.stride - self.pad_before
+        last += (self.window - 1) * self.dilation + 1
         lo, hi = min(max(first, 0), self.extent), max(min(last, self.extent), 0)
         hi = max(lo, hi)
         reach = last - first
@@ -70,8 +108,26 @@ class RangeMap:
             pad_after=min(max(0, last - self.extent), reach),
         )
 
+    def spans(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`inputs` of many parts at once, as (begins, ends); an empty part reads an empty one."""
+        first = begins // self.repeat * self.stride - self.pad_before
+        last = (
+            (ends - 1) // self.repeat * self.stride - self.pad_before + (self.window - 1) * self.dilation + 1
+        )
+        lo = np.minimum(np.maximum(first, 0), self.extent)
+        hi = np.maximum(np.minimum(last, self.extent), lo)
+        return lo, np.where(ends > begins, hi, lo)
+
     def restricted(self, begin: int, end: int) -> RangeMap:
-        """The map of outputs ``[begin, end)`` alone, over just the inputs they read."""
+        """The map of outputs ``[begin, end)`` alone, over just the inputs they read.
+
+        Raises
+        ------
+        ValueError
+            If ``[begin, end)`` cuts through outputs that read the same window.
+        """
+        if begin % self.repeat or end % self.repeat:
+            raise ValueError(f"outputs [{begin}, {end}) are no whole runs of {self.repeat}")
         part = self.inputs(begin, end)
         return RangeMap(
             extent=len(part),
@@ -80,6 +136,7 @@ class RangeMap:
             dilation=self.dilation,
             pad_before=part.pad_before,
             pad_after=part.pad_after,
+            repeat=self.repeat,
         )
 
     def unsplittable(self, at: int) -> str:

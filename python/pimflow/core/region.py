@@ -229,6 +229,8 @@ class Region:
         Why rows of zeros beside its input take a copy of it; empty if they do not, or it pads no rows.
     role : str
         One of `ROLES`; only a decomposition sets it.
+    pooling : ConvGeometry, optional
+        The window of a pooling, as of a depthwise convolution.
     """
 
     name: str
@@ -246,6 +248,7 @@ class Region:
     view: bool = False
     padding_copied: str = ""
     role: str = ""
+    pooling: ConvGeometry | None = None
 
     @property
     def output_elements(self) -> int:
@@ -329,9 +332,10 @@ class RegionGraph:
 
 def _region(plain: Mapping[str, Any]) -> Region:
     fields = {name: _frozen(value) for name, value in plain.items()}
-    if plain["geometry"] is not None:
-        geometry = {name: _frozen(value) for name, value in plain["geometry"].items()}
-        fields["geometry"] = ConvGeometry(**geometry)
+    for kind in ("geometry", "pooling"):
+        if plain.get(kind) is not None:
+            geometry = {name: _frozen(value) for name, value in plain[kind].items()}
+            fields[kind] = ConvGeometry(**geometry)
     return Region(**fields)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Model = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
 
-__all__ = ["Network", "load"]
+__all__ = ["Network", "is_onnx", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,11 @@ def load(
         reference=onnx_graph.reference(proto),
         table_rows=zoo.index_bounds(proto),
     )
+
+
+def is_onnx(model: Model) -> bool:
+    """Whether `load` takes it for an ONNX model: none of the other kinds."""
+    return not (torch_program.is_program(model) or isinstance(model, tvm.IRModule))
 
 
 def _stem(model: object) -> str:

@@ -24,9 +24,11 @@ from .shapes import Shape, check_batch, dims_of, fix_shapes, fixed_dims, parse_s
 __all__ = [
     "ModelInfo",
     "describe",
+    "dims_of",
     "example_inputs",
     "index_bounds",
     "input_types",
+    "is_weight",
     "load",
     "load_model",
     "names",
@@ -134,6 +136,7 @@ def load_model(
     seed: int = 0,
     *,
     batch: int | None = None,
+    filled: bool = True,
 ) -> onnx.ModelProto:
     """Load a network with every shape known, from wherever it is.
 
@@ -147,6 +150,8 @@ def load_model(
         Seed of the weights of a graph-only model, see :func:`load`.
     batch : int, optional
         Inferences at once, in place of the first dimension of every input.
+    filled : bool, optional
+        Whether weights of a graph-only model are drawn; else they stay inputs, see :func:`is_weight`.
 
     Returns
     -------
@@ -189,12 +194,18 @@ def load_model(
         onnx.checker.check_model(loaded)
         if batch is not None:
             check_batch(loaded, batch, where)
-        weights.fill(loaded, seed)  # last, for onnx copies a model several times over to do the above
+        if filled:
+            weights.fill(loaded, seed)  # last, for onnx copies a model several times over to do the above
         return loaded
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None
     except (EncodeError, ValueError) as error:
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
+
+
+def is_weight(value: onnx.ValueInfoProto) -> bool:
+    """Whether an input of a graph-only model is a weight to be drawn."""
+    return weights.rule_of(value) is not None
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,0 +1,89 @@
+"""The accelerator that layers are fused for, and sizes and rates as users write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.errors import UnknownNameError, UsageError
+
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One level of on-chip memory between DRAM and the arithmetic. Defaults: Deep Fusion, section 4.1.
+
+    Attributes
+    ----------
+    on_chip_bytes : int
+        Memory for tiles and weights; the paper's "768 KB" read as KiB.
+    bytes_per_second : float
+        Between DRAM and on-chip memory.
+    operations_per_second : float
+        A multiply-accumulate is two.
+    dtype : str
+        One of `ELEMENT_BYTES`.
+    """
+
+    on_chip_bytes: int = 768 * 2**10
+    bytes_per_second: float = 1.5e9
+    operations_per_second: float = 200e9
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ELEMENT_BYTES:
+            raise UnknownNameError("dtype", self.dtype, ELEMENT_BYTES)
+        for what in ("on_chip_bytes", "bytes_per_second", "operations_per_second"):
+            value = getattr(self, what)
+            if not 0 < value < math.inf:
+                raise UsageError(f"{what} {value:g}: give a positive number")
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+    def memory_ns(self, traffic_bytes: float) -> float:
+        """Time to move bytes between DRAM and on-chip memory."""
+        return traffic_bytes / self.bytes_per_second * 1e9
+
+    def compute_ns(self, operations: float) -> float:
+        """Time of arithmetic."""
+        return operations / self.operations_per_second * 1e9
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Read ``768KiB``: a number with B, kB, KiB, MB, MiB, GB or GiB.
+
+    Raises
+    ------
+    UsageError
+        For another unit, or what is no whole positive number of bytes.
+    """
+    value = _parse(text, option, ("B",), "768KiB or 1MB")
+    if value != int(value):
+        raise UsageError(f"{option} {text}: is no whole number of bytes")
+    return int(value)
+
+
+def parse_rate(text: str, option: str, units: tuple[str, ...], example: str) -> float:
+    """Read ``1.5GB/s`` or ``200GFLOPS``, per second; raises `UsageError` for other units."""
+    return _parse(text, option, units, example)
+
+
+def _parse(text: str, option: str, units: tuple[str, ...], example: str) -> float:
+    found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
+    try:
+        number = float(found.group(1)) if found else math.nan
+    except ValueError:
+        number = math.nan
+    scales = {prefix + unit: scale for unit in units for prefix, scale in _PREFIXES.items()}
+    if math.isnan(number) or found.group(2) not in scales:
+        raise UsageError(f"{option} {text}: unknown number or unit; write it as {example}")
+    value = number * scales[found.group(2)]
+    if not 0 < value < math.inf:
+        raise UsageError(f"{option} {text}: give a positive number")
+    return value

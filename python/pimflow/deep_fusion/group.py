@@ -1,0 +1,260 @@
+"""A fused group: what it moves and computes, and where its tiles lie on chip."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pimflow import memory
+from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.deep_fusion.layers import AXES, Layer, LayerGraph, Shape
+from pimflow.deep_fusion.overlap import row_lead
+from pimflow.deep_fusion.tiling import Spans, Tiling, transfer
+
+REUSES = ("none", "lifetime", "deep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Layers ``[begin, end)`` of a graph, run tile by tile.
+
+    Attributes
+    ----------
+    graph : LayerGraph
+    begin, end : int
+    tiling : Tiling
+    reuse : str
+        One of `REUSES`: every tile its own memory; shared by tiles that do not live at once, and by weights
+        of layers that run one after the other; results over what was consumed of their operands, too.
+    resident : frozenset of str
+        Layers whose weights stay on chip over all tiles; those of others are loaded anew for each.
+    """
+
+    graph: LayerGraph
+    begin: int
+    end: int
+    tiling: Tiling = field(default_factory=Tiling)
+    reuse: str = "deep"
+    resident: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.graph.layers[self.begin : self.end]
+
+    @functools.cached_property
+    def spans(self) -> tuple[dict[str, Spans], dict[str, Spans], dict[str, Spans]]:
+        """Along n, h and w: spans of every tensor."""
+        cut, limits = self.tiling, (self.graph, self.begin, self.end)
+        return (
+            transfer(*limits, 0, cut.n),
+            transfer(*limits, 1, cut.h, cut.retain),
+            transfer(*limits, 2, cut.w),
+        )
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Tensors made outside and read inside."""
+        made = {layer.name for layer in self.layers}
+        names = dict.fromkeys(name for layer in self.layers for name in layer.inputs)
+        return tuple(name for name in names if name not in made)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Tensors made inside that are read outside, or returned."""
+        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, self.end))
+
+    def touched_elements(self, tensor: str) -> int:
+        """Elements loaded or computed over all tiles."""
+        return math.prod(axis[tensor].total for axis in self.spans) * self.graph.shapes[tensor][3]
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one layer by itself, counted as the unfused one is."""
+        return self.end - self.begin == 1
+
+    @functools.cached_property
+    def traffic_elements(self) -> int:
+        """Elements over the pins of the DRAM; `LayerGraph.moved_elements` for a single layer."""
+        if self.single:
+            return self.graph.moved_elements(self.layers[0])
+        total = sum(map(self.touched_elements, self.loaded)) + sum(map(self.graph.elements, self.stored))
+        for layer in self.layers:
+            times = 1 if layer.name in self.resident else self.tiling.tiles
+            total += layer.weight_elements * times + layer.kept_elements
+        return total
+
+    def _work(self, what: str) -> int:
+        total = 0
+        for layer in self.layers:
+            full = self.graph.elements(layer.name)
+            done = full if self.single else self.touched_elements(layer.name)
+            total += -(-getattr(layer, what) * done // full)
+        return total
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, those of recomputed halos included."""
+        return self._work("macs")
+
+    @property
+    def operations(self) -> int:
+        return self._work("operations")
+
+    def tile(self, tensor: str) -> Shape:
+        """The largest part of a tensor that is on chip at once."""
+        return (*(axis[tensor].longest for axis in self.spans), self.graph.shapes[tensor][3])
+
+    def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
+        """Tiles and weights over the steps of one tile; a step is a layer."""
+        layers = self.layers
+        steps = [(layer.inputs, (layer.name,)) for layer in layers]
+        size_bytes = {name: math.prod(self.tile(name)) * element_bytes for name in self.spans[0]}
+        live = Liveness.of(steps, size_bytes, inputs=self.loaded)
+        first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
+        found = []
+        for life in live.lifetimes:
+            if self.reuse == "none" or self.spans[1][life.name].retained:
+                life = replace(life, begin=0, end=len(layers))
+            elif life.name in self.loaded:
+                life = replace(life, begin=first[life.name])
+            found.append(replace(life, pinned=False))
+        for step, layer in enumerate(layers):
+            if not layer.weight_elements:
+                continue
+            held = layer.name in self.resident or self.reuse == "none"
+            found.append(
+                Lifetime(
+                    name=f"{layer.name}.weights",
+                    begin=0 if held else step,
+                    end=len(layers) if held else step + 1,
+                    size_bytes=(layer.weight_elements if held else layer.filter_elements) * element_bytes,
+                )
+            )
+        return tuple(found)
+
+    def joins(self, element_bytes: int) -> dict[int, tuple[str, int]]:
+        """By step, the operand that its result may lie over, and how far above it that begins, in bytes."""
+        if self.reuse != "deep":
+            return {}
+        lives = {life.name: life for life in self.lifetimes(element_bytes)}
+        found = {}
+        for step, layer in enumerate(self.layers):
+            dying = [name for name in layer.inputs if lives[name].end == step + 1 and not self._kept(name)]
+            if not dying or self._kept(layer.name) or len(set(layer.inputs)) < len(layer.inputs):
+                continue
+            name = dying[0]
+            if layer.in_place and self.tile(name) == self.tile(layer.name):
+                found[step] = (name, 0)
+            elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
+                (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
+                rows = layer.maps[0][1]
+                lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
+                found[step] = (name, int(lead) * element_bytes)
+        return found
+
+    def _kept(self, tensor: str) -> bool:
+        return self.spans[1][tensor].retained
+
+
+def overlappable(layer: Layer) -> bool:
+    """Whether a layer consumes its one operand row by row."""
+    rows, columns = layer.maps[0][1], layer.maps[0][2]
+    return layer.kind in ("convolution", "pooling", "lrn") and rows.repeat == columns.repeat == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a group's tiles lie on chip.
+
+    Attributes
+    ----------
+    on_chip_bytes : int
+    offsets_bytes : mapping of str to int
+        Of tensors' tiles, and of ``NAME.weights``.
+    lifetimes : tuple of Lifetime
+        Results over consumed operands share an alias class.
+    """
+
+    on_chip_bytes: int
+    offsets_bytes: Mapping[str, int]
+    lifetimes: tuple[Lifetime, ...]
+
+
+def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
+    """Offsets for every tile of a group, by pimflow's planner.
+
+    Elementwise results lie in their operands; others over them only at the fullest steps, for both then keep
+    their memory from the first step of the operand to the last of the result.
+
+    Raises
+    ------
+    InfeasibleError
+        If no plan was found that fits.
+    """
+    lives = {life.name: life for life in group.lifetimes(element_bytes)}
+    joins = group.joins(element_bytes)
+    classes = _Classes(lives)
+    for step, (operand, lead) in joins.items():
+        if lead == 0 and group.layers[step].in_place:
+            classes.join(group.layers[step].name, operand, 0)
+    left = {step: join for step, join in joins.items() if join[1]}
+    while True:
+        live = Liveness(steps=len(group.layers), lifetimes=classes.blocks())
+        full = [live.live_bytes(step) for step in range(live.steps)]
+        step = max(left, key=full.__getitem__, default=None)
+        if max(full) <= capacity_bytes or step is None:
+            break
+        trial = _Classes(classes.lives)
+        trial.join(group.layers[step].name, *left.pop(step))
+        if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(full):
+            classes = trial
+    lifetimes = tuple(classes.lives.values())
+    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes)
+    return Placement(on_chip_bytes=plan.pool_bytes, offsets_bytes=plan.offsets_bytes, lifetimes=lifetimes)
+
+
+class _Classes:
+    """Alias classes that grow: tiles at fixed distances from one another."""
+
+    def __init__(self, lives: Mapping[str, Lifetime]) -> None:
+        self.lives = dict(lives)
+
+    def members(self, name: str) -> list[Lifetime]:
+        key = self.lives[name].alias or name
+        return [life for life in self.lives.values() if (life.alias or life.name) == key]
+
+    def join(self, result: str, operand: str, lead_bytes: int) -> None:
+        """Lay `operand` `lead_bytes` above `result`."""
+        own, other = self.members(result), self.members(operand)
+        if own[0].alias and own[0].alias == other[0].alias:
+            return
+        shift = self.lives[result].within_bytes + lead_bytes - self.lives[operand].within_bytes
+        moved = own + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
+        low = min(life.within_bytes for life in moved)
+        key = moved[0].alias or moved[0].name
+        for life in moved:
+            self.lives[life.name] = replace(life, alias=key, within_bytes=life.within_bytes - low)
+
+    def blocks(self) -> tuple[Lifetime, ...]:
+        """One lifetime a class: its largest extent from its first step to its last."""
+        found: dict[str, Lifetime] = {}
+        for life in self.lives.values():
+            key = life.alias or life.name
+            size = life.within_bytes + life.size_bytes
+            block = found.get(key, Lifetime(name=key, begin=life.begin, end=life.end, size_bytes=size))
+            found[key] = replace(
+                block,
+                begin=min(block.begin, life.begin),
+                end=max(block.end, life.end),
+                size_bytes=max(block.size_bytes, size),
+            )
+        return tuple(found.values())
+
+
+def tile_text(shape: Shape) -> dict[str, int]:
+    """A tile by axis."""
+    return dict(zip(AXES, shape))

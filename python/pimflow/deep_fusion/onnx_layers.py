@@ -1,0 +1,248 @@
+"""The layers of an ONNX network as Deep Fusion counts them: batch norm, scale and ReLU apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx
+
+from pimflow.core.ranges import RangeMap
+from pimflow.deep_fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, same, whole
+from pimflow.errors import ModelError
+from pimflow.zoo import dims_of, is_weight
+
+# Reshaped tensors stay where they are.
+VIEWS = ("Flatten", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze")
+ACTIVATIONS = (
+    "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Erf", "Sqrt",
+)  # fmt: skip
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow")
+# Axes of NHWC by ONNX axis, for each rank.
+_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
+
+
+def unfolded(model: onnx.ModelProto) -> LayerGraph:
+    """The layers of `model`, whose shapes are inferred; values of weights do not matter.
+
+    Padding is part of the window that it belongs to, reshapes are no layers, a batch norm is two.
+
+    Raises
+    ------
+    ModelError
+        For tensors of open shape or more than four axes.
+    """
+    return _Reader(model).graph()
+
+
+class _Reader:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        graph = model.graph
+        values = (*graph.input, *graph.value_info, *graph.output)
+        self.dims = {value.name: dims_of(value) for value in values}
+        self.weights = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+        for value in graph.input:
+            if is_weight(value):
+                self.weights[value.name] = math.prod(self.dims[value.name])
+        for node in graph.node:
+            if node.op_type == "Constant" or (node.input and all(map(self._constant, node.input))):
+                self.weights |= dict.fromkeys(node.output, 0)
+        self.alias: dict[str, str] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.layers: list[Layer] = []
+
+    def _constant(self, name: str) -> bool:
+        return not name or name in self.weights
+
+    def graph(self) -> LayerGraph:
+        for value in self.model.graph.input:
+            if value.name not in self.weights:
+                self.shapes[value.name] = self.shape(value.name)
+        for node in self.model.graph.node:
+            if node.output[0] not in self.weights:
+                self._add(node)
+        outputs = tuple(self.alias.get(value.name, value.name) for value in self.model.graph.output)
+        layers = tuple(self.layers)
+        return LayerGraph(name=self.model.graph.name, layers=layers, shapes=self.shapes, outputs=outputs)
+
+    def shape(self, name: str) -> Shape:
+        """NHWC shape of a tensor of the file."""
+        dims = self.dims.get(name)
+        if dims is None or None in dims or len(dims) not in _PLACES:
+            raise ModelError(
+                f"model '{self.model.graph.name}': tensor '{name}' has shape {dims}; fix its shape"
+            )
+        found = [1, 1, 1, 1]
+        for axis, size in zip(_PLACES[len(dims)], dims):
+            found[axis] = size
+        return tuple(found)
+
+    def _add(self, node: onnx.NodeProto) -> None:
+        data = [name for name in node.input if not self._constant(name)]
+        result = node.output[0]
+        if node.op_type in VIEWS:
+            self.alias[result] = self.alias.get(data[0], data[0])
+            return
+        if node.op_type == "BatchNormalization":
+            self._batch_norm(node, data[0])
+            return
+        shape = self.shape(result)
+        rule = _RULES.get(node.op_type, _opaque)
+        kind, maps, counts = rule(self, node, data, shape)
+        weights = counts.pop("weight_elements", sum(self.weights.get(name, 0) for name in node.input))
+        self._layer(result, kind, data, maps, shape, weight_elements=weights, **counts)
+        for extra in node.output[1:]:  # masks and indices that inference does not read
+            self.alias[extra] = result
+
+    def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
+        sources = [self.alias.get(each, each) for each in data]
+        fitting = [
+            own if self.shapes[source] == tuple(m.extent for m in own) else whole(self.shapes[source], shape)
+            for source, own in zip(sources, maps)
+        ]
+        moved = any(a is not b for a, b in zip(fitting, maps))
+        counts["in_place"] = counts.get("in_place", False) and not moved
+        self.shapes[name] = shape
+        self.layers.append(Layer(name=name, kind=kind, inputs=tuple(sources), maps=tuple(fitting), **counts))
+
+    def _batch_norm(self, node: onnx.NodeProto, source: str) -> None:
+        """Caffe's two layers: (x - mean) / deviation, then scale and shift (Table 1)."""
+        shape = self.shape(node.output[0])
+        counts = dict(weight_elements=2 * shape[3], operations=2 * math.prod(shape), in_place=True)
+        middle = f"{node.output[0]}.normalised"
+        self._layer(middle, "batch_norm", [source], [same(shape)], shape, **counts)
+        self._layer(node.output[0], "scale", [middle], [same(shape)], shape, **counts)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, object]:
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
+def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -> tuple[RangeMap, RangeMap]:
+    """Maps of rows and columns; the padding behind follows from the result, whatever rule rounded it."""
+    attributes = _attributes(node)
+    strides = attributes.get("strides", [1, 1])
+    dilations = attributes.get("dilations", [1, 1])
+    pads = attributes.get("pads", [0, 0, 0, 0])
+    found = []
+    for axis in (0, 1):
+        extent, outputs = x[1 + axis], result[1 + axis]
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        covered = (outputs - 1) * strides[axis] + reach
+        before = pads[axis]
+        if attributes.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+            total = max(0, covered - extent)
+            before = total - total // 2 if attributes["auto_pad"] == b"SAME_LOWER" else total // 2
+        found.append(
+            RangeMap(
+                extent=extent,
+                window=kernel[axis],
+                stride=strides[axis],
+                dilation=dilations[axis],
+                pad_before=before,
+                pad_after=covered - extent - before,
+            )
+        )
+    return tuple(found)
+
+
+def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    x, filters = reader.shape(data[0]), reader.dims.get(node.input[1])
+    if filters is None or len(filters) != 4 or len(data) > 1:
+        return _opaque(reader, node, data, result)
+    groups = _attributes(node).get("group", 1)
+    rows, columns = _windows(node, x, result, list(filters[2:]))
+    maps = (RangeMap.same(x[0]), rows, columns, RangeMap.blocks(x[3], result[3], groups))
+    macs = math.prod(result) * math.prod(filters[1:])
+    bias = math.prod(result) if len(node.input) > 2 else 0
+    return "convolution", [maps], dict(filters=filters[0], macs=macs, operations=2 * macs + bias)
+
+
+def _pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    x, kernel = reader.shape(data[0]), _attributes(node).get("kernel_shape", ())
+    if len(kernel) != 2:
+        return _opaque(reader, node, data, result)
+    rows, columns = _windows(node, x, result, list(kernel))
+    maps = (RangeMap.same(x[0]), rows, columns, RangeMap.same(x[3]))
+    return "pooling", [maps], dict(operations=math.prod(result) * math.prod(kernel))
+
+
+def _global_pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    x = reader.shape(data[0])
+    maps = (RangeMap.same(x[0]), RangeMap.whole(x[1], 1), RangeMap.whole(x[2], 1), RangeMap.same(x[3]))
+    return "pooling", [maps], dict(operations=math.prod(x))
+
+
+def _product(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    x = reader.shape(data[0])
+    if len(data) > 1 or data[0] != node.input[0] or len(reader.dims[data[0]]) > 3:
+        return _opaque(reader, node, data, result)
+    maps = (*map(RangeMap.same, x[:3]), RangeMap.whole(x[3], result[3]))
+    macs = math.prod(result) * x[3]
+    return "inner_product", [maps], dict(filters=result[3], macs=macs, operations=2 * macs)
+
+
+def _activation(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    weights = reader.weights.get(node.input[1], 0) if node.op_type == "PRelu" else 0
+    counts = dict(weight_elements=weights, operations=math.prod(result), in_place=True)
+    return "relu", [same(result)], counts
+
+
+def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    maps = [broadcast(reader.shape(name), result) for name in data]
+    counts = dict(
+        operations=math.prod(result) * max(1, len(node.input) - 1),
+        in_place=all(reader.shape(name) == result for name in data),
+    )
+    return "eltwise" if len(data) > 1 else "scale", maps, counts
+
+
+def _softmax(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    rank = len(reader.dims[data[0]])
+    axis = _PLACES[rank][_attributes(node).get("axis", -1) % rank]
+    maps = [RangeMap.whole(s, s) if place == axis else RangeMap.same(s) for place, s in enumerate(result)]
+    return "softmax", [tuple(maps)], dict(operations=3 * math.prod(result))  # exponential, sum, quotient
+
+
+def _lrn(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    size = _attributes(node)["size"]
+    channels = RangeMap(extent=result[3], window=size, pad_before=(size - 1) // 2, pad_after=size // 2)
+    maps = (*map(RangeMap.same, result[:3]), channels)
+    return "lrn", [maps], dict(operations=math.prod(result) * (2 * size + 2))  # squares, sum; power, quotient
+
+
+def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    rank = len(reader.dims[node.output[0]])
+    axis = _PLACES[rank][_attributes(node)["axis"] % rank]
+    if len(data) < len(node.input):
+        return _opaque(reader, node, data, result)
+    maps, begin = [], 0
+    for name in data:
+        x = reader.shape(name)
+        part = list(map(RangeMap.same, x))
+        part[axis] = RangeMap.part_of(x[axis], begin, result[axis])
+        begin += x[axis]
+        maps.append(tuple(part))
+    return "concat", maps, {}
+
+
+def _opaque(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+    """What is not known in detail: every result may need everything."""
+    return "other", [whole(reader.shape(name), result) for name in data], dict(operations=math.prod(result))
+
+
+_RULES: dict[str, Callable] = {
+    "Conv": _conv,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "GlobalAveragePool": _global_pool,
+    "GlobalMaxPool": _global_pool,
+    "Gemm": _product,
+    "MatMul": _product,
+    "Softmax": _softmax,
+    "LRN": _lrn,
+    "Concat": _concat,
+    **dict.fromkeys(ACTIVATIONS, _activation),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+}

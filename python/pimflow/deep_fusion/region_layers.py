@@ -1,0 +1,115 @@
+"""The layers of a network as pimflow compiles it: a region, with all that is folded into it, is one."""
+
+from __future__ import annotations
+
+import math
+
+from pimflow.core.ranges import RangeMap
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.deep_fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, whole
+
+_KINDS = {
+    "conv2d": "convolution",
+    "depthwise": "convolution",
+    "grouped": "convolution",
+    "fc": "inner_product",
+}
+_KINDS |= {"mean": "pooling", "concat": "concat", "nn.softmax": "softmax", "nn.pad": "pad"}
+# Operators that move elements to other places: their results may need anything.
+_MOVING = {"permute_dims", "reshape", "strided_slice", "take", "split", "flip", "tile", "nn.pad"}
+
+
+def folded(regions: RegionGraph) -> LayerGraph:
+    """The regions as layers; a concatenation that its operands lie inside moves nothing by itself."""
+    shapes: dict[str, Shape] = {}
+    layers = []
+    for region in regions.regions:
+        for name, dims in zip(region.inputs, region.input_shapes):
+            if name.startswith("%"):
+                shapes.setdefault(name, _input_shape(region, dims))
+        layers.append(_layer(region, shapes))
+    return LayerGraph(
+        name=regions.name,
+        layers=tuple(layers),
+        shapes=shapes,
+        outputs=regions.outputs,
+    )
+
+
+def _shape(dims: tuple[int, ...]) -> Shape:
+    """As (n, h, w, c): what is missing in the middle is 1, what is too much lies along h."""
+    if len(dims) > 3:
+        return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
+    return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
+        len(dims), (dims[0], dims[1] if len(dims) > 2 else 1, 1, dims[-1])
+    )
+
+
+def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
+    """Of a network input; a layer transforms its layout to NHWC itself."""
+    window = region.geometry or region.pooling
+    if window is not None and len(dims) == 4 and (window.h, window.w, window.c) == (*dims[2:], dims[1]):
+        return (window.n, window.h, window.w, window.c)
+    return _shape(dims)
+
+
+def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
+    window = region.geometry or region.pooling
+    result = _shape(region.output_shape)
+    if window is not None and math.prod(made := _made(window)) == region.output_elements:
+        result = made  # a reshape behind the window moves nothing
+    shapes[region.name] = result
+    moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
+    maps: list[Maps] = []
+    begin = 0
+    for name in region.inputs:
+        x = shapes[name]
+        if window is not None and not maps and x == (window.n, window.h, window.w, window.c):
+            maps.append(_window(window))
+        elif region.view and region.operator == "concat" and x[:3] == result[:3]:
+            maps.append((*map(RangeMap.same, x[:3]), RangeMap.part_of(x[3], begin, result[3])))
+            begin += x[3]
+        elif moves or (region.anchored and window is None):
+            maps.append(_reduced(region, x, result))
+        else:
+            maps.append(broadcast(x, result))
+    maps = [
+        own if tuple(axis.output_extent for axis in own) == result else whole(shapes[name], result)
+        for name, own in zip(region.inputs, maps)
+    ]
+    geometry = region.geometry
+    filters = geometry.oc if geometry else 1
+    macs = geometry.macs if geometry else 0
+    taps = window.kh * window.kw if window and not geometry else 1
+    steps = 0 if region.view else taps + len(region.epilogue) - (1 if geometry else 0)
+    kind = _KINDS.get(region.operator, "other" if region.anchored else "eltwise")
+    return Layer(
+        name=region.name,
+        kind="pooling" if region.pooling else kind,
+        inputs=region.inputs,
+        maps=tuple(maps),
+        weight_elements=region.weight_elements,
+        filters=min(filters, max(1, region.weight_elements)),
+        macs=macs,
+        operations=2 * macs + region.output_elements * steps,
+        in_place=not region.anchored and not moves and all(shapes[name] == result for name in region.inputs),
+        view=region.view,
+        kept_elements=region.kept_elements,
+    )
+
+
+def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
+    """A mean over a map needs its own channel alone; of others nothing is known."""
+    if region.operators == ("mean",) and (x[0], x[3]) == (result[0], result[3]):
+        ends = RangeMap.same(x[0]), RangeMap.same(x[3])
+        return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])
+    return whole(x, result)
+
+
+def _made(window: ConvGeometry) -> Shape:
+    return (window.n, window.oh, window.ow, window.oc)
+
+
+def _window(window: ConvGeometry) -> Maps:
+    channels = RangeMap.blocks(window.c, window.oc, window.groups)
+    return (RangeMap.same(window.n), window.rows, window.columns, channels)

@@ -1,0 +1,183 @@
+"""A placed group, executed element by element: is whatever is read still there, and what moves?
+
+Shares no count with the search: memory is an array that says which element of which tensor each place holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.ranges import RangeMap
+from pimflow.deep_fusion.group import Group, Placement
+from pimflow.deep_fusion.layers import Layer
+from pimflow.deep_fusion.tiling import Span, pieces
+from pimflow.errors import VerificationError
+
+_WEIGHTS = -1  # tags of weights are negative, of nothing zero
+Box = tuple[Span, Span, Span, Span]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What an execution did, in elements.
+
+    Attributes
+    ----------
+    loaded, stored : int
+        Over the pins of the DRAM.
+    computed : dict of str to int
+        Results of each layer, over all tiles.
+    """
+
+    loaded: int
+    stored: int
+    computed: dict[str, int]
+
+
+def replay(group: Group, placement: Placement, element_bytes: int) -> Replayed:
+    """Run every tile of `group`, whose tensors lie as `placement` says.
+
+    A pixel's channels are written while its window is still being read; layers whose weights come a filter
+    at a time run through the whole tile for each.
+
+    Raises
+    ------
+    VerificationError
+        At the first element that is read where another was written, naming tensor, layer and tile.
+    """
+    return _Replay(group, placement, element_bytes).run()
+
+
+class _Replay:
+    def __init__(self, group: Group, placement: Placement, element_bytes: int) -> None:
+        self.group, self.graph = group, group.graph
+        self.at = {name: offset // element_bytes for name, offset in placement.offsets_bytes.items()}
+        self.memory = np.zeros(placement.on_chip_bytes // element_bytes, np.int64)
+        self.base, total = {}, 1
+        for name in (*group.spans[0], *(f"{layer.name}.weights" for layer in group.layers)):
+            self.base[name] = total
+            total += self.graph.elements(name) if name in self.graph.shapes else 0
+        self.joins = {
+            group.layers[step].name
+            for step, (operand, _) in group.joins(element_bytes).items()
+            if self._shares(operand, group.layers[step].name, placement)
+        }
+        self.loaded = self.stored = 0
+        self.computed: Counter[str] = Counter()
+        self.where = ""
+
+    @staticmethod
+    def _shares(operand: str, result: str, placement: Placement) -> bool:
+        lives = {life.name: life for life in placement.lifetimes}
+        return bool(lives[operand].alias) and lives[operand].alias == lives[result].alias
+
+    def run(self) -> Replayed:
+        first = {name: step for step in reversed(range(len(self.group.layers)))
+                 for name in self.group.layers[step].inputs}  # fmt: skip
+        for number, tile in enumerate(self.group.tiling.indices()):
+            self.held = {name: self._box(name, tile, "held") for name in self.group.spans[0]}
+            if number == 0:
+                for layer in self.group.layers:
+                    if layer.name in self.group.resident:
+                        self._load_weights(layer, layer.weight_elements)
+            for step, layer in enumerate(self.group.layers):
+                self.where = f"layer '{layer.name}' of tile {tile}"
+                for name in dict.fromkeys(layer.inputs):
+                    if name in self.group.loaded and first[name] == step:
+                        box = self._box(name, tile, "fresh")
+                        self._put(name, box)
+                        self.loaded += _volume(box)
+                self._compute(layer, tile)
+                self.stored += layer.kept_elements if number == 0 else 0
+                if layer.name in self.group.stored:
+                    self._store(layer.name, tile)
+        return Replayed(loaded=self.loaded, stored=self.stored, computed=dict(self.computed))
+
+    def _box(self, name: str, tile: tuple[int, int, int], which: str) -> Box:
+        axes = [getattr(spans[name], which)[part] for spans, part in zip(self.group.spans, tile)]
+        return (*axes, (0, self.graph.shapes[name][3]))
+
+    def _places(self, name: str, box: Box) -> np.ndarray:
+        """Where the elements of a box lie; rows go round where some are retained."""
+        size = self.group.tile(name)
+        indices = []
+        for axis, (begin, end) in enumerate(box):
+            index = np.arange(begin, end)
+            ring = axis == 1 and self.group.spans[1][name].retained
+            indices.append(index % size[1] if ring else index - self.held[name][axis][0])
+        n, h, w, c = np.ix_(*indices)
+        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + c
+
+    def _tags(self, name: str, box: Box) -> np.ndarray:
+        shape = self.graph.shapes[name]
+        n, h, w, c = np.ix_(*(np.arange(begin, end) for begin, end in box))
+        return self.base[name] + ((n * shape[1] + h) * shape[2] + w) * shape[3] + c
+
+    def _put(self, name: str, box: Box) -> None:
+        self.memory[self._places(name, box)] = self._tags(name, box)
+
+    def _check(self, name: str, box: Box) -> None:
+        if not np.array_equal(self.memory[self._places(name, box)], self._tags(name, box)):
+            raise VerificationError(f"{self.where}: '{name}' {box} was overwritten before it was read")
+
+    def _load_weights(self, layer: Layer, elements: int) -> None:
+        begin = self.at[f"{layer.name}.weights"]
+        self.memory[begin : begin + elements] = _WEIGHTS - self.graph.index[layer.name]
+        self.loaded += elements
+
+    def _check_weights(self, layer: Layer, elements: int) -> None:
+        begin = self.at[f"{layer.name}.weights"]
+        if (self.memory[begin : begin + elements] != _WEIGHTS - self.graph.index[layer.name]).any():
+            raise VerificationError(f"{self.where}: its weights were overwritten")
+
+    def _compute(self, layer: Layer, tile: tuple[int, int, int]) -> None:
+        box = self._box(layer.name, tile, "fresh")
+        self.computed[layer.name] += _volume(box)
+        left = 0 if layer.name in self.group.resident else layer.weight_elements
+        while left > 0:  # a filter at a time; the last may be shorter
+            part = min(left, layer.filter_elements)
+            self._load_weights(layer, part)
+            left -= part
+        for pixel in itertools.product(*(range(*span) for span in box[:3])):
+            self._pixel(layer, pixel, box[3][1])
+        if layer.weight_elements and layer.name not in self.group.resident and not layer.in_place:
+            for name in layer.inputs:  # the last filter reads all of it again
+                self._check(name, self.held[name])
+
+    def _pixel(self, layer: Layer, pixel: tuple[int, int, int], channels: int) -> None:
+        result = (*((i, i + 1) for i in pixel), (0, channels))
+        windows = [
+            (name, tuple(_read(m, span) for m, span in zip(maps, result)))
+            for name, maps in zip(layer.inputs, layer.maps)
+        ]
+        for name, window in windows:
+            self._check(name, window)
+        alone = layer.in_place and layer.name in self.joins  # every element needs its own alone
+        self._put(layer.name, (*result[:3], (0, channels - (0 if alone else 1))))
+        if not alone:
+            for name, window in windows:
+                self._check(name, window)
+            self._put(layer.name, result)
+        if layer.weight_elements:
+            held = layer.name in self.group.resident
+            self._check_weights(layer, layer.weight_elements if held else 1)
+
+    def _store(self, name: str, tile: tuple[int, int, int]) -> None:
+        shape, cut = self.graph.shapes[name], self.group.tiling
+        parts = (cut.n, cut.h, cut.w)
+        box = (*(pieces(shape[a], parts[a])[tile[a]] for a in range(3)), (0, shape[3]))
+        self._check(name, box)
+        self.stored += _volume(box)
+
+
+def _volume(box: Box) -> int:
+    return int(np.prod([end - begin for begin, end in box]))
+
+
+def _read(window: RangeMap, span: Span) -> Span:
+    part = window.inputs(*span)
+    return (part.begin, part.end)

@@ -1,0 +1,82 @@
+"""``pimflow fuse``: Deep Fusion of a network on an accelerator with on-chip memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from pimflow.deep_fusion import HALOS, OBJECTIVES, REUSES, SEARCHES, parse_bytes, parse_rate
+
+if TYPE_CHECKING:
+    from pimflow.deep_fusion import Accelerator
+
+SUMMARY = "fuse layers into groups that pass once over on-chip memory, and say what that saves"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
+    sub.add_argument(
+        "--on-chip", metavar="BYTES", default="768KiB", help="on-chip memory (default: %(default)s)"
+    )
+    sub.add_argument("--bandwidth", metavar="RATE", default="1.5GB/s", help="DRAM (default: %(default)s)")
+    sub.add_argument(
+        "--compute", metavar="RATE", default="200GFLOPS", help="arithmetic (default: %(default)s)"
+    )
+    sub.add_argument("--dtype", default="fp32", help="storage type: fp32, fp16, int8 (default: %(default)s)")
+    sub.add_argument(
+        "--baseline",
+        default="unfolded",
+        help="layers: unfolded (batch norm, scale, ReLU apart), folded (as compiled; default: %(default)s)",
+    )
+    sub.add_argument(
+        "--reuse", default="deep", help=f"of on-chip memory: {', '.join(REUSES)} (default: %(default)s)"
+    )
+    sub.add_argument("--search", default="optimal", help=f"{', '.join(SEARCHES)} (default: %(default)s)")
+    sub.add_argument(
+        "--halo",
+        default="recompute",
+        help=f"rows that tiles share: {', '.join(HALOS)} (default: %(default)s)",
+    )
+    sub.add_argument("--objective", default="traffic", help=f"{', '.join(OBJECTIVES)} (default: %(default)s)")
+
+
+def accelerator(args: argparse.Namespace) -> Accelerator:
+    """The one that the options describe."""
+    from pimflow.deep_fusion import Accelerator
+
+    return Accelerator(
+        on_chip_bytes=parse_bytes(args.on_chip, "--on-chip"),
+        bytes_per_second=parse_rate(args.bandwidth, "--bandwidth", ("B/s",), "1.5GB/s"),
+        operations_per_second=parse_rate(args.compute, "--compute", ("FLOPS", "OPS"), "200GFLOPS"),
+        dtype=args.dtype,
+    )
+
+
+def run(
+    args: argparse.Namespace, bar: Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
+) -> None:
+    """Fuse the network of `args` and print the result; `bar` shows progress."""
+    from pimflow import zoo
+
+    on = accelerator(args)
+    shapes = dict(map(zoo.parse_shape, args.shape))
+    from pimflow import api, fusion
+
+    with bar("searching", args.quiet) as advance:
+        plan = api.fuse(
+            args.model,
+            on,
+            baseline=args.baseline,
+            reuse=args.reuse,
+            search=args.search,
+            halo=args.halo,
+            objective=args.objective,
+            shapes=shapes,
+            batch=args.batch,
+            progress=advance,
+        )
+    print(json.dumps(fusion.summary(plan), indent=1) if args.json else fusion.text(plan))

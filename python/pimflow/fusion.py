@@ -1,0 +1,166 @@
+"""Deep Fusion of a whole network: what it moves and how long it takes, fused and not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pimflow import deep_fusion, zoo
+from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
+from pimflow.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
+BASELINES = ("unfolded", "folded")
+
+
+def layer_graph(
+    model: Model,
+    baseline: str = "unfolded",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+) -> LayerGraph:
+    """The layers of a network.
+
+    Parameters
+    ----------
+    model, shapes, batch
+        See `frontend.load`.
+    baseline : str
+        ``unfolded``: those of an ONNX network, batch norms, scales and activations apart; ``folded``: the
+        regions that pimflow compiles.
+
+    Raises
+    ------
+    UnknownNameError
+        For another baseline.
+    UsageError
+        If what is to stay unfolded is no ONNX network.
+    """
+    from pimflow import frontend
+    from pimflow.relay_passes.extract_regions import extract_regions
+
+    if baseline not in BASELINES:
+        raise UnknownNameError("baseline", baseline, BASELINES)
+    if baseline == "folded":
+        network = frontend.load(model, shapes, batch)
+        return deep_fusion.folded(extract_regions(network.module, network.name))
+    if not frontend.is_onnx(model):
+        raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
+    return deep_fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
+
+
+def fuse(
+    model: Model,
+    accelerator: Accelerator | None = None,
+    *,
+    baseline: str = "unfolded",
+    reuse: str = "deep",
+    search: str = "optimal",
+    halo: str = "recompute",
+    objective: str = "traffic",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> FusionPlan:
+    """Fuse the layers of a network into groups that pass once over on-chip memory.
+
+    Parameters
+    ----------
+    model, baseline, shapes, batch
+        See `layer_graph`.
+    accelerator, reuse, search, halo, objective, progress
+        See `deep_fusion.fuse_layers`.
+    """
+    graph = layer_graph(model, baseline, shapes, batch)
+    options = {"reuse": reuse, "search": search, "halo": halo, "objective": objective}
+    return deep_fusion.fuse_layers(graph, accelerator, **options, progress=progress)
+
+
+def layer_shares(graph: LayerGraph) -> list[dict[str, Any]]:
+    """By kind of layer, its share of arithmetic and of unfused traffic: Table 1 of the paper."""
+    operations = max(1, sum(layer.operations for layer in graph.layers))
+    moved = max(1, sum(map(graph.moved_elements, graph.layers)))
+    rows = []
+    for kind in KINDS:
+        layers = [layer for layer in graph.layers if layer.kind == kind]
+        if layers:
+            rows.append(
+                {
+                    "kind": kind,
+                    "layers": len(layers),
+                    "computation": sum(layer.operations for layer in layers) / operations,
+                    "memory": sum(map(graph.moved_elements, layers)) / moved,
+                }
+            )
+    return rows
+
+
+def summary(plan: FusionPlan) -> dict[str, Any]:
+    """What ``pimflow fuse --json`` prints."""
+    unfused, element_bytes = plan.unfused, plan.accelerator.element_bytes
+    return {
+        "network": plan.graph.name,
+        "dtype": plan.accelerator.dtype,
+        "on_chip_bytes": plan.accelerator.on_chip_bytes,
+        "dram_bytes_unfused": plan.dram_bytes_unfused,
+        "dram_bytes": plan.dram_bytes,
+        "dram_bytes_ideal": plan.dram_bytes_ideal,
+        "reduction": plan.reduction,
+        "time_serial_ns": plan.time_serial_ns,
+        "time_overlapped_ns": plan.time_overlapped_ns,
+        "time_serial_unfused_ns": unfused.time_serial_ns,
+        "time_overlapped_unfused_ns": unfused.time_overlapped_ns,
+        "speedup_serial_baseline": unfused.time_serial_ns / plan.time_overlapped_ns,
+        "speedup_roofline": unfused.time_overlapped_ns / plan.time_overlapped_ns,
+        "recomputed_macs": plan.recomputed_macs,
+        "groups": [
+            {
+                "layers": [layer.name for layer in group.layers],
+                "tile": {
+                    "shape": list(group.tile(group.layers[-1].name)),
+                    "tiles": group.tiling.tiles,
+                    "retain": group.tiling.retain,
+                },
+                "on_chip_bytes": placed.on_chip_bytes if placed else None,
+                "dram_bytes": group.traffic_elements * element_bytes,
+            }
+            for group, placed in zip(plan.groups, plan.placements)
+        ],
+        "layers": layer_shares(plan.graph),
+    }
+
+
+def text(plan: FusionPlan) -> str:
+    """The summary for people."""
+    found = summary(plan)
+    rows = [
+        ("DRAM traffic, layer by layer", f"{found['dram_bytes_unfused'] / 2**20:.2f} MiB"),
+        ("fused", f"{found['dram_bytes'] / 2**20:.2f} MiB, {100 * found['reduction']:.2f} % less"),
+        ("inputs, weights and outputs alone", f"{found['dram_bytes_ideal'] / 2**20:.2f} MiB"),
+        (
+            "time, traffic beside arithmetic",
+            f"{found['time_overlapped_ns'] / 1e6:.3f} ms, unfused {found['speedup_roofline']:.2f} x",
+        ),
+        (
+            "unfused, one after the other",
+            f"{found['time_serial_unfused_ns'] / 1e6:.3f} ms, {found['speedup_serial_baseline']:.2f} x",
+        ),
+        ("multiply-accumulates done again", f"{found['recomputed_macs']:,}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    fused = [group for group in found["groups"] if group["on_chip_bytes"] is not None]
+    lines.append(
+        f"{len(plan.graph.layers)} layers in {len(found['groups'])} groups; those of several layers:"
+    )
+    for group in fused:
+        names, tile = group["layers"], group["tile"]
+        shape = "x".join(map(str, tile["shape"]))
+        kept = ", halo rows retained" if tile["retain"] else ""
+        lines.append(
+            f"  {names[0]} .. {names[-1]} ({len(names)}): {tile['tiles']} tiles of {shape}{kept}, "
+            f"{group['on_chip_bytes']} B on chip, {group['dram_bytes']} B moved"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""Do whole networks come out as the paper has them?"""
+
+import json
+import time
+
+import pytest
+
+from pimflow import cli, fusion, zoo
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.deep_fusion import Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.deep_fusion.replay import replay
+from pimflow.errors import UsageError
+
+# Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
+TABLE_1 = {
+    "convolution": (99.55, 45.59),
+    "batch_norm": (0.15, 15.27),
+    "scale": (0.15, 15.24),
+    "relu": (0.06, 13.10),
+    "pooling": (0.05, 2.92),
+    "eltwise": (0.02, 6.41),
+    "inner_product": (0.03, 1.46),
+}
+
+
+def layers_of(name):
+    return unfolded(zoo.load_model(name, filled=False))
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    return layers_of("resnet-18")
+
+
+def test_table_1(resnet18):
+    found = {row["kind"]: row for row in fusion.layer_shares(resnet18)}
+    assert found.keys() == TABLE_1.keys()
+    for kind, (computation, memory) in TABLE_1.items():
+        assert 100 * found[kind]["computation"] == pytest.approx(computation, abs=1)
+        assert 100 * found[kind]["memory"] == pytest.approx(memory, abs=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["toy", "googlenet", "inception-v3", "mobilenet-v2", "squeezenet-1.1", "vgg-19"]
+)
+def test_layers_have_the_shapes_and_the_work_of_the_network(name):
+    graph = layers_of(name)
+    for layer in graph.layers:
+        for source, maps in zip(layer.inputs, layer.maps, strict=True):
+            assert graph.shapes[source] == tuple(axis.extent for axis in maps), layer.name
+            assert graph.shapes[layer.name] == tuple(axis.output_extent for axis in maps), layer.name
+    info = zoo.describe(name)
+    assert sum(layer.macs for layer in graph.layers) == info.macs
+    # means and variances are weights here, too
+    statistics = sum(2 * graph.shapes[layer.name][3] for layer in graph.layers if layer.kind == "batch_norm")
+    assert sum(layer.weight_elements for layer in graph.layers) == info.parameters + statistics
+
+
+@pytest.mark.parametrize("name", ["bert-base", "efficientnet-b0", "srgan", "ssd-resnet50"])
+def test_any_network_can_be_read(name):
+    graph = layers_of(name)
+    for layer in graph.layers:
+        for source, maps in zip(layer.inputs, layer.maps, strict=True):
+            assert graph.shapes[source] == tuple(axis.extent for axis in maps), layer.name
+    assert graph.ideal_elements < sum(map(graph.moved_elements, graph.layers))
+
+
+def test_resnet18_moves_less_with_each_step(resnet18):
+    """Figures 8 and 9: fusion pays, reuse more; never slower than unfused."""
+    plans = [fuse_layers(resnet18, reuse=reuse) for reuse in ("none", "lifetime", "deep")]
+    moved = [plans[0].dram_bytes_unfused, *(plan.dram_bytes for plan in plans)]
+    assert moved == sorted(moved, reverse=True)
+    assert plans[-1].reduction >= 0.55
+    assert all(plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns for plan in plans)
+
+
+def test_memory_helps(resnet18):
+    moved = [
+        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10)).dram_bytes for size in (128, 768, 4096)
+    ]
+    assert moved == sorted(moved, reverse=True)
+
+
+def test_inception_is_searched_in_time():
+    graph, begin = layers_of("inception-v3"), time.process_time()
+    assert fuse_layers(graph).reduction > 0.6
+    assert time.process_time() - begin < 30
+
+
+@pytest.mark.parametrize("baseline", fusion.BASELINES)
+def test_the_plan_of_the_toy_runs(baseline):
+    """Each group, element by element, moves what was counted, in memory so small that it tiles."""
+    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
+    assert plan.dram_bytes < plan.dram_bytes_unfused
+    fused = [(group, placed) for group, placed in zip(plan.groups, plan.placements) if placed]
+    assert any(group.tiling != Tiling() for group, _ in fused)
+    for group, placed in fused:
+        ran = replay(group, placed, 4)
+        assert ran.loaded + ran.stored == group.traffic_elements
+
+
+def test_folded_layers_are_the_regions(capsys):
+    from pimflow import frontend
+    from pimflow.relay_passes.extract_regions import extract_regions
+
+    network = frontend.load("toy")
+    regions = extract_regions(network.module, "toy")
+    graph = folded(regions)
+    assert [layer.name for layer in graph.layers] == [region.name for region in regions.regions]
+    assert sum(layer.macs for layer in graph.layers) == zoo.describe("toy").macs
+    whole = fusion.fuse(network.module, baseline="folded")
+    assert whole.dram_bytes == whole.dram_bytes_ideal  # 768 KiB hold all of it
+    with pytest.raises(UsageError, match="--baseline folded"):
+        fusion.fuse(network.module)
+
+
+def test_a_folded_pooling_keeps_its_map_through_a_flatten():
+    """As VGG's last one: what reads it may need all of it, it reads its windows alone."""
+    window = ConvGeometry(n=1, h=4, w=4, c=2, oc=2, kh=2, kw=2, stride=(2, 2), groups=2)
+    kinds = ("nn.max_pool2d", "reshape")
+    pool = Region(
+        name="pool", operator=kinds[0], operators=kinds, inputs=("%x",), input_shapes=((1, 4, 4, 2),),
+        output_shape=(1, 8), pooling=window,
+    )  # fmt: skip
+    fc = Region(
+        name="fc", operator="fc", operators=("matmul",), inputs=("pool",), input_shapes=((1, 8),),
+        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3), weight_elements=24,
+    )  # fmt: skip
+    graph = folded(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
+    assert graph.shapes["pool"] == (1, 2, 2, 2)
+    plan = fuse_layers(graph)
+    assert (plan.dram_bytes, plan.recomputed_macs) == (4 * (32 + 24 + 3), 0)
+
+
+def test_command(capsys):
+    assert cli.main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
+    assert found["reduction"] == pytest.approx(1 - found["dram_bytes"] / found["dram_bytes_unfused"])
+    assert found["speedup_roofline"] >= 1 and found["speedup_serial_baseline"] > found["speedup_roofline"]
+    assert sum(group["dram_bytes"] for group in found["groups"]) == found["dram_bytes"]
+    assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in found["groups"])
+    assert sum(row["memory"] for row in found["layers"]) == pytest.approx(1)
+    assert cli.main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
+    assert "less" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--on-chip", "100B"], 4, "smallest tile of layer 'pool': needs 260 bytes, 100 bytes available"),
+        (["--on-chip", "0KiB"], 2, "give a positive number"),
+        (["--on-chip", "1.5"], 2, "unknown number or unit; write it as 768KiB"),
+        (["--on-chip", "0.3B"], 2, "no whole number"),
+        (["--bandwidth", "0GB/s"], 2, "give a positive number"),
+        (["--bandwidth=-1GB/s"], 2, "give a positive number"),
+        (["--bandwidth", "3parsec"], 2, "write it as 1.5GB/s"),
+        (["--compute", "200GB/s"], 2, "write it as 200GFLOPS"),
+        (["--reuse", "depp"], 2, "unknown reuse 'depp'; did you mean deep?"),
+        (["--search", "gredy"], 2, "did you mean greedy?"),
+        (["--halo", "x"], 2, "unknown halo"),
+        (["--baseline", "folde"], 2, "did you mean folded"),
+        (["--dtype", "fp33"], 2, "unknown dtype"),
+        (["--objective", "money"], 2, "unknown objective"),
+    ],
+)
+def test_bad_input(options, code, message, capsys):
+    assert cli.main(["fuse", "toy", "--quiet", *options]) == code
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""

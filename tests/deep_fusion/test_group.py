@@ -1,0 +1,127 @@
+"""Are a group's traffic and memory what running it, element by element, shows?"""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_graphs import graphs
+
+from pimflow.core.ranges import RangeMap
+from pimflow.deep_fusion.accelerator import Accelerator
+from pimflow.deep_fusion.group import Group, place
+from pimflow.deep_fusion.layers import Layer, LayerGraph, same
+from pimflow.deep_fusion.replay import replay
+from pimflow.deep_fusion.search import HALOS, fuse_layers
+from pimflow.deep_fusion.tiling import Tiling
+from pimflow.errors import InfeasibleError, VerificationError
+
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
+REUSES = ("none", "lifetime", "deep")
+
+
+@st.composite
+def groups(draw, reuse=None):
+    graph = draw(graphs()).graph
+    end = draw(st.integers(1, len(graph.layers)))
+    begin = draw(st.integers(0, end - 1))
+    retain = draw(st.booleans())
+    tiling = Tiling(
+        n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 2)), retain=retain
+    )
+    weighted = [layer.name for layer in graph.layers[begin:end] if layer.weight_elements]
+    resident = frozenset(name for name in weighted if draw(st.booleans()))
+    reuse = reuse or draw(st.sampled_from(REUSES))
+    if reuse == "none":
+        resident = frozenset(weighted)
+    return Group(graph=graph, begin=begin, end=end, tiling=tiling, reuse=reuse, resident=resident)
+
+
+def smallest(group):
+    """The placement in the smallest memory that this planner finds, by bisection."""
+    low, high, best = 0, place(group, 4, 10**9).on_chip_bytes, place(group, 4, 10**9)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            best = place(group, 4, middle)
+            high = min(middle, best.on_chip_bytes)
+        except InfeasibleError:
+            low = middle + 1
+    return best
+
+
+@PROPERTY
+@given(groups())
+def test_nothing_live_is_overwritten_and_traffic_is_what_moves(group):
+    ran = replay(group, smallest(group), 4)
+    if not group.single:
+        assert ran.loaded + ran.stored == group.traffic_elements
+    for layer in group.layers:
+        assert ran.computed[layer.name] == group.touched_elements(layer.name)
+
+
+@PROPERTY
+@given(groups(reuse="deep"))
+def test_deep_reuse_takes_no_more_than_lifetimes_and_those_no_more_than_none(group):
+    others = [dataclasses.replace(group, reuse=reuse) for reuse in ("lifetime", "none")]
+    sizes = [smallest(each).on_chip_bytes for each in (group, *others)]
+    assert sizes == sorted(sizes)
+
+
+def residual():
+    """Two 3x3 convolutions with a shortcut around them, 4 x 4 x 2."""
+    window = RangeMap(extent=4, window=3, pad_before=1, pad_after=1)
+    maps = (RangeMap.same(1), window, window, RangeMap.whole(2, 2))
+    conv = dict(kind="convolution", maps=(maps,), weight_elements=36, filters=2, macs=576, operations=1152)
+    shape = (1, 4, 4, 2)
+    layers = (
+        Layer(name="a", inputs=("x",), **conv),
+        Layer(name="b", inputs=("a",), **conv),
+        Layer(name="sum", kind="eltwise", inputs=("b", "x"), maps=(same(shape),) * 2, in_place=True),
+    )
+    return LayerGraph(
+        name="r", layers=layers, shapes=dict.fromkeys(("x", "a", "b", "sum"), shape), outputs=("sum",)
+    )
+
+
+@pytest.mark.parametrize("moved", ["a", "b", "a.weights", "b.weights"])
+def test_a_tile_moved_onto_another_that_is_alive_is_seen(moved):
+    group = Group(graph=residual(), begin=0, end=3, reuse="lifetime", resident=frozenset("ab"))
+    placed = place(group, 4, 10**6)
+    replay(group, placed, 4)
+    wrong = {**placed.offsets_bytes, moved: placed.offsets_bytes["x"]}
+    with pytest.raises(VerificationError, match="overwritten"):
+        replay(group, dataclasses.replace(placed, offsets_bytes=wrong), 4)
+
+
+def test_a_residual_block_by_hand():
+    """x and the sum move once, weights once; with two tiles of rows, x has 2 rows more."""
+    whole = Group(graph=residual(), begin=0, end=3)
+    assert whole.traffic_elements == 32 + 32 + 72 and whole.macs == 2 * 576
+    halves = dataclasses.replace(whole, tiling=Tiling(h=2), resident=frozenset("ab"))
+    assert halves.traffic_elements == 2 * 4 * 8 + 32 + 72  # each tile's x is all 4 rows
+    assert halves.macs == 576 + 576 * 6 // 4
+    kept = dataclasses.replace(halves, tiling=Tiling(h=2, retain=True))
+    assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
+
+
+@PROPERTY
+@given(graphs(most=8), st.integers(40, 2000), st.sampled_from(REUSES), st.sampled_from(HALOS))
+def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
+    graph = graph.graph
+    accelerator = Accelerator(on_chip_bytes=4 * on_chip)
+    try:
+        greedy = fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search="greedy")
+    except InfeasibleError as error:
+        assert error.demand > accelerator.on_chip_bytes
+        return
+    best = fuse_layers(graph, accelerator, reuse=reuse, halo=halo)
+    assert best.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
+    for plan in (greedy, best):
+        assert plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns * (1 + 1e-12)
+        assert [g.begin for g in plan.groups] == [0, *(g.end for g in plan.groups[:-1])]
+        for group, placed in zip(plan.groups, plan.placements):
+            if placed is not None:
+                assert placed.on_chip_bytes <= accelerator.on_chip_bytes
+                ran = replay(group, placed, 4)
+                assert ran.loaded + ran.stored == group.traffic_elements
