@@ -189,11 +189,14 @@ def _take_in(
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
         groups.remove(before)
         made.update((b.var, group) for b in before.bindings)
-        for read_by in readers.values():
-            if id(before) in read_by:
-                by = read_by.pop(id(before))
-                read_by.setdefault(id(group), by)
-        wanted += [v for b in before.bindings for v in relax.analysis.free_vars(b.value)]
+        for others in readers.values():
+            if id(before) in others:
+                others.setdefault(id(group), others.pop(id(before)))
+        # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
+        # result, such as a residual, is read once. Slices and concatenations read finished tensors.
+        within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
+        read_by = [v for value in within for v in relax.analysis.free_vars(value)]
+        wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
 
 
