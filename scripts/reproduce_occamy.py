@@ -168,14 +168,17 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which tables (all)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="inferences timed (default: %(default)s)")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
+    parts = args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     torch = not args.no_torch and find_spec("torch") is not None
     try:
-        found = collect(args.models, args.parts, args.runs, torch)
+        found = collect(args.models, parts, args.runs, torch)
     except PimflowError as error:
         sys.exit(str(error))
     if args.json:

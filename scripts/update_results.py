@@ -7,7 +7,7 @@ from update_readme import ROOT, fill, output
 PAGE = ROOT / "docs" / "results.md"
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
-    "occamy-memory": ("reproduce_occamy.py", "--parts", "counts", "memory", "sweep"),
+    "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
 }
