@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pimflow import memory
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import LifetimeError
 from pimflow.memory import csv_form
@@ -24,6 +25,7 @@ def buffers(draw):
     for name in ids:
         begin = draw(st.integers(-5, 1 << 40))
         alignment = draw(st.sampled_from([1, 64]))
+        alias = draw(st.sampled_from(["", "s"]))
         lifetimes.append(
             Lifetime(
                 name=name,
@@ -31,7 +33,8 @@ def buffers(draw):
                 end=begin + draw(st.integers(1, 9)),
                 size_bytes=draw(st.integers(0, csv_form.LARGEST)),
                 memory=draw(st.sampled_from([csv_form.MEMORY, "pim"])),
-                alias=draw(st.sampled_from(["", "s"])),
+                alias=alias,
+                within_bytes=draw(st.sampled_from([0, 64])) if alias else 0,
                 alignment_bytes=alignment,
                 offset_bytes=alignment * draw(st.integers(0, 1 << 40)),
             )
@@ -46,6 +49,25 @@ def test_what_is_written_is_read(tmp_path_factory, lifetimes):
     csv_form.write(path, lifetimes, {life.name: life.offset_bytes for life in lifetimes})
     assert csv_form.read(path) == lifetimes
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_plan_of_parts_is_planned_as_it_is(tmp_path):
+    (tmp_path / "parts.csv").write_text(
+        "id,lower,upper,size,alias,within\na,0,2,8,w,\nb,1,2,4,w,8\nw,2,4,12,w,0\n"
+    )
+    lifetimes = csv_form.read(tmp_path / "parts.csv")
+    offsets = memory.plan(
+        [*lifetimes, Lifetime(name="x", begin=0, end=1, size_bytes=1, memory=csv_form.MEMORY)]
+    ).offsets_bytes
+    assert offsets["b"] == offsets["a"] + 8
+    csv_form.write(tmp_path / "plan.csv", lifetimes, offsets)
+    assert memory.plan(csv_form.read(tmp_path / "plan.csv")).offsets_bytes == {n: offsets[n] for n in "abw"}
+
+
+def test_a_part_of_nothing_is_refused(tmp_path):
+    (tmp_path / "part.csv").write_text("id,lower,upper,size,within\na,0,2,8,4\n")
+    with pytest.raises(LifetimeError, match=r"part\.csv:2: within 4 needs an alias"):
+        csv_form.read(tmp_path / "part.csv")
 
 
 def test_minimalloc_form():

@@ -1,7 +1,8 @@
 """Buffers and plans as MiniMalloc's CSV: ``id,lower,upper,size``, a buffer a line.
 
 A buffer is live in the steps [lower, upper). Optional columns: ``alignment``, ``offset`` (where it has to
-lie; what a plan has for every buffer), ``memory`` and ``alias``. Empty cells take the default.
+lie; what a plan has for every buffer), ``memory``, ``alias`` and ``within`` (bytes into its alias class). Empty
+cells take the default.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pimflow.core.liveness import Lifetime
 from pimflow.errors import LifetimeError, hint
 
 REQUIRED = ("id", "lower", "upper", "size")
-OPTIONAL = ("alignment", "offset", "memory", "alias")
+OPTIONAL = ("alignment", "offset", "memory", "alias", "within")
 LARGEST = 2**63 - 1
 MEMORY = "pool"
 
@@ -98,6 +99,9 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
     offset = _integer(cells, "offset", where, least=0) if cells.get("offset") else None
     if offset is not None and offset % alignment:
         raise LifetimeError(f"{where}: offset {offset} is no multiple of the alignment, {alignment}")
+    within = _integer(cells, "within", where, least=0) if cells.get("within") else 0
+    if within and not cells.get("alias"):
+        raise LifetimeError(f"{where}: within {within} needs an alias, in which the buffer begins there")
     return Lifetime(
         name=cells["id"],
         begin=begin,
@@ -105,6 +109,7 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
         size_bytes=size,
         memory=cells.get("memory") or MEMORY,
         alias=cells.get("alias", ""),
+        within_bytes=within,
         alignment_bytes=alignment,
         offset_bytes=offset,
     )
@@ -125,7 +130,7 @@ def _integer(cells: Mapping[str, str], column: str, where: str, least: int | Non
 def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
     """Write a plan in MiniMalloc's output form; the file appears whole or not at all.
 
-    ``alignment``, ``memory`` and ``alias`` have a column where a buffer needs one.
+    ``alignment``, ``memory``, ``alias`` and ``within`` have a column where a buffer needs one.
 
     Raises
     ------
@@ -136,8 +141,9 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
         "alignment": [life.alignment_bytes for life in lifetimes],
         "memory": [life.memory for life in lifetimes],
         "alias": [life.alias for life in lifetimes],
+        "within": [life.within_bytes for life in lifetimes],
     }
-    defaults = {"alignment": 1, "memory": MEMORY, "alias": ""}
+    defaults = {"alignment": 1, "memory": MEMORY, "alias": "", "within": 0}
     shown = [name for name, column in extra.items() if any(value != defaults[name] for value in column)]
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
