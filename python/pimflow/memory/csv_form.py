@@ -1,8 +1,8 @@
 """Buffers and plans as MiniMalloc's CSV: ``id,lower,upper,size``, a buffer a line.
 
 A buffer is live in the steps [lower, upper). Optional columns: ``alignment``, ``offset`` (where it has to
-lie; what a plan has for every buffer), ``memory``, ``alias`` and ``within`` (bytes into its alias class). Empty
-cells take the default.
+lie; what a plan has for every buffer), ``memory``, ``alias`` and ``within`` (bytes into its alias class).
+Empty cells take the default.
 """
 
 from __future__ import annotations
