@@ -11,6 +11,7 @@ from problems import problems
 
 from pimflow import api, compilation, frontend, pipeline, report, targets
 from pimflow.core.candidate import makespan_ns
+from pimflow.core.plan import Choice
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search, steps
 from pimflow.placement.evaluate import evaluate, overlapped_ns
@@ -107,12 +108,14 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
     """Any legal choice of modes: where branches are joined, results are finished by kernels of their own."""
     found = search(graph, QUICK, costs)
     choices = []
-    for choice in found.plan.choices:
-        candidate = draw.choice(found.table.candidates[choice.region])
+    for region in graph.regions:
+        alone = [c for c in found.table.candidates[region.name] if len(c.covers) == 1]
+        candidate = draw.choice(alone)
         way = candidate.rewrite
-        choices.append(replace(choice, mode=way.mode, gpu_share=candidate.gpu_share, schedule=way.schedule))
+        share = {"gpu_share": candidate.gpu_share, "axis": way.axis}
+        choices.append(Choice(region=region.name, mode=way.mode, schedule=way.schedule, **share))
     drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
-    applied = pipeline.apply_plan(network.module, drawn.gpu_rows(), drawn.programs())
+    applied = pipeline.apply_plan(network.module, drawn.splits(), drawn.programs())
     events = drawn.evaluation.timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
     assert sum(group.fusible for group in kernel_groups(applied)) == charged

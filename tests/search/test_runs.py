@@ -105,6 +105,8 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         conventions=[],
         gpu_part={"target": "llvm+pim"},
         memory={"tensors": 0, "pool_bytes": 0, "optimal": True, "target": "llvm+pim", "copies": []},
+        order=None,
+        decomposition=None,
         search_seconds=0.0,
         wall_seconds=0.0,
     )
