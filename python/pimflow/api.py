@@ -340,7 +340,7 @@ def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs:
     given = searched
     if order.changed:
         graph = regions(order.given, searched.system)
-        given = _search(graph, searched.system, plan and plan.carried_to(graph), costs)
+        given = _search(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
         "latency_ns": searched.evaluation.latency_ns,
