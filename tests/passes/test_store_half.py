@@ -10,6 +10,7 @@ from tvm.script import relax as R
 
 from pimflow import frontend, pipeline
 from pimflow.core.program import PimProgram
+from pimflow.core.split import Split
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.lowering import lower
 from pimflow.pim_backend.schedule import schedules
@@ -260,7 +261,8 @@ def planned() -> tvm.IRModule:
 
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
     programs = {name: program(name, begin) for name, begin in rows.items()}
-    return pipeline.apply_plan(mod, {name: begin for name, begin in rows.items() if begin}, programs)
+    splits = {name: Split("rows", begin) for name, begin in rows.items() if begin}
+    return pipeline.apply_plan(mod, splits, programs)
 
 
 def test_pim_takes_and_gives_half():
