@@ -61,6 +61,7 @@ LAYERS = (
         "__main__",
         "profiling",
         "design_space",
+        "design_settings",
         "relay",
         "pass_options",
         "tvm_extension",

@@ -218,8 +218,9 @@ def _profile(args: argparse.Namespace) -> None:
 
 def _sweep(args: argparse.Namespace) -> None:
     from pimflow import design_space
+    from pimflow.design_settings import Setting
 
-    settings = [design_space.Setting.parse(text) for text in args.settings]
+    settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources, _bar("searching", args.quiet) as advance:
         rows = design_space.sweep(

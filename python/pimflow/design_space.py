@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import os
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from pimflow import placement
 from pimflow.core.region import RegionGraph
-from pimflow.errors import InfeasibleError, SpecError, UnknownNameError, UsageError
-from pimflow.hardware import GpuSpec, PimSpec, System
+from pimflow.design_settings import Setting, Value
+from pimflow.errors import InfeasibleError, UsageError
+from pimflow.hardware import System
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Costs, Profiling
@@ -24,126 +24,6 @@ from pimflow.placement.cache import ResultCache
 from pimflow.placement.executors import Executor, Serial
 from pimflow.profiling import region_graph
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
-
-ELLIPSES = ("…", "...")
-_OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
-_NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
-Value = int | float | bool | str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A field of a system or of its devices, and the values that it takes.
-
-    Attributes
-    ----------
-    name : str
-        As it was given.
-    owner : str
-        ``system``, ``gpu`` or ``pim``.
-    field, key : str
-        Field of the owner, and key in it where that is a table of values.
-    values : tuple
-    """
-
-    name: str
-    owner: str
-    field: str
-    key: str
-    values: tuple[Value, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Setting:
-        """Read ``pim_channels=0,4,…,28``, ``global_buffers=1,2,4`` or ``pim.timing.nRCD=20,30``.
-
-        Raises
-        ------
-        UsageError
-            Another form, a value of another type, or a name that several devices have.
-        UnknownNameError
-            A name that no device has.
-        """
-        name, equals, listed = text.partition("=")
-        if not (name and equals and listed):
-            raise UsageError(f"--set {text}: write NAME=VALUE,VALUE,…")
-        owner, field, key, kind = _field(name)
-        values = tuple(_value(part, kind, text) for part in _listed(listed.split(","), text))
-        if len(set(values)) != len(values):
-            raise UsageError(f"--set {text}: a value is there twice")
-        return cls(name=name, owner=owner, field=field, key=key, values=values)
-
-    def apply(self, system: System, value: Value) -> System:
-        """`system` with that value; raises `UsageError` if they do not go together."""
-        try:
-            if self.owner == "system":
-                loader = _OWNERS.get(self.field)
-                return replace(system, **{self.field: loader.load(value) if loader else value})
-            device = getattr(system, self.owner)
-            changed = {**getattr(device, self.field), self.key: value} if self.key else value
-            return replace(system, **{self.owner: replace(device, **{self.field: changed})})
-        except (ValueError, SpecError) as error:
-            raise UsageError(f"--set {self.name}={value}: {error}") from error
-
-
-def _field(name: str) -> tuple[str, str, str, type]:
-    """Owner, field, key in it and type of what `name` says."""
-    first, *rest = name.split(".")
-    if first in ("gpu", "pim") and rest:
-        owners, path = [first], rest
-    else:
-        owners, path = list(_OWNERS), [first, *rest]
-    found = []
-    for owner in owners:
-        kind = typing.get_type_hints(_OWNERS[owner]).get(path[0])
-        if kind is None or path[0] in _NOT_SET:
-            continue
-        table = typing.get_origin(kind) is dict
-        if len(path) == (2 if table else 1):
-            found.append(
-                (owner, path[0], path[1] if table else "", typing.get_args(kind)[1] if table else kind)
-            )
-    if not found:
-        known = [
-            field if owner == "system" else f"{owner}.{field}"
-            for owner, cls in _OWNERS.items()
-            for field in typing.get_type_hints(cls)
-            if field not in _NOT_SET
-        ]
-        raise UnknownNameError("setting", name, known)
-    if len(found) > 1:
-        choices = " or ".join(f"{owner}.{name}" for owner, *_ in found)
-        raise UsageError(f"--set {name}: say {choices}")
-    return found[0]
-
-
-def _listed(parts: list[str], text: str) -> list[str]:
-    """`parts`, a progression such as 0,4,…,28 written out."""
-    if not any(part in ELLIPSES for part in parts):
-        return parts
-    try:
-        dots = next(index for index, part in enumerate(parts) if part in ELLIPSES)
-        first, second = map(int, parts[max(dots - 2, 0) : dots])
-        last = int(parts[dots + 1])
-    except (ValueError, IndexError):
-        raise UsageError(f"--set {text}: write two whole numbers before … and one after") from None
-    step = second - first
-    if step == 0 or (last - second) % step or (last - second) // step < 1:
-        raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
-    between = [str(value) for value in range(second + step, last, step)]
-    return parts[:dots] + between + _listed(parts[dots + 1 :], text)
-
-
-def _value(text: str, kind: object, whole: str) -> Value:
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise UsageError(f"--set {whole}: '{text}' is neither true nor false")
-        return text == "true"
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +139,15 @@ def sweep(
         If a combination makes no system; nothing is searched then.
     """
     systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
-    points = [
-        Point(graph=graph, system=system, settings=values)
-        for model in models
-        for graph in [_graph(model, shapes, batch, profiling, base)]
-        for values, system in systems
-    ]
+    points = []
+    for model in models:
+        graphs = {
+            views: region_graph(model, shapes or {}, profiling.cache, views=views, batch=batch)
+            for views in sorted({system.views for _, system in systems})
+        }
+        points += [
+            Point(graph=graphs[system.views], system=system, settings=values) for values, system in systems
+        ]
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):
         grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)
@@ -287,16 +170,6 @@ def _run(groups: Sequence[Group], executor: Executor) -> Iterator[tuple[int, lis
         yield 0, groups[0].rows(executor)
     else:
         yield from executor.map(Group.rows, groups)
-
-
-def _graph(
-    model: str | os.PathLike,
-    shapes: Mapping[str, tuple[int, ...]] | None,
-    batch: int | None,
-    profiling: Profiling,
-    base: System,
-) -> RegionGraph:
-    return region_graph(model, shapes or {}, profiling.cache, views=base.views, batch=batch)
 
 
 def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Value], ...]]:

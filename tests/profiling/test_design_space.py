@@ -4,12 +4,16 @@ import csv
 import itertools
 import json
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import cli, placement, system
-from pimflow.design_space import Setting, _with_pareto, sweep
+from pimflow.design_settings import Setting
+from pimflow.design_space import _with_pareto, sweep
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache
@@ -87,6 +91,35 @@ def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
         assert row["latency_ns"] == found.evaluation.latency_ns
         assert row["energy_pj"] == found.evaluation.energy_pj
         assert row["latency_gpu_only_ns"] == found.gpu_only.latency_ns
+
+
+def joined_rows(path):
+    """Two convolutions of one input, one's rows above the other's."""
+    weights = [numpy_helper.from_array(np.ones((32, 32, 1, 1), np.float32), name) for name in ("v", "w")]
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], "upper"),
+        helper.make_node("Conv", ["x", "w"], ["b"], "lower"),
+        helper.make_node("Concat", ["a", "b"], ["y"], "join", axis=2),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 32, 4, 4))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 32, 8, 4))
+    graph = helper.make_graph(nodes, "joined", [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
+    """Parts that lie in their tensor are no kernels; where copies are made, they are."""
+    model = joined_rows(tmp_path / "joined.onnx")
+    search, regions = placement.search, {}
+
+    def seeing(graph, target, costs):
+        regions[target.copies] = [region.view for region in graph.regions]
+        return search(graph, target, costs)
+
+    monkeypatch.setattr(placement, "search", seeing)
+    sweep([model], system(), settings("copies=elided,made", "pim_channels=0"), profiling)
+    assert any(regions["elided"]) and not any(regions["made"])
 
 
 def test_the_gpu_keeps_its_channels_unless_told(profiling):

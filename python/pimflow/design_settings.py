@@ -1,0 +1,129 @@
+"""What of a system a sweep sets: fields of the system and of its devices, with the values that they take."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, replace
+
+from pimflow.errors import SpecError, UnknownNameError, UsageError
+from pimflow.hardware import GpuSpec, PimSpec, System
+
+ELLIPSES = ("…", "...")
+_OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
+_NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
+Value = int | float | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A field of a system or of its devices, and the values that it takes.
+
+    Attributes
+    ----------
+    name : str
+        As it was given.
+    owner : str
+        ``system``, ``gpu`` or ``pim``.
+    field, key : str
+        Field of the owner, and key in it where that is a table of values.
+    values : tuple
+    """
+
+    name: str
+    owner: str
+    field: str
+    key: str
+    values: tuple[Value, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """Read ``pim_channels=0,4,…,28``, ``global_buffers=1,2,4`` or ``pim.timing.nRCD=20,30``.
+
+        Raises
+        ------
+        UsageError
+            Another form, a value of another type, or a name that several devices have.
+        UnknownNameError
+            A name that no device has.
+        """
+        name, equals, listed = text.partition("=")
+        if not (name and equals and listed):
+            raise UsageError(f"--set {text}: write NAME=VALUE,VALUE,…")
+        owner, field, key, kind = _field(name)
+        values = tuple(_value(part, kind, text) for part in _listed(listed.split(","), text))
+        if len(set(values)) != len(values):
+            raise UsageError(f"--set {text}: a value is there twice")
+        return cls(name=name, owner=owner, field=field, key=key, values=values)
+
+    def apply(self, system: System, value: Value) -> System:
+        """`system` with that value; raises `UsageError` if they do not go together."""
+        try:
+            if self.owner == "system":
+                loader = _OWNERS.get(self.field)
+                return replace(system, **{self.field: loader.load(value) if loader else value})
+            device = getattr(system, self.owner)
+            changed = {**getattr(device, self.field), self.key: value} if self.key else value
+            return replace(system, **{self.owner: replace(device, **{self.field: changed})})
+        except (ValueError, SpecError) as error:
+            raise UsageError(f"--set {self.name}={value}: {error}") from error
+
+
+def _field(name: str) -> tuple[str, str, str, type]:
+    """Owner, field, key in it and type of what `name` says."""
+    first, *rest = name.split(".")
+    if first in ("gpu", "pim") and rest:
+        owners, path = [first], rest
+    else:
+        owners, path = list(_OWNERS), [first, *rest]
+    found = []
+    for owner in owners:
+        kind = typing.get_type_hints(_OWNERS[owner]).get(path[0])
+        if kind is None or path[0] in _NOT_SET:
+            continue
+        table = typing.get_origin(kind) is dict
+        if len(path) == (2 if table else 1):
+            found.append(
+                (owner, path[0], path[1] if table else "", typing.get_args(kind)[1] if table else kind)
+            )
+    if not found:
+        known = [
+            field if owner == "system" else f"{owner}.{field}"
+            for owner, cls in _OWNERS.items()
+            for field in typing.get_type_hints(cls)
+            if field not in _NOT_SET
+        ]
+        raise UnknownNameError("setting", name, known)
+    if len(found) > 1:
+        choices = " or ".join(f"{owner}.{name}" for owner, *_ in found)
+        raise UsageError(f"--set {name}: say {choices}")
+    return found[0]
+
+
+def _listed(parts: list[str], text: str) -> list[str]:
+    """`parts`, a progression such as 0,4,…,28 written out."""
+    if not any(part in ELLIPSES for part in parts):
+        return parts
+    try:
+        dots = next(index for index, part in enumerate(parts) if part in ELLIPSES)
+        first, second = map(int, parts[max(dots - 2, 0) : dots])
+        last = int(parts[dots + 1])
+    except (ValueError, IndexError):
+        raise UsageError(f"--set {text}: write two whole numbers before … and one after") from None
+    step = second - first
+    if step == 0 or (last - second) % step or (last - second) // step < 1:
+        raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
+    between = [str(value) for value in range(second + step, last, step)]
+    return parts[:dots] + between + _listed(parts[dots + 1 :], text)
+
+
+def _value(text: str, kind: object, whole: str) -> Value:
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise UsageError(f"--set {whole}: '{text}' is neither true nor false")
+        return text == "true"
+    return text
