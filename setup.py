@@ -10,6 +10,7 @@ PACKAGES = {
     "pimflow": "python/pimflow",
     "pimflow.core": "python/pimflow/core",
     "pimflow.decomposition": "python/pimflow/decomposition",
+    "pimflow.deep_fusion": "python/pimflow/deep_fusion",
     "pimflow.frontend": "python/pimflow/frontend",
     "pimflow.hardware": "python/pimflow/hardware",
     "pimflow.memory": "python/pimflow/memory",

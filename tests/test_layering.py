@@ -261,3 +261,16 @@ def test_parts_without_tvm_do_not_load_it():
     names = "pimflow, pimflow.zoo, pimflow.placement, pimflow.simulators.timing, pimflow.memory, pimflow.cli"
     code = f"import sys, {names}; sys.exit('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0
+
+
+def test_every_package_is_installed():
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (packages,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "PACKAGES"
+    )
+    folders = {
+        str(path.parent.relative_to(ROOT)) for f in FOLDERS for path in (ROOT / f).rglob("__init__.py")
+    }
+    assert folders == set(packages.values())
