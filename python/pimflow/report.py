@@ -124,6 +124,7 @@ def estimate_part(searched: Searched) -> dict[str, Any]:
     plan, latency_ns = searched.plan, searched.evaluation.latency_ns
     return {
         "objective": searched.goal.objective,
+        "modes": [mode.lower() for mode in searched.goal.modes],
         "solver": searched.goal.solver_for(searched.graph),
         "estimate_ns": plan.latency_ns,
         "estimate_gap": (plan.latency_ns - latency_ns) / latency_ns,

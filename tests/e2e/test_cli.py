@@ -115,6 +115,9 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--pim", "newton"], 2, "newton-gddr6"),
         (["compile", "toy", "--pim-channels", "32"], 2, "0..31"),
         (["compile", "toy", "--accounting", "generous"], 2, "full, paper"),
+        (["compile", "toy", "--accounting", "paper+tax"], 2, "pim-launch, crossbar"),
+        (["compile", "toy", "--modes", "gpu,pin"], 2, "did you mean pim"),
+        (["timeline", "toy", "--modes", "pim"], 2, "gpu,pim"),
         (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
         (
             ["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"],
