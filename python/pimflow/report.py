@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
 from pimflow.hardware import System
@@ -246,8 +247,9 @@ def table(report: dict[str, Any], out: str | None) -> str:
 def _search_line(report: dict[str, Any]) -> str:
     """How the plan was found, and how far the solver's view of it is from the timeline."""
     overlapped = sum(report["overlapped_ns"].values())
+    modes = "" if len(report["modes"]) == len(MODES) else f" with {', '.join(report['modes'])} alone"
     return (
-        f"search    least {report['objective']} by {report['solver']}: estimate "
+        f"search    least {report['objective']} by {report['solver']}{modes}: estimate "
         f"{report['estimate_ns'] / 1e6:.4f} ms ({100 * report['estimate_gap']:+.2f} %), no plan below "
         f"{report['lower_bound_ns'] / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
     )
