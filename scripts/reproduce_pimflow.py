@@ -29,7 +29,7 @@ def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str
     found: dict[str, Any] = {}
     if "comparison" in parts:
         found["comparison"] = published_comparison.compare(searches, models)
-        found["least energy"] = published_comparison.least_energy(searches, models)
+        found["energies"] = published_comparison.energies(searches, models)
     if "shares" in parts:
         found["shares"] = published_comparison.shares(searches, models)
     if "ablation" in parts:
@@ -50,7 +50,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
             drawn[name] = lambda a=accounting, t=timing: published_tables.speedups(rows, a, t)
         drawn["parts"] = lambda: published_tables.parts(rows)
         drawn["commands"] = lambda: published_tables.commands(rows)
-        drawn["energy"] = lambda: published_tables.energy(rows, found["least energy"])
+        drawn["energy"] = lambda: published_tables.energy(rows, found["energies"])
     for name in ("shares", "terms", "gains", "GPU side", "sizes"):
         if name in found:
             table = getattr(published_tables, name.lower().replace(" ", "_"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import placement
@@ -77,7 +77,7 @@ CONFIGURATIONS = (
 
 
 class Searches:
-    """Searches that share what layers and kernels cost, on one system but for conventions and launches.
+    """Searches that share what layers and kernels cost, on one system but for conventions, launches, prices.
 
     Parameters
     ----------
@@ -172,15 +172,24 @@ def compare(
     return rows
 
 
-def least_energy(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
-    """The plans of all that this project does that need the least energy, as `compare` has them."""
+def read_once(on: System) -> System:
+    """The same system if a COMP read its global buffer once, not once a bank as the fork prices it."""
+    per_bank_pj = on.pim.energy["buffer_read_pj"] / on.pim.banks
+    return replace(on, pim=replace(on.pim, energy=on.pim.energy | {"buffer_read_pj": per_bank_pj}))
+
+
+def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
+    """As `compare`: the plan that needs the least energy, and PIMFlow's at the price of `read_once`."""
     rows = []
     for model in models:
         for accounting, timing in CONVENTIONS:
-            on, goal = OURS.system(accounting, timing), Goal(objective="energy")
             names = {"model": model, "accounting": accounting, "timing": timing}
-            found = searches.search(model, on, goal)
+            on = OURS.system(accounting, timing)
+            found = searches.search(model, on, Goal(objective="energy"))
             rows.append({**names, "configuration": "least energy", **result(found)})
+            on = read_once(PIMFLOW.system(accounting, timing))
+            found = searches.search(model, on, Goal(modes=PIMFLOW.modes))
+            rows.append({**names, "configuration": "read once", **result(found)})
     return rows
 
 

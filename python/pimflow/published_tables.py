@@ -129,15 +129,16 @@ def commands(rows: Sequence[Row]) -> str:
     return markdown(["accounting, timing", *heads, "Newton++ over the GPU alone"], lines)
 
 
-def energy(rows: Sequence[Row], frugal: Sequence[Row]) -> str:
-    """Change of energy against the GPU alone, end to end, and what makes it."""
+def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
+    """Change of energy against the GPU alone, end to end, and what makes it; `others` are of `energies`."""
     lines = []
     for accounting, timing in CONVENTIONS:
         convention = {"accounting": accounting, "timing": timing}
         found = {
             PIMFLOW.name: select(rows, configuration=PIMFLOW.name, **convention),
+            "PIMFlow, buffer read once": select(others, configuration="read once", **convention),
             OURS.name: select(rows, configuration=OURS.name, **convention),
-            "least energy": select(frugal, **convention),
+            "least energy": select(others, configuration="least energy", **convention),
         }
         for position, row in enumerate(found[OURS.name]):
             changes = [f"{own[position]['energy_change']:+.1%}" for own in found.values()]
@@ -151,7 +152,7 @@ def energy(rows: Sequence[Row], frugal: Sequence[Row]) -> str:
         means = [f"{statistics.mean(r['energy_change'] for r in own):+.1%}" for own in found.values()]
         lines.append(["mean", f"{accounting}, {timing}", "", *means, "", "", ""])
     for label, change in PUBLISHED_ENERGY.items():
-        lines.append([label, "", "", f"{change:+.0%}", "", "", "", "", ""])
+        lines.append([label, "", "", f"{change:+.0%}", *[""] * 6])
     head = ["network", "accounting, timing", "GPU alone, mJ", *found]
     return markdown([*head, "of pimflow: by runtime", "by work", "its COMPs"], lines)
 
@@ -194,10 +195,11 @@ def gpu_side(rows: Sequence[Row]) -> str:
             f"{row['latency_gpu_only_ns'] / 1e6:.4f}",
             _pair(row),
             f"{row['energy_change']:+.1%}",
+            f"{row['energy_change_read_once']:+.1%}",
         ]
         for row in rows
     ]
-    head = ["GPU", "launches, ms", "executions", "GPU alone, ms", "speed-up", "energy"]
+    head = ["GPU", "launches, ms", "executions", "GPU alone, ms", "speed-up", "energy", "buffer read once"]
     return markdown(head, lines)
 
 
