@@ -154,7 +154,7 @@ def test_the_published_gpu_is_met(searches):
 
 
 def test_prices_change_energy_alone(searches, rows):
-    """By hand, of the COMPs: 16 multiply-adds, a column of the bank, and of the buffer as much or a sixteenth."""
+    """By hand, of a COMP in a bank: 16 multiply-adds, a column, and a read of the buffer or a sixteenth."""
     found = energies(searches, ["toy"])
     e = system().pim.energy
     full_pj = 16 * (e["multiply_pj"] + e["add_pj"]) + e["column_read_pj"] + e["buffer_read_pj"]
