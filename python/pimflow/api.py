@@ -98,7 +98,7 @@ def search(
     reorder: bool = False,
     decompose: Decomposing | None = None,
     profiling: Profiling | None = None,
-    **goal: str | float | None,
+    **goal: Any,
 ) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
@@ -122,7 +122,7 @@ def search(
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     **goal
-        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``: see `placement.Goal`.
+        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``modes``: see `placement.Goal`.
     """
     Goal(**goal)  # refused before the work, not after it
     request, plan = requested(decompose), _plan(plan)
@@ -151,7 +151,7 @@ def search_network(
     plan: AnyPlan | None = None,
     *,
     profiling: Profiling | None = None,
-    **goal: str | float | None,
+    **goal: Any,
 ) -> Searched:
     """`search` for a network that was loaded."""
     target_system = target_system or system()
@@ -199,7 +199,7 @@ def compile(
     reorder: bool = False,
     profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
-    **goal: str | float | None,
+    **goal: Any,
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
@@ -360,7 +360,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    **goal: str | float | None,
+    **goal: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -423,7 +423,7 @@ def _comparison(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = Goal(objective=searched.goal.objective)
+    goal = Goal(objective=searched.goal.objective, modes=searched.goal.modes)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from pimflow import fuse_command, memory_command
-from pimflow.hardware.system import ACCOUNTINGS, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
+from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
 def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
@@ -148,6 +148,12 @@ def _goal_options(sub: argparse.ArgumentParser) -> None:
         help="dp: regions one after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
         "at most 8 regions; auto: dp where there are no branches, else ilp (default)",
     )
+    sub.add_argument(
+        "--modes",
+        metavar="MODE,…",
+        default="gpu,pim,split,pipeline",
+        help="what may be done with layers; gpu is always one of them (default: %(default)s)",
+    )
     sub.add_argument("--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
     sub.add_argument("--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
 
@@ -183,7 +189,10 @@ def _system_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--copies", help=f"of parts of tensors: {', '.join(COPIES)}")
     sub.add_argument("--padding", help=f"of convolutions on the GPU: {', '.join(PADDINGS)}")
     sub.add_argument("--splits", help=f"of layers, the best or tenths of rows: {', '.join(SPLITS)}")
-    sub.add_argument("--accounting", help=f"what is charged: {', '.join(ACCOUNTINGS)}")
+    sub.add_argument(
+        "--accounting",
+        help=f"what is charged: {', '.join(ACCOUNTINGS)}, or paper+… with some of {', '.join(CHARGES)}",
+    )
     sub.add_argument("--dtype", help="storage type: fp16, fp32")
     sub.add_argument(
         "--profiler",

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _system(args: argparse.Namespace) -> System:
-    timing = args.timing or TIMING_OF.get(args.accounting)
+    timing = args.timing or TIMING_OF.get((args.accounting or "").partition("+")[0])
     return system(
         args.system,
         gpu=args.gpu,
@@ -150,7 +150,7 @@ def _show_bar(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]
     return lambda share: bar.update(task, completed=share)
 
 
-def _goal(args: argparse.Namespace) -> dict[str, str | float | None]:
+def _goal(args: argparse.Namespace) -> dict[str, Any]:
     """What the search is asked for, as the public API takes it."""
     from pimflow.placement.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
@@ -158,6 +158,7 @@ def _goal(args: argparse.Namespace) -> dict[str, str | float | None]:
     return {
         "objective": args.objective,
         "solver": args.solver,
+        "modes": args.modes,
         "max_latency_ns": None if latency is None else quantity(latency, LATENCY_UNITS, "--max-latency"),
         "max_energy_pj": None if energy is None else quantity(energy, ENERGY_UNITS, "--max-energy"),
     }

@@ -52,6 +52,7 @@ _CHECKS = {
     "pimflow.plan": _plan,
     "pimflow.objective": _goal("objective"),
     "pimflow.solver": _goal("solver"),
+    "pimflow.modes": _goal("modes"),
     "pimflow.max_latency_ns": _goal("max_latency_ns"),
     "pimflow.max_energy_pj": _goal("max_energy_pj"),
 }

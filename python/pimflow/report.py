@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
 from pimflow.hardware import System
@@ -124,6 +125,7 @@ def estimate_part(searched: Searched) -> dict[str, Any]:
     plan, latency_ns = searched.plan, searched.evaluation.latency_ns
     return {
         "objective": searched.goal.objective,
+        "modes": [mode.lower() for mode in searched.goal.modes],
         "solver": searched.goal.solver_for(searched.graph),
         "estimate_ns": plan.latency_ns,
         "estimate_gap": (plan.latency_ns - latency_ns) / latency_ns,
@@ -245,8 +247,9 @@ def table(report: dict[str, Any], out: str | None) -> str:
 def _search_line(report: dict[str, Any]) -> str:
     """How the plan was found, and how far the solver's view of it is from the timeline."""
     overlapped = sum(report["overlapped_ns"].values())
+    modes = "" if len(report["modes"]) == len(MODES) else f" with {', '.join(report['modes'])} alone"
     return (
-        f"search    least {report['objective']} by {report['solver']}: estimate "
+        f"search    least {report['objective']} by {report['solver']}{modes}: estimate "
         f"{report['estimate_ns'] / 1e6:.4f} ms ({100 * report['estimate_gap']:+.2f} %), no plan below "
         f"{report['lower_bound_ns'] / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
     )

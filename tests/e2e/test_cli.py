@@ -100,6 +100,14 @@ def test_explain_prints_candidates_and_why(capsys):
         assert code == 0 and "PIM" in names and name in names
 
 
+def test_modes_restrict_the_candidates(capsys):
+    options = ["--explain", "down.conv", "--modes", "gpu,pim", "--quiet", "--json"]
+    code, out, _ = run(capsys, "compile", "toy", *options)
+    assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
+    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--quiet")
+    assert code == 0 and "dp with gpu alone" in out and "all 32 channels on the GPU" in out
+
+
 def test_models_lists_parameters(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and "3,504,872" in out
@@ -115,6 +123,9 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--pim", "newton"], 2, "newton-gddr6"),
         (["compile", "toy", "--pim-channels", "32"], 2, "0..31"),
         (["compile", "toy", "--accounting", "generous"], 2, "full, paper"),
+        (["compile", "toy", "--accounting", "paper+tax"], 2, "pim-launch, crossbar"),
+        (["compile", "toy", "--modes", "gpu,pin"], 2, "did you mean pim"),
+        (["timeline", "toy", "--modes", "pim"], 2, "gpu,pim"),
         (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
         (
             ["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"],

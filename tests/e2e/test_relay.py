@@ -125,6 +125,7 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     few = pimflow.system(pim_channels=4, accounting="paper", timing="ramulator-pimflow")
     found = pimflow.search(mod, few)
     config = {"pimflow.system": few, "pimflow.objective": "latency", "pimflow.solver": "dp"}
+    config |= {"pimflow.modes": "gpu,pim,split,pipeline"}
     config |= {"pimflow.max_latency_ns": 2 * found.plan.latency_ns, "pimflow.max_energy_pj": 10**15}
     with tvm.transform.PassContext(opt_level=3, config=config):
         assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
@@ -138,6 +139,7 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     ("config", "error", "says"),
     [
         ({"pimflow.solver": "db"}, UnknownNameError, "dp"),
+        ({"pimflow.modes": "gpu,splits"}, UnknownNameError, "split"),
         ({"pimflow.objective": "latenci"}, UnknownNameError, "latency"),
         ({"pimflow.max_latency_ns": -3}, UsageError, "max_latency_ns -3"),
         ({"pimflow.max_energy_pj": "little"}, UsageError, "max_energy_pj"),

@@ -13,6 +13,8 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
+# What ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges some of it.
+CHARGES = ("pim-launch", "crossbar", "epilogue", "layout")
 TIMINGS = ("strict", "ramulator-pimflow")
 # Parts of tensors lie inside them where they can, or are always copied.
 COPIES = ("elided", "made")
@@ -45,7 +47,8 @@ class System:
         Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
         reaches the global buffers of one channel.
     accounting : str
-        ``full`` or ``paper``: what is charged (docs/architecture.md has the table).
+        ``full`` or ``paper``: what is charged (docs/architecture.md has the table). ``paper`` and some of
+        `CHARGES`, such as ``paper+crossbar``, is what lies between.
     timing : str
         Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
     scheduling : str
@@ -88,7 +91,6 @@ class System:
                 f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
             )
         for what, value, known in (
-            ("accounting", self.accounting, ACCOUNTINGS),
             ("timing", self.timing, TIMINGS),
             ("scheduling", self.scheduling, SCHEDULINGS),
             ("copies", self.copies, COPIES),
@@ -97,6 +99,12 @@ class System:
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
+        first, *more = self.accounting.split("+")
+        if first not in ACCOUNTINGS or (more and (first == "full" or not set(more) <= set(CHARGES))):
+            raise ValueError(
+                f"accounting '{self.accounting}' is none of {', '.join(ACCOUNTINGS)} and "
+                f"paper+… with some of {', '.join(CHARGES)}"
+            )
 
     def require_network_dtype(self) -> None:
         """Raise `UsageError` if no network is compiled in the storage type."""
@@ -111,6 +119,10 @@ class System:
     def gpu_channels(self) -> int:
         """Memory channels that serve the GPU in a mixed plan."""
         return self.gpu.memory_channels - self.pim_channels
+
+    def charges(self, what: str) -> bool:
+        """Whether one of `CHARGES` is charged."""
+        return self.accounting == "full" or what in self.accounting.split("+")
 
     @property
     def views(self) -> bool:

@@ -127,7 +127,8 @@ def search(
     costs
         See `Candidates`.
     goal : Goal, optional
-        What is minimised, how, and within which bounds: the latency, by the solver that suits the network.
+        What is minimised, how, within which bounds, and by which modes: by default the latency, by the
+        solver that suits the network, by all modes.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def search(
         If no plan keeps to the bounds, or the weights of the best do not fit the PIM channels.
     """
     goal = goal or Goal()
-    maker = Candidates(graph, system, costs)
+    maker = Candidates(graph, system, costs, goal.modes)
     table = profile(graph, maker)
     whole = _gpu_only(graph, maker)
     gpu_only = evaluate(graph, whole, table, system)
@@ -299,6 +300,8 @@ def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bo
         return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
     alone = [c for c in table.candidates[name] if len(c.covers) == 1]
     others = [c for c in alone if c.rewrite.mode != "GPU"]
+    if not others:
+        return "none of the modes that were asked for does it alone in another way"
     best = min(others, key=lambda c: table.cost(name, c).latency_ns)
     here, there = table.cost(name, chosen).latency_ns, table.cost(name, best).latency_ns
     reason = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"

@@ -5,9 +5,11 @@ What is charged is the table "What is charged" of docs/architecture.md, in one p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Known, Port, Rewrite, Task
+from pimflow.core.plan import MODES
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
     ELEMENT_BYTES,
@@ -42,6 +44,8 @@ class Candidates:
     system : System
     costs : Costs, optional
         Made for the system, or for one that differs in launch times only.
+    modes : sequence of str
+        Those of `core.plan.MODES` that candidates have; no others are timed.
 
     Raises
     ------
@@ -54,9 +58,10 @@ class Candidates:
         graph: RegionGraph,
         system: System,
         costs: Costs | None = None,
+        modes: Sequence[str] = MODES,
     ):
         system.require_network_dtype()
-        self.graph, self.system = graph, system
+        self.graph, self.system, self.modes = graph, system, modes
         self.costs = costs or Costs(system, Profiling())
         self._layers: dict[ConvGeometry, splits.Layer] = {}
 
@@ -77,6 +82,8 @@ class Candidates:
 
     def layers(self) -> list[splits.Layer]:
         """What PIM is asked to do."""
+        if set(self.modes) <= {"GPU"}:
+            return []
         capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
         missing = [region for geometry, region in capable.items() if geometry not in self._layers]
         if self.splitting == "exact":
@@ -89,12 +96,13 @@ class Candidates:
     def _asked(self, region: Region) -> splits.Layer:
         """What is asked about the layer of a region."""
         geometry, name = region.geometry, region.name
+        if "SPLIT" not in self.modes:
+            return self.costs.layer(geometry, name)
         if self.splitting == "grid":
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
-        full = self.system.accounting == "full"
+        burst_ns = self.system.pim.column_bytes / self.system.crossbar_bytes_per_ns
         terms = splits.Terms(
-            launch_ns=self.system.pim_launch_ns if full else 0.0,
-            burst_ns=self.system.pim.column_bytes / self.system.crossbar_bytes_per_ns if full else 0.0,
+            launch_ns=self._submission_ns, burst_ns=burst_ns if self.system.charges("crossbar") else 0.0
         )
         possible = splits.every(geometry, self.system.pim, views=self.system.views)
         besides = tuple(self._beside(region, split) for split in possible)
@@ -113,12 +121,15 @@ class Candidates:
         )
 
     def all(self, region: Region) -> list[Candidate]:
-        """GPU; PIM and SPLIT where PIM can run the region."""
-        found = [self.make(region, "GPU")]
+        """GPU; PIM and SPLIT where PIM can run the region; of these, those of `modes`."""
+        found = [self.make(region, "GPU")] if "GPU" in self.modes else []
         if self.refusal(region):
             return found
-        found.append(self.make(region, "PIM"))
-        return found + [self._with_pim(region, split) for split in self.splits(region)]
+        if "PIM" in self.modes:
+            found.append(self.make(region, "PIM"))
+        if "SPLIT" in self.modes:
+            found += [self._with_pim(region, split) for split in self.splits(region)]
+        return found
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """Those of a region that are candidates."""
@@ -193,17 +204,17 @@ class Candidates:
     def _with_pim(self, region: Region, split: Split, schedule: str = "") -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
         run, channels = self.pim_cost(region, split, schedule), self.system.gpu_channels
-        full = self.system.accounting == "full"
         parallel = [self._pim_task(region, run)]
-        if full:
+        if self.system.charges("crossbar"):
             transfer = self._transfer(f"{region.name} (to and from PIM)", self._pim_bytes(run))
             # A kernel's traffic over the crossbar is priced with the kernel.
             crossbar_pj = transfer.moved_bytes * self.system.gpu.energy["l2_pj_per_byte"]
             parallel.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
         parallel += self._gpu_tasks(region, split, channels)
-        tasks = [self._prologue_task(region, channels)] if region.prologue and full else []
+        layout = self.system.charges("layout")
+        tasks = [self._prologue_task(region, channels)] if region.prologue and layout else []
         first = tuple(range(len(tasks)))
-        if full:
+        if layout:
             tasks += [replace(task, after=first) for task in self._padding_tasks(region, split, channels)]
         padded = tuple(range(len(tasks)))
         tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
@@ -241,7 +252,7 @@ class Candidates:
             return []
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         task = self._gpu_task(f"{region.name} (GPU {split.axis})", kernel, channels)
-        if self.system.accounting != "full":
+        if not self.system.charges("crossbar"):
             return [task]
         return [task, self._transfer(f"{region.name} (GPU traffic)", task.moved_bytes)]
 
@@ -252,7 +263,7 @@ class Candidates:
 
     def _last_tasks(self, region: Region, split: Split, results: int) -> list[Task]:
         """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
-        if self.system.accounting != "full":
+        if not self.system.charges("epilogue"):
             return []
         found = []
         more = (self.system.pim.result_lanes - 1) * results
@@ -303,7 +314,7 @@ class Candidates:
             input_bytes=read_bytes - (0 if own else result_bytes),
             output_bytes=result_bytes if own or shared else 0,
         )
-        if self.system.accounting == "paper" or not (kernel.input_bytes or kernel.output_bytes):
+        if not self.system.charges("epilogue") or not (kernel.input_bytes or kernel.output_bytes):
             return EdgeCost()
         task = self._gpu_task(f"{region.name} (epilogue)", kernel, self.system.gpu_channels)
         return EdgeCost(task=task if own else replace(task, launch_ns=0.0, launched=False))
@@ -359,8 +370,11 @@ class Candidates:
         kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
         return [self._gpu_task(f"{region.name} (padded input)", kernel, channels)]
 
+    @property
+    def _submission_ns(self) -> float:
+        return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
+
     def _pim_task(self, region: Region, run: PimCost) -> Task:
-        full = self.system.accounting == "full"
         energy = pim_energy_pj(
             run.commands,
             run.gwrite_bursts,
@@ -372,7 +386,7 @@ class Candidates:
         return Task(
             label=f"{region.name} (PIM)",
             resource="pim",
-            launch_ns=self.system.pim_launch_ns if full else 0.0,
+            launch_ns=self._submission_ns,
             execution_ns=run.time_ns,
             energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
             known=Known.SIMULATED,

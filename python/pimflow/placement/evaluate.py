@@ -39,6 +39,14 @@ class Evaluation:
     def energy_pj(self) -> float:
         return sum(self.energies_pj.values())
 
+    @property
+    def added_ns(self) -> dict[str, float]:
+        """By region, how much later the last task so far ends for it: they add up to the latency.
+
+        What a candidate of several regions adds is its first one's; regions without tasks are left out.
+        """
+        return {name: added_ps / 1000 for name, added_ps in _added_ps(self.timeline.events).items()}
+
 
 # The GPU's constant power, and the background of the PIM channels.
 STATIC = ("gpu_static", "pim_static")
@@ -170,19 +178,27 @@ def overlapped_ns(
 
     Together with the latency it makes what `solve.one_by_one` adds up.
     """
-    run = execute(graph, candidates, table)
-    ends_ps = {e.regions[0]: 0 for e in run.events}
-    for event in run.events:
-        ends_ps[event.regions[0]] = max(ends_ps[event.regions[0]], event.end_ps)
-    found, state, reached_ps = {}, State(), 0
+    added_ps = _added_ps(execute(graph, candidates, table).events)
+    found, state = {}, State()
     for candidate in candidates:
         name = candidate.covers[0]
         alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
-        added_ps = max(ends_ps.get(name, 0) - reached_ps, 0)
-        if round(alone_ps - added_ps) > 1:  # events are rounded to a picosecond
-            found[name] = (alone_ps - added_ps) / 1000
-        reached_ps += added_ps
+        saved_ps = alone_ps - added_ps.get(name, 0)
+        if round(saved_ps) > 1:  # events are rounded to a picosecond
+            found[name] = saved_ps / 1000
         state = steps.after(graph, candidate, state)
+    return found
+
+
+def _added_ps(events: Iterable[Event]) -> dict[str, int]:
+    """By the first region of a candidate, in order, how far its end lies behind all before it."""
+    ends_ps: dict[str, int] = {}
+    for event in events:
+        ends_ps[event.regions[0]] = max(ends_ps.get(event.regions[0], 0), event.end_ps)
+    found, reached_ps = {}, 0
+    for name, end_ps in ends_ps.items():
+        found[name] = max(end_ps - reached_ps, 0)
+        reached_ps += found[name]
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import CostTable
+from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import System
@@ -64,17 +66,22 @@ class Goal:
         run one after the other, else `ilp`.
     max_latency_ns, max_energy_pj : float or None
         Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
+    modes : sequence of str, or str
+        What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
+        any case; or all of them in one text, with commas.
 
     Raises
     ------
     UnknownNameError, UsageError
-        For an unknown objective or solver, and a bound that is no number above zero.
+        For an unknown objective, solver or mode, a bound that is no number above zero, and modes without
+        ``gpu``.
     """
 
     objective: str = "latency"
     solver: str = AUTO
     max_latency_ns: float | None = None
     max_energy_pj: float | None = None
+    modes: Sequence[str] = MODES
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -86,6 +93,7 @@ class Goal:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
                 raise UsageError(f"{name} {value!r} is no number above zero")
+        object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
         """What is minimised, of a plan."""
@@ -106,6 +114,20 @@ class Goal:
         if self.solver != AUTO:
             return self.solver
         return "dp" if is_serial(graph) else "ilp"
+
+
+def _modes(named: Sequence[str]) -> tuple[str, ...]:
+    """As plans name them, in their order."""
+    named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
+    for name in named:
+        if name.upper() not in MODES:
+            raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])
+    found = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
+    if "GPU" not in found:
+        raise UsageError(
+            f"modes {','.join(named)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(named)}"
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +235,16 @@ class Minimiser:
         goal, graph = self.goal, self.graph
         fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
         least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
-        more = "more PIM channels (--pim-channels)"
+        more = ["more PIM channels (--pim-channels)"]
+        if goal.modes != MODES:
+            more.append("more modes (--modes)")
         if goal.max_latency_ns and goal.max_latency_ns < fastest_ns:
-            levers = (f"--max-latency {_enough(fastest_ns, 'us', 1e3)}", more)
+            levers = (f"--max-latency {_enough(fastest_ns, 'us', 1e3)}", *more)
             return InfeasibleError(
                 f"latency of '{graph.name}'", fastest_ns, goal.max_latency_ns, "ns", levers
             )
         if goal.max_energy_pj and goal.max_energy_pj < least_pj:
-            levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", more)
+            levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
         frugal = self._under(replace(goal, max_energy_pj=None), self.energy)
         quick = self._under(replace(goal, max_latency_ns=None), LATENCY)
@@ -234,7 +258,7 @@ class Minimiser:
             (
                 f"--max-energy {_enough(within_pj, 'uJ', 1e6)}",
                 f"--max-latency {_enough(within_ns, 'us', 1e3)}",
-                more,
+                *more,
             ),
         )
 

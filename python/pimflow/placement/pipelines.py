@@ -238,7 +238,7 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
     A part waits for those of the region before it up to the same stage; that they come in order, one
     resource sees to.
     """
-    full = maker.system.accounting == "full"
+    crossbar = maker.system.charges("crossbar")
     tasks: list[Task] = []
     done: dict[tuple[int, int], tuple[int, ...]] = {}
     for position, stage in run.pipeline.steps:
@@ -248,7 +248,7 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
         if (position, stage) in costs:
             cost = costs[position, stage]
             parts = [replace(maker._pim_task(region, cost), label=f"{label} (PIM)")]
-            if full:
+            if crossbar:
                 transfer = maker._transfer(f"{label} (to and from PIM)", maker._pim_bytes(cost))
                 # A kernel's traffic over the crossbar is priced with the kernel.
                 crossbar_pj = transfer.moved_bytes * maker.system.gpu.energy["l2_pj_per_byte"]
@@ -256,7 +256,7 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
         else:
             kernel = run.kernel(position, stage, maker.system.dtype)
             parts = [maker._gpu_task(label, kernel, maker.system.gpu_channels)]
-            if full:
+            if crossbar:
                 parts.append(maker._transfer(f"{label} (GPU traffic)", parts[0].moved_bytes))
         tasks += [replace(task, after=waits) for task in parts]
         done[position, stage] = tuple(range(first, len(tasks)))
@@ -304,6 +304,8 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     Of every run and way to deal it to the devices that is the best number of stages. Costs of single
     regions have to be known already (`Candidates.prepare`).
     """
+    if "PIPELINE" not in maker.modes:
+        return {}
     bounds = _Bounds(maker)
     wanted = [run for run in runs(maker) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
     layers = {

@@ -102,7 +102,7 @@ def build(
     PimflowError
         Of the kinds that `pimflow.search` raises. Options of the search come from the ``PassContext``:
         ``pimflow.system``, ``pimflow.plan``, ``pimflow.objective``, ``pimflow.solver``,
-        ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``.
+        ``pimflow.modes``, ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")

@@ -1,0 +1,124 @@
+"""Why speed-ups differ from the published ones: a term of the accounting, or of the GPU, at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pimflow.hardware import GpuSpec, System
+from pimflow.hardware.system import CHARGES
+from pimflow.placement import Goal
+from pimflow.published_comparison import OURS, PIMFLOW, Configuration, Row, Searches, read_once, result
+from pimflow.simulators.gpu_model import KernelCost
+from pimflow.simulators.profiler import Analytic, KernelRequest
+
+MODEL = "mobilenet-v2"
+# Of the GPU alone on MODEL, from the artifact: cycles at the core clock of its simulated part, and kernels.
+PUBLISHED_CYCLES = 1_445_620
+PUBLISHED_KERNELS = 107
+# In the order in which they are switched on; together they are full accounting and strict timing.
+TERMS = ("timing", *CHARGES)
+
+
+@dataclass(frozen=True)
+class Slower:
+    """The analytic model with all executions longer by a factor; launches stay."""
+
+    factor: float
+    computes: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"analytic, executions x {self.factor!r}"
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        found = Analytic().costs(requests, gpu, dtype)
+        return [replace(cost, execution_ns=cost.execution_ns * self.factor) for cost in found]
+
+
+def charged(each: Configuration, terms: Sequence[str]) -> System:
+    """The system of a configuration as the paper accounts, but for some of `TERMS`."""
+    charges = [term for term in terms if term in CHARGES]
+    timing = "strict" if "timing" in terms else "ramulator-pimflow"
+    return each.system("+".join(["paper", *charges]), timing)
+
+
+def terms(searches: Searches, model: str = MODEL, each: Configuration = PIMFLOW) -> list[Row]:
+    """From the paper's accounting to the full one: a term ``alone``, and ``together`` with those before."""
+    base = _found(searches, model, each, ())
+    rows = [{"term": "paper", "alone": base, "together": base}]
+    for count, term in enumerate(TERMS, start=1):
+        together = _found(searches, model, each, TERMS[:count])
+        rows.append({"term": term, "alone": _found(searches, model, each, (term,)), "together": together})
+    return rows
+
+
+def _found(searches: Searches, model: str, each: Configuration, switched: Sequence[str]) -> Row:
+    return result(searches.search(model, charged(each, switched), Goal(modes=each.modes)))
+
+
+def gains(searches: Searches, model: str = MODEL) -> list[Row]:
+    """What is searched beyond the paper, one thing after the other, as the paper accounts and in full."""
+    steps = {
+        "as published": PIMFLOW,
+        "the best splits": replace(PIMFLOW, splits=OURS.splits),
+        "all loop orders": OURS,
+    }
+    return [
+        {
+            "term": step,
+            "paper": _found(searches, model, each, ()),
+            "full": _found(searches, model, each, TERMS),
+        }
+        for step, each in steps.items()
+    ]
+
+
+def gpu_side(
+    searches: Searches,
+    model: str = MODEL,
+    published_ns: float | None = None,
+    published_kernels: int = PUBLISHED_KERNELS,
+    each: Configuration = PIMFLOW,
+) -> list[Row]:
+    """The paper's accounting with the GPU's side as published: as many launches, executions as long, or both.
+
+    ``energy_change_read_once`` is the change of energy with the price of `read_once`.
+
+    Parameters
+    ----------
+    published_ns : float, optional
+        Latency of the GPU alone; that of `PUBLISHED_CYCLES` by default.
+    published_kernels : int
+        Its kernels, each with a launch as long as here.
+    """
+    on = charged(each, ())
+    published_ns = published_ns or PUBLISHED_CYCLES / on.gpu.clock_mhz * 1e3
+    ours = searches.search(model, on, Goal(modes=each.modes))
+    launch_ns, events = on.gpu.launch_ns, ours.gpu_only.timeline.events
+    kernels = sum(event.launched for event in events if event.resource == "gpu")
+    execution_ns = ours.gpu_only.latency_ns - kernels * launch_ns
+    longer = Slower((published_ns - published_kernels * launch_ns) / execution_ns)
+    longer_launch_ns = launch_ns * published_kernels / kernels
+    ways = {
+        "as here": (launch_ns, None),
+        "launches": (longer_launch_ns, None),
+        "executions": (launch_ns, longer),
+        "both": (longer_launch_ns, longer),
+        "no launches": (0.0, None),
+    }
+    rows = []
+    for way, (gpu_ns, profiler) in ways.items():
+        profiling = replace(searches.profiling, gpu=profiler) if profiler else searches.profiling
+        changed = on.with_launches(gpu_ns=gpu_ns, pim_ns=on.pim_launch_ns)
+        found, cheaper = (
+            result(searches.search(model, under, Goal(modes=each.modes), profiling))
+            for under in (changed, read_once(changed))
+        )
+        figures = {"kernels": kernels, "launch_ns": gpu_ns, "execution_factor": 1.0}
+        if profiler:
+            figures["execution_factor"] = profiler.factor
+        figures["energy_change_read_once"] = cheaper["energy_change"]
+        rows.append({"way": way, **figures, **found})
+    return rows

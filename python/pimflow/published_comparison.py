@@ -1,0 +1,220 @@
+"""The configurations that PIMFlow's paper compares, searched under every convention, beside its figures.
+
+Sources: the slides "Execution Time", "Energy Consumption" and "Model Size Sensitivity Study" of PIMFlow
+(CGO 2023), and the figures of MobileNetV2 that its artifact comes with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pimflow import placement
+from pimflow.core.plan import MODES
+from pimflow.core.region import Region, RegionGraph
+from pimflow.hardware import System, system
+from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
+from pimflow.placement.evaluate import savings_pj
+from pimflow.profiling import region_graph
+
+NETWORKS = ("efficientnet-b0", "mobilenet-v2", "mnasnet-1.0", "resnet-50", "vgg-16")
+SIZES = (
+    *(f"efficientnet-b{size}" for size in range(7)),
+    *("mobilenet-v2", "mobilenet-v2-1.4", "mobilenet-v2-2.0"),
+    *("mnasnet-1.0", "mnasnet-1.3", "mnasnet-2.0"),
+)
+ACCOUNTED = ("paper", "full")
+TIMED = ("ramulator-pimflow", "strict")
+CONVENTIONS = tuple((accounting, timing) for accounting in ACCOUNTED for timing in TIMED)
+CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
+WHOLE_LAYERS = ("GPU", "PIM")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What a compiler may do.
+
+    Attributes
+    ----------
+    name : str
+    scheduling, splits : str
+        Of the system: loop orders of PIM programs, and which splits are tried.
+    modes : tuple of str
+        What may be done with a layer.
+    """
+
+    name: str
+    scheduling: str
+    splits: str = "grid"
+    modes: tuple[str, ...] = MODES
+
+    def system(self, accounting: str, timing: str) -> System:
+        """The paper's devices under a convention."""
+        return system(accounting=accounting, timing=timing, scheduling=self.scheduling, splits=self.splits)
+
+
+# The paper's five, in its order and on its terms (MD-DP and pipelines build on Newton++, splits are tenths of
+# the rows); then whole layers by all loop orders, and all that this project does.
+NEWTON_PLUS = Configuration(name="Newton+", scheduling="newton+", modes=WHOLE_LAYERS)
+NEWTON_PLUS_PLUS = Configuration(name="Newton++", scheduling="newton++", modes=WHOLE_LAYERS)
+PIMFLOW = Configuration(name="PIMFlow", scheduling="newton++")
+ALL_ORDERS = Configuration(name="all loop orders", scheduling="pimflow", modes=WHOLE_LAYERS)
+OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact")
+CONFIGURATIONS = (
+    NEWTON_PLUS,
+    NEWTON_PLUS_PLUS,
+    Configuration(name="Pipeline", scheduling="newton++", modes=("GPU", "PIM", "PIPELINE")),
+    Configuration(name="MD-DP", scheduling="newton++", modes=("GPU", "PIM", "SPLIT")),
+    PIMFLOW,
+    ALL_ORDERS,
+    OURS,
+)
+
+
+class Searches:
+    """Searches that share what layers and kernels cost, on one system but for conventions, launches, prices.
+
+    Parameters
+    ----------
+    profiling : Profiling
+        How times are found.
+    progress : callable
+        Told what is being searched.
+    """
+
+    def __init__(self, profiling: Profiling, progress: Callable[[str], None] = lambda _: None):
+        self.profiling, self.progress = profiling, progress
+        self._costs: dict[tuple, Costs] = {}
+        self._graphs: dict[str, RegionGraph] = {}
+
+    def graph(self, model: str) -> RegionGraph:
+        """The regions of a network."""
+        if model not in self._graphs:
+            self._graphs[model] = region_graph(model, {}, self.profiling.cache)
+        return self._graphs[model]
+
+    def costs(self, on: System, profiling: Profiling) -> Costs:
+        """Those of a system; accountings, launches and ways to split share them."""
+        key = (on.timing, on.scheduling, profiling.gpu)
+        if key not in self._costs:
+            self._costs[key] = Costs(on, profiling)
+        return self._costs[key]
+
+    def search(self, model: str, on: System, goal: Goal, profiling: Profiling | None = None) -> Searched:
+        """The best plan of a network."""
+        self.progress(f"{model}, {on.accounting}, {on.timing}, {on.scheduling}, {','.join(goal.modes)}")
+        profiling = profiling or self.profiling
+        return placement.search(self.graph(model), on, self.costs(on, profiling), goal)
+
+
+def is_convolution(region: Region) -> bool:
+    """Fully connected layers are none."""
+    return region.operator in CONVOLUTIONS
+
+
+def kind(region: Region) -> str:
+    """What the shares of the GPU's time are told by."""
+    if not is_convolution(region):
+        return "FC" if region.operator == "fc" else "other"
+    g = region.geometry
+    if region.operator != "conv2d":
+        return "depthwise"
+    return "1x1" if (g.kh, g.kw) == (1, 1) else "k x k"
+
+
+def convolutions_ns(searched: Searched, evaluation: Evaluation) -> float:
+    """What the convolutions of a network add to its latency."""
+    regions = {region.name: region for region in searched.graph.regions}
+    return sum(ns for name, ns in evaluation.added_ns.items() if is_convolution(regions[name]))
+
+
+def result(searched: Searched) -> Row:
+    """Figures of one plan beside those of the GPU alone, on all its channels."""
+    plan, alone = searched.evaluation, searched.gpu_only
+    before_ns, after_ns = convolutions_ns(searched, alone), convolutions_ns(searched, plan)
+    modes = Counter(choice.mode for choice in searched.plan.choices for _ in choice.regions)
+    return {
+        "latency_gpu_only_ns": alone.latency_ns,
+        "latency_ns": plan.latency_ns,
+        "speedup": alone.latency_ns / plan.latency_ns,
+        "convolutions_gpu_only_ns": before_ns,
+        "convolutions_ns": after_ns,
+        "convolutions_speedup": before_ns / after_ns,
+        "energy_gpu_only_pj": alone.energy_pj,
+        "energy_pj": plan.energy_pj,
+        "energy_change": plan.energy_pj / alone.energy_pj - 1,
+        "energies_gpu_only_pj": dict(alone.energies_pj),
+        "energies_pj": dict(plan.energies_pj),
+        "savings_pj": savings_pj(plan, alone),
+        "regions": {mode: modes[mode] for mode in MODES if modes[mode]},
+    }
+
+
+def compare(
+    searches: Searches,
+    models: Sequence[str] = NETWORKS,
+    configurations: Sequence[Configuration] = CONFIGURATIONS,
+    conventions: Sequence[tuple[str, str]] = CONVENTIONS,
+) -> list[Row]:
+    """Every network in every configuration under every convention; a row each, with those of `result`."""
+    rows = []
+    for model in models:
+        for accounting, timing in conventions:
+            for each in configurations:
+                found = searches.search(model, each.system(accounting, timing), Goal(modes=each.modes))
+                names = {"model": model, "accounting": accounting, "timing": timing}
+                rows.append({**names, "configuration": each.name, **result(found)})
+    return rows
+
+
+def read_once(on: System) -> System:
+    """The same system if a COMP read its global buffer once, not once a bank as the fork prices it."""
+    per_bank_pj = on.pim.energy["buffer_read_pj"] / on.pim.banks
+    return replace(on, pim=replace(on.pim, energy=on.pim.energy | {"buffer_read_pj": per_bank_pj}))
+
+
+def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
+    """As `compare`: the plan that needs the least energy, and PIMFlow's at the price of `read_once`."""
+    rows = []
+    for model in models:
+        for accounting, timing in CONVENTIONS:
+            names = {"model": model, "accounting": accounting, "timing": timing}
+            on = OURS.system(accounting, timing)
+            found = searches.search(model, on, Goal(objective="energy"))
+            rows.append({**names, "configuration": "least energy", **result(found)})
+            on = read_once(PIMFLOW.system(accounting, timing))
+            found = searches.search(model, on, Goal(modes=PIMFLOW.modes))
+            rows.append({**names, "configuration": "read once", **result(found)})
+    return rows
+
+
+def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
+    """By network, what each `kind` of layer takes of the latency of the GPU alone."""
+    rows = []
+    for model in models:
+        alone = searches.search(model, system(), Goal(modes=("GPU",))).gpu_only
+        total: Counter[str] = Counter()
+        for region in searches.graph(model).regions:
+            total[kind(region)] += alone.added_ns.get(region.name, 0.0)
+        rows.append({"model": model, **{name: ns / alone.latency_ns for name, ns in total.items()}})
+    return rows
+
+
+def sizes(searches: Searches, models: Sequence[str] = SIZES) -> list[Row]:
+    """Larger and larger networks, by PIMFlow and by all that is here, as the paper accounts and in full."""
+    return compare(searches, models, (PIMFLOW, OURS), (CONVENTIONS[0], CONVENTIONS[-1]))
+
+
+def mean_speedup(rows: Iterable[Mapping[str, Any]], what: str = "speedup") -> float:
+    """The geometric mean."""
+    return statistics.geometric_mean(row[what] for row in rows)
+
+
+def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
+    """The rows that have certain values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]

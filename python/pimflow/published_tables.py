@@ -1,0 +1,248 @@
+"""What `published_comparison` and `published_ablation` find, as tables in Markdown and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pimflow.published_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
+from pimflow.published_comparison import (
+    ALL_ORDERS,
+    CONFIGURATIONS,
+    CONVENTIONS,
+    NEWTON_PLUS,
+    NEWTON_PLUS_PLUS,
+    OURS,
+    PIMFLOW,
+    Row,
+    mean_speedup,
+    select,
+)
+
+# The paper's figures by configuration: convolutions only, end to end; None where it gives none.
+PUBLISHED = {
+    "paper: mobilenet-v2": {
+        "Newton++": (1.365, None),
+        "Pipeline": (1.413, None),
+        "MD-DP": (1.436, None),
+        "PIMFlow": (1.481, 1.38),
+    },
+    "paper: mean": {"PIMFlow": (1.30, 1.34)},
+    "paper: most": {"PIMFlow": (1.48, 1.82)},
+}
+PUBLISHED_ENERGY = {"paper: mean": -0.26, "paper: most": -0.39}
+PUBLISHED_COMMANDS = (1.20, 1.13)
+PUBLISHED_SIZES = {"efficientnet-b0": 1.43, "efficientnet-b6": 1.07}
+TERMS = {
+    "paper": "paper accounting, `ramulator-pimflow`",
+    "timing": "timing `strict`",
+    "pim-launch": "submissions to PIM",
+    "crossbar": "crossbar",
+    "epilogue": "bias, activation, sums after PIM",
+    "layout": "layout and padding before PIM",
+}
+KINDS = ("1x1", "FC", "k x k", "depthwise", "other")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _pair(row: Row) -> str:
+    return f"{row['convolutions_speedup']:.3f} / {row['speedup']:.3f}"
+
+
+def _means(rows: Sequence[Row]) -> str:
+    return f"{mean_speedup(rows, 'convolutions_speedup'):.3f} / {mean_speedup(rows):.3f}"
+
+
+def _published(pair: tuple[float | None, float | None] | None) -> str:
+    return " / ".join("-" if value is None else f"{value:.3f}" for value in pair) if pair else ""
+
+
+def _order(rows: Iterable[Row], name: str) -> list[str]:
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def speedups(rows: Sequence[Row], accounting: str, timing: str) -> str:
+    """Speed-ups over the GPU alone under one convention: convolutions only / end to end."""
+    rows = select(rows, accounting=accounting, timing=timing)
+    names = [each.name for each in CONFIGURATIONS]
+    lines = []
+    for model in _order(rows, "model"):
+        own = {row["configuration"]: row for row in select(rows, model=model)}
+        alone_ms = own[names[0]]["latency_gpu_only_ns"] / 1e6
+        lines.append([model, f"{alone_ms:.4f}", *(_pair(own[name]) for name in names)])
+    columns = {name: select(rows, configuration=name) for name in names}
+    lines.append(["geometric mean", "", *(_means(column) for column in columns.values())])
+    most = ["most", ""]
+    for column in columns.values():
+        pair = (max(row[what] for row in column) for what in ("convolutions_speedup", "speedup"))
+        most.append(" / ".join(f"{value:.3f}" for value in pair))
+    lines.append(most)
+    for label, known in PUBLISHED.items():
+        lines.append([label, "", *(_published(known.get(name)) for name in names)])
+    return markdown(["network", "GPU alone, ms", *names], lines)
+
+
+def parts(rows: Sequence[Row]) -> str:
+    """Where the time goes, in ms: convolutions and all else, of the GPU alone and of two configurations."""
+    head = ["network", "accounting, timing", "GPU: convolutions", "else"]
+    shown = (PIMFLOW.name, OURS.name)
+    for name in shown:
+        head += [f"{name}: convolutions", "else"]
+    lines = []
+    for accounting, timing in (CONVENTIONS[0], CONVENTIONS[-1]):
+        for model in _order(rows, "model"):
+            own = select(rows, model=model, accounting=accounting, timing=timing)
+            cells = [model, f"{accounting}, {timing}", *_split(own[0], "_gpu_only")]
+            for name in shown:
+                cells += _split(select(own, configuration=name)[0], "")
+            lines.append(cells)
+    return markdown(head, lines)
+
+
+def _split(row: Row, side: str) -> list[str]:
+    convolutions, all_ns = row[f"convolutions{side}_ns"], row[f"latency{side}_ns"]
+    return [f"{convolutions / 1e6:.4f}", f"{(all_ns - convolutions) / 1e6:.4f}"]
+
+
+def commands(rows: Sequence[Row]) -> str:
+    """What better command streams gain by themselves: whole layers on PIM or the GPU, geometric means."""
+    lines = []
+    pairs = ((NEWTON_PLUS, NEWTON_PLUS_PLUS), (NEWTON_PLUS_PLUS, ALL_ORDERS))
+    for accounting, timing in CONVENTIONS:
+        own = select(rows, accounting=accounting, timing=timing)
+        cells = [f"{accounting}, {timing}"]
+        for worse, better in pairs:
+            a, b = (select(own, configuration=each.name) for each in (worse, better))
+            names = ("convolutions_speedup", "speedup")
+            gains = [mean_speedup(b, what) / mean_speedup(a, what) for what in names]
+            cells.append(" / ".join(f"{gain:.3f}" for gain in gains))
+        cells.append(_means(select(own, configuration=NEWTON_PLUS_PLUS.name)))
+        lines.append(cells)
+    lines.append(["paper", _published(PUBLISHED_COMMANDS), "", ""])
+    heads = [f"{better.name} over {worse.name}" for worse, better in pairs]
+    return markdown(["accounting, timing", *heads, "Newton++ over the GPU alone"], lines)
+
+
+def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
+    """Change of energy against the GPU alone, end to end, and what makes it; `others` are of `energies`."""
+    lines = []
+    for accounting, timing in CONVENTIONS:
+        convention = {"accounting": accounting, "timing": timing}
+        found = {
+            PIMFLOW.name: select(rows, configuration=PIMFLOW.name, **convention),
+            "PIMFlow, buffer read once": select(others, configuration="read once", **convention),
+            OURS.name: select(rows, configuration=OURS.name, **convention),
+            "least energy": select(others, configuration="least energy", **convention),
+        }
+        for position, row in enumerate(found[OURS.name]):
+            changes = [f"{own[position]['energy_change']:+.1%}" for own in found.values()]
+            before = row["energy_gpu_only_pj"]
+            runtime, work = (
+                -row["savings_pj"][part] / before for part in ("shorter_runtime", "cheaper_work")
+            )
+            comp = row["energies_pj"].get("pim_comp", 0.0) / before
+            cells = [row["model"], f"{accounting}, {timing}", f"{before / 1e9:.2f}", *changes]
+            lines.append([*cells, f"{runtime:+.1%}", f"{work:+.1%}", f"{comp:.1%}"])
+        means = [f"{statistics.mean(r['energy_change'] for r in own):+.1%}" for own in found.values()]
+        lines.append(["mean", f"{accounting}, {timing}", "", *means, "", "", ""])
+    for label, change in PUBLISHED_ENERGY.items():
+        lines.append([label, "", "", f"{change:+.0%}", *[""] * 6])
+    head = ["network", "accounting, timing", "GPU alone, mJ", *found]
+    return markdown([*head, "of pimflow: by runtime", "by work", "its COMPs"], lines)
+
+
+def shares(rows: Sequence[Row]) -> str:
+    """What layers take of the GPU's time."""
+    lines = []
+    for row in rows:
+        both = row.get("1x1", 0.0) + row.get("FC", 0.0)
+        lines.append([row["model"], *(f"{row.get(kind, 0.0):.1%}" for kind in KINDS), f"{both:.1%}"])
+    return markdown(["network", *KINDS, "1x1 and FC"], [*lines, ["paper", *[""] * len(KINDS), "60-80 %"]])
+
+
+def terms(rows: Sequence[Row]) -> str:
+    """One term of the accounting at a time."""
+    lines = [[TERMS[row["term"]], _pair(row["alone"]), _pair(row["together"])] for row in rows]
+    return markdown(["charged", "alone", "with those above"], lines)
+
+
+def gains(rows: Sequence[Row]) -> str:
+    """What the search adds."""
+    lines = [[row["term"], _pair(row["paper"]), _pair(row["full"])] for row in rows]
+    return markdown(["searched", "paper, ramulator-pimflow", "full, strict"], lines)
+
+
+def gpu_side(rows: Sequence[Row]) -> str:
+    """The GPU's side as published."""
+    names = {
+        "as here": "as here",
+        "launches": f"as many launches as {PUBLISHED_KERNELS} kernels have",
+        "executions": "executions as long as published",
+        "both": f"both: the published baseline, {PUBLISHED_CYCLES:,} cycles",
+        "no launches": "launches of the GPU take no time",
+    }
+    lines = [
+        [
+            names[row["way"]],
+            f"{row['kernels'] * row['launch_ns'] / 1e6:.4f}",
+            f"{row['execution_factor']:.2f} x",
+            f"{row['latency_gpu_only_ns'] / 1e6:.4f}",
+            _pair(row),
+            f"{row['energy_change']:+.1%}",
+            f"{row['energy_change_read_once']:+.1%}",
+        ]
+        for row in rows
+    ]
+    head = ["GPU", "launches, ms", "executions", "GPU alone, ms", "speed-up", "energy", "buffer read once"]
+    return markdown(head, lines)
+
+
+def sizes(rows: Sequence[Row]) -> str:
+    """Speed-ups of larger and larger networks, end to end."""
+    conventions = list(dict.fromkeys((row["accounting"], row["timing"]) for row in rows))
+    names = _order(rows, "configuration")
+    lines = []
+    for model in _order(rows, "model"):
+        cells = [model]
+        own = select(rows, model=model)
+        cells.append(f"{own[0]['latency_gpu_only_ns'] / 1e6:.4f}")
+        for accounting, timing in conventions:
+            for name in names:
+                (row,) = select(own, accounting=accounting, timing=timing, configuration=name)
+                cells.append(_pair(row))
+        known = PUBLISHED_SIZES.get(model)
+        lines.append([*cells, "" if known is None else f"{known:.2f}"])
+    heads = [f"{name}: {', '.join(convention)}" for convention in conventions for name in names]
+    return markdown(["network", "GPU alone, ms", *heads, "paper"], lines)
+
+
+def figure(rows: Sequence[Row]) -> Any:
+    """Speed-ups end to end by network and configuration, a panel a convention, as a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    whole = Figure(figsize=(11, 6.5), layout="constrained")
+    panels = whole.subplots(2, 2, sharex=True, sharey=True).flat
+    models, names = _order(rows, "model"), _order(rows, "configuration")
+    width = 0.8 / len(names)
+    for axes, (accounting, timing) in zip(panels, CONVENTIONS):
+        own = select(rows, accounting=accounting, timing=timing)
+        for number, name in enumerate(names):
+            column = select(own, configuration=name)
+            values = [row["speedup"] for row in column]
+            if len(column) > 1:
+                values.append(mean_speedup(column))
+            places = [index + (number - (len(names) - 1) / 2) * width for index in range(len(values))]
+            axes.bar(places, values, width, label=name)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set(title=f"{accounting} accounting, {timing}", ylabel="speed-up, end to end", ylim=(0.8, None))
+        labels = [*models, "mean"] if len(models) > 1 else models
+        axes.set_xticks(range(len(labels)), labels)
+        axes.tick_params(axis="x", labelrotation=20)
+    whole.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+    return whole

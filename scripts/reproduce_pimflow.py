@@ -1,0 +1,97 @@
+"""PIMFlow's own comparison: ``reproduce_pimflow.py [--parts …] [--page] [MODEL…]``.
+
+Prints tables in Markdown; ``--page`` writes those of docs/results.md, and its picture.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from update_readme import ROOT, fill
+
+from pimflow import published_ablation, published_comparison, published_tables
+from pimflow.memory import plot
+from pimflow.memory.csv_form import replace_file
+from pimflow.placement import Profiling
+from pimflow.placement.cache import ResultCache, default_path
+from pimflow.placement.executors import parse_executor
+from pimflow.published_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
+
+PAGE = ROOT / "docs" / "results.md"
+PICTURE = ROOT / "docs" / "pimflow_comparison.png"
+PARTS = ("comparison", "shares", "ablation", "sizes")
+
+
+def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str, Any]:
+    """All figures of `parts`."""
+    found: dict[str, Any] = {}
+    if "comparison" in parts:
+        found["comparison"] = published_comparison.compare(searches, models)
+        found["energies"] = published_comparison.energies(searches, models)
+    if "shares" in parts:
+        found["shares"] = published_comparison.shares(searches, models)
+    if "ablation" in parts:
+        ways = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
+        found |= {name: getattr(published_ablation, way)(searches) for way, name in ways.items()}
+    if "sizes" in parts:
+        found["sizes"] = published_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
+    return found
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """The tables of what `collect` found, by the names of their marks in the page."""
+    drawn: dict[str, Callable[[], str]] = {}
+    if "comparison" in found:
+        rows = found["comparison"]
+        for accounting, timing in CONVENTIONS:
+            name = f"speed-up {accounting} {timing}"
+            drawn[name] = lambda a=accounting, t=timing: published_tables.speedups(rows, a, t)
+        drawn["parts"] = lambda: published_tables.parts(rows)
+        drawn["commands"] = lambda: published_tables.commands(rows)
+        drawn["energy"] = lambda: published_tables.energy(rows, found["energies"])
+    for name in ("shares", "terms", "gains", "GPU side", "sizes"):
+        if name in found:
+            table = getattr(published_tables, name.lower().replace(" ", "_"))
+            drawn[name] = lambda table=table, name=name: table(found[name])
+    return {f"pimflow {name}": table() for name, table in drawn.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of the zoo ({', '.join(NETWORKS)})")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of %(default)s")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--plot", metavar="FILE", help="draw the comparison: .png, .svg or .html")
+    parser.add_argument("--jobs", metavar="N", type=int, help="worker processes (default: one a processor)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    args = parser.parse_args()
+    models, parts = args.models or list(NETWORKS), args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if args.page and args.models:
+        parser.error("the page has the networks of the paper; leave out MODEL")
+    if args.plot:
+        plot.check_format(args.plot)
+    profiling = Profiling(cache=ResultCache(default_path()), executor=parse_executor("processes", args.jobs))
+    say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))
+    found = collect(Searches(profiling, say), models, parts)
+    printed = tables(found)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n\n".join(f"{name}\n\n{table}" for name, table in printed.items()))
+    pictures = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
+    for path in filter(None, pictures):
+        plot.save(path, published_tables.figure(found["comparison"]), "PIMFlow's comparison")
+    if args.page:
+        text = PAGE.read_text(encoding="utf-8")
+        for name, table in printed.items():
+            text = fill(text, name, table)
+        replace_file(PAGE, text.encode())
+
+
+if __name__ == "__main__":
+    main()

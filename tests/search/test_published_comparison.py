@@ -1,0 +1,218 @@
+"""Does the comparison with the paper compare what it says, and does its page show what was found?"""
+
+import importlib
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pimflow import published_tables
+from pimflow.core.candidate import Cost, makespan_ns
+from pimflow.core.plan import MODES
+from pimflow.errors import UsageError
+from pimflow.hardware import system
+from pimflow.hardware.system import CHARGES
+from pimflow.placement import Candidates, Goal, Profiling, evaluate
+from pimflow.published_ablation import TERMS, gains, gpu_side, terms
+from pimflow.published_comparison import (
+    CONFIGURATIONS,
+    CONVENTIONS,
+    OURS,
+    PIMFLOW,
+    Searches,
+    compare,
+    convolutions_ns,
+    energies,
+    is_convolution,
+    select,
+    shares,
+)
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def searches():
+    return Searches(Profiling())
+
+
+@pytest.fixture(scope="module")
+def rows(searches):
+    return compare(searches, ["toy"])
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    yield importlib.import_module("reproduce_pimflow")
+    for name in ("reproduce_pimflow", "update_readme"):
+        sys.modules.pop(name, None)
+
+
+def test_what_may_do_more_is_no_slower(rows):
+    """By convention; configurations that have the modes and loop orders of others, and some beside."""
+    assert len(rows) == len(CONFIGURATIONS) * len(CONVENTIONS)
+    for accounting, timing in CONVENTIONS:
+        own = {r["configuration"]: r for r in select(rows, accounting=accounting, timing=timing)}
+        latency_ns = {name: row["latency_ns"] for name, row in own.items()}
+        for more, less in (
+            ("Newton++", "Newton+"),
+            ("MD-DP", "Newton++"),
+            ("Pipeline", "Newton++"),
+            ("PIMFlow", "MD-DP"),
+            ("PIMFlow", "Pipeline"),
+            ("all loop orders", "Newton++"),
+            ("pimflow", "all loop orders"),
+            ("pimflow", "PIMFlow"),
+        ):
+            assert latency_ns[more] <= latency_ns[less] * (1 + 1e-9)
+        for each in CONFIGURATIONS:
+            row = own[each.name]
+            assert row["latency_ns"] <= row["latency_gpu_only_ns"]
+            assert set(row["regions"]) <= set(each.modes)
+
+
+def test_convolutions_are_what_the_regions_take(searches):
+    """Of the GPU alone, kernel by kernel; of a plan, together with all else its latency."""
+    on = system(accounting="paper")
+    found = searches.search("toy", on, Goal())
+    graph, gpu = found.graph, []
+    for region in filter(is_convolution, graph.regions):
+        gpu.append(found.maker.make(region, "GPU", gpu_channels=on.gpu.memory_channels))
+    alone_ns = sum(Cost.of(candidate).latency_ns for candidate in gpu)
+    assert convolutions_ns(found, found.gpu_only) == pytest.approx(alone_ns, rel=1e-6)
+    assert 0 < convolutions_ns(found, found.evaluation) < found.evaluation.latency_ns
+    (share,) = shares(searches, ["toy"])
+    alone = found.gpu_only.latency_ns
+    assert share["1x1"] + share["k x k"] + share["depthwise"] == pytest.approx(alone_ns / alone, rel=1e-6)
+    assert sum(value for name, value in share.items() if name != "model") == pytest.approx(1.0)
+
+
+def test_all_terms_together_are_full_accounting(searches):
+    """Task by task; and no term makes anything cheaper."""
+    graph, full = searches.graph("toy"), Candidates(searches.graph("toy"), system())
+    every = Candidates(graph, system(accounting="+".join(["paper", *CHARGES])), full.costs)
+    paper = Candidates(graph, system(accounting="paper"), full.costs)
+    dearer = set()
+    for region in graph.regions:
+        splits = [c for c in full.all(region) if c.rewrite.mode == "SPLIT"]
+        for mode, gpu, axis in [("PIM", 0, "rows")] + [
+            ("SPLIT", c.rewrite.gpu_rows, c.rewrite.axis) for c in splits
+        ]:
+            if full.refusal(region):
+                continue
+            wanted = full.make(region, mode, gpu, axis=axis)
+            assert every.make(region, mode, gpu, axis=axis) == wanted
+            free_ns = makespan_ns(paper.make(region, mode, gpu, axis=axis).tasks)
+            for charge in CHARGES:
+                some = Candidates(graph, system(accounting=f"paper+{charge}"), full.costs)
+                time_ns = makespan_ns(some.make(region, mode, gpu, axis=axis).tasks)
+                assert free_ns <= time_ns <= makespan_ns(wanted.tasks)
+                dearer |= {charge} if time_ns > free_ns or some.absorb(region).task else set()
+    assert dearer >= {"pim-launch", "epilogue"}
+
+
+@pytest.mark.parametrize("accounting", ["papers", "full+crossbar", "paper+", "paper+tax", "crossbar"])
+def test_what_is_no_accounting_is_refused(accounting):
+    with pytest.raises(UsageError, match=r"none of full, paper and paper\+… with some of pim-launch"):
+        system(accounting=accounting)
+
+
+def test_the_ablation_begins_and_ends_with_the_comparison(searches, rows):
+    found = terms(searches, "toy")
+    assert [row["term"] for row in found] == ["paper", *TERMS]
+    for which, (accounting, timing) in ((0, CONVENTIONS[0]), (-1, CONVENTIONS[-1])):
+        (row,) = select(rows, accounting=accounting, timing=timing, configuration=PIMFLOW.name)
+        assert found[which]["together"]["latency_ns"] == row["latency_ns"]
+        (row,) = select(rows, accounting=accounting, timing=timing, configuration=OURS.name)
+        assert gains(searches, "toy")[-1][accounting]["latency_ns"] == row["latency_ns"]
+    assert found[1]["alone"] == found[1]["together"]
+
+
+def test_the_published_gpu_is_met(searches):
+    """Launches and executions so changed that the GPU alone takes as long as the published one."""
+    ways = {row["way"]: row for row in gpu_side(searches, "toy", 2e5, 20)}
+    kernels, launch_ns = ways["as here"]["kernels"], ways["as here"]["launch_ns"]
+    assert ways["both"]["latency_gpu_only_ns"] == pytest.approx(2e5)
+    assert ways["both"]["launch_ns"] * kernels == pytest.approx(20 * launch_ns)
+    assert ways["no launches"]["latency_gpu_only_ns"] == pytest.approx(
+        ways["as here"]["latency_gpu_only_ns"] - kernels * launch_ns
+    )
+    graph = searches.graph("toy")
+    maker = Candidates(graph, system())
+    whole = tuple(maker.make(r, "GPU", gpu_channels=maker.system.gpu.memory_channels) for r in graph.regions)
+    slow = replace(maker.system.gpu, launch_ns=ways["launches"]["launch_ns"])
+    again = Candidates(graph, replace(maker.system, gpu=slow))
+    table = searches.search("toy", system(), Goal(modes=("GPU",))).table
+    slower = tuple(again.make(r, "GPU", gpu_channels=slow.memory_channels) for r in graph.regions)
+    before, after = (evaluate(graph, chosen, table, system()).latency_ns for chosen in (whole, slower))
+    assert ways["launches"]["latency_gpu_only_ns"] == pytest.approx(after) and after > before
+
+
+def test_prices_change_energy_alone(searches, rows):
+    """By hand, of a COMP in a bank: 16 multiply-adds, a column, and a read of the buffer or a sixteenth."""
+    found = energies(searches, ["toy"])
+    e = system().pim.energy
+    full_pj = 16 * (e["multiply_pj"] + e["add_pj"]) + e["column_read_pj"] + e["buffer_read_pj"]
+    once_pj = full_pj - e["buffer_read_pj"] * 15 / 16
+    for row in select(found, configuration="read once"):
+        wanted = {name: row[name] for name in ("accounting", "timing")}
+        (same,) = select(rows, configuration="PIMFlow", **wanted)
+        assert row["latency_ns"] == same["latency_ns"]
+        comps = same["energies_pj"]["pim_comp"]
+        assert row["energies_pj"]["pim_comp"] == pytest.approx(comps * once_pj / full_pj)
+        (frugal,) = select(found, configuration="least energy", **wanted)
+        (ours,) = select(rows, configuration="pimflow", **wanted)
+        assert frugal["energy_pj"] <= min(ours["energy_pj"], same["energy_pj"]) * (1 + 1e-9)
+
+
+def test_the_page_has_a_place_for_every_table(script, searches, rows):
+    found = {"comparison": rows, "energies": energies(searches, ["toy"]), "shares": shares(searches, ["toy"])}
+    found |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
+    found |= {"GPU side": gpu_side(searches, "toy", 2e5, 20), "sizes": select(rows, configuration="PIMFlow")}
+    tables = script.tables(json.loads(json.dumps(found)))
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- (pimflow [^>]*) begin -->", text)) == set(tables)
+    for name, table in tables.items():
+        filled = script.fill(text, name, table)
+        assert filled.count(table) == 1 and filled.count("<!--") == text.count("<!--")
+        head, rule, *body = table.splitlines()
+        assert body and all(line.count("|") == head.count("|") for line in (rule, *body))
+
+
+def test_means_are_those_of_the_networks(rows):
+    """Two networks: the toy, and one that is four times as much faster."""
+    twin = [{**row, "model": "twin", "speedup": 4 * row["speedup"]} for row in rows]
+    own = select(rows, accounting="paper", timing="strict", configuration="PIMFlow")
+    table = published_tables.speedups(rows + twin, "paper", "strict")
+    mean = next(line for line in table.splitlines() if "geometric mean" in line)
+    assert f"/ {2 * own[0]['speedup']:.3f} |" in mean
+    assert f"/ {4 * own[0]['speedup']:.3f} |" in next(line for line in table.splitlines() if "most" in line)
+
+
+def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
+    run = ["reproduce_pimflow.py", "toy", "--quiet", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", [*run, "--parts", "shares", "--json"])
+    script.main()
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)["shares"]
+    assert row["model"] == "toy" and math.isclose(row["1x1"] + row["FC"], 0.476, abs_tol=0.2) and not err
+    monkeypatch.setattr(sys, "argv", [*run, "--parts", "share"])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert "there are comparison, shares" in capsys.readouterr().err
+
+
+def test_the_picture_shows_every_configuration(rows):
+    pytest.importorskip("matplotlib")
+    whole = published_tables.figure(rows)
+    assert len(whole.axes) == len(CONVENTIONS)
+    heights = [bar.get_height() for bar in whole.axes[0].patches]
+    first = select(rows, accounting=CONVENTIONS[0][0], timing=CONVENTIONS[0][1])
+    assert heights == pytest.approx([row["speedup"] for row in first])
+    assert set(MODES) >= {mode for row in first for mode in row["regions"]}
