@@ -1,0 +1,40 @@
+"""Code of the convolution primitives, as tensor expressions that `relay_passes.schedule_primitives` schedules."""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from pimflow.errors import UsageError
+from pimflow.primitive_kernels import direct, products, tiles
+from pimflow.primitives import ConvLayer, Primitive
+
+_FAMILIES = {
+    "loops": direct.loops,
+    "direct": direct.direct,
+    "depthwise": direct.depthwise,
+    "windows": products.windows,
+    "mec": products.mec,
+    "shifted": products.shifted,
+    "pointwise": products.pointwise,
+    "winograd": tiles.winograd,
+    "fft": tiles.fft,
+}
+
+
+def kernel(primitive: Primitive, layer: ConvLayer) -> tirx.PrimFunc:
+    """`layer` by `primitive`: a function of input, transformed filters and output, not scheduled yet.
+
+    The input and the output have the primitive's layout (`families.tensor_shape`), the filters are
+    `filters.transformed`.
+
+    Raises
+    ------
+    UsageError
+        If the primitive does not apply.
+    """
+    if not primitive.applies(layer):
+        raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")
+    return te.create_prim_func(list(_FAMILIES[primitive.family](primitive, layer)))
+
+
+__all__ = ["kernel"]
