@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
+from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.primitive_kernels import direct, products, tiles
-from pimflow.primitives import ConvLayer, Primitive
+from pimflow.primitives import Primitive
 
 _FAMILIES = {
     "loops": direct.loops,
@@ -21,7 +22,7 @@ _FAMILIES = {
 }
 
 
-def kernel(primitive: Primitive, layer: ConvLayer) -> tirx.PrimFunc:
+def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
     """`layer` by `primitive`: a function of input, transformed filters and output, not scheduled yet.
 
     The input and the output have the primitive's layout (`families.tensor_shape`), the filters are

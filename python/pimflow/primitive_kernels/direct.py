@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from tvm import te
 
+from pimflow.core.region import ConvGeometry
 from pimflow.primitive_kernels.stages import padded, placeholders, reduce_axes, result, slab, sums
-from pimflow.primitives import ConvLayer, Primitive
+from pimflow.primitives import Primitive
 from pimflow.primitives.families import BLOCK, output_shape
 from pimflow.primitives.layer import FP32_BYTES
 
 Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
 
 
-def loops(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """One sum after the other."""
     x, filters = placeholders(primitive, layer)
-    source = padded(primitive, layer, x, layer.out_height, layer.out_width)
+    source = padded(primitive, layer, x, layer.oh, layer.ow)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
-    channels, outputs = layer.group_channels, layer.out_channels // layer.groups
-    kh, kw, c = reduce_axes(*layer.kernel, channels)
+    channels, outputs = layer.c // layer.groups, layer.oc // layer.groups
+    kh, kw, c = reduce_axes(layer.kh, layer.kw, channels)
 
     def in_hwc(n, h, w, o):
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, o // outputs * channels + c]
@@ -33,16 +34,16 @@ def loops(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, y
 
 
-def direct(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Register tiles over the input as it lies."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
-    source = padded(primitive, layer, x, layer.out_height, e.pixels)
+    source = padded(primitive, layer, x, layer.oh, e.pixels)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
-    kh, kw = reduce_axes(*layer.kernel)
-    c = te.reduce_axis((0, layer.in_channels), "c")
-    n, height = layer.batch, layer.out_height
-    row_bytes = FP32_BYTES * e.pixels * sw * sh * layer.in_channels
+    kh, kw = reduce_axes(layer.kh, layer.kw)
+    c = te.reduce_axis((0, layer.c), "c")
+    n, height = layer.n, layer.oh
+    row_bytes = FP32_BYTES * e.pixels * sw * sh * layer.c
 
     def in_hwc(n, h, w, o):
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, c]
@@ -84,13 +85,13 @@ def direct(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, result(primitive, layer, made)
 
 
-def depthwise(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Each channel by itself."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
-    source = padded(primitive, layer, x, layer.out_height, e.pixels)
+    source = padded(primitive, layer, x, layer.oh, e.pixels)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
-    kh, kw = reduce_axes(*layer.kernel)
+    kh, kw = reduce_axes(layer.kh, layer.kw)
 
     def in_hwc(n, h, w, o):
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, o]
@@ -100,8 +101,8 @@ def depthwise(primitive: Primitive, layer: ConvLayer) -> Tensors:
         return source[n, o, h * sh + kh * dh, w * sw + kw * dw] * filters[o, kh, kw]
 
     if primitive.layout == "CHW":
-        shape, terms, axes = (layer.batch, e.channels, layer.out_height, e.pixels), in_chw, (2, 3)
+        shape, terms, axes = (layer.n, e.channels, layer.oh, e.pixels), in_chw, (2, 3)
     else:
-        shape, terms, axes = (layer.batch, layer.out_height, e.pixels, e.channels), in_hwc, (2, 3)
+        shape, terms, axes = (layer.n, layer.oh, e.pixels, e.channels), in_hwc, (2, 3)
     made = sums(primitive, layer, shape, terms, [kh, kw], axes, slab=(1, 1))
     return x, filters, result(primitive, layer, made)

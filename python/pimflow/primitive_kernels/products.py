@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
+from pimflow.core.region import ConvGeometry
 from pimflow.primitive_kernels.direct import Tensors
 from pimflow.primitive_kernels.stages import (
     ADDED,
@@ -18,18 +19,18 @@ from pimflow.primitive_kernels.stages import (
     spread,
     sums,
 )
-from pimflow.primitives import ConvLayer, Primitive
+from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.layer import FP32_BYTES
 
 
-def windows(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """im2row (HWC) and im2col (CHW): windows as rows or columns of a matrix."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     (sh, sw), (dh, dw), (top, left) = layer.stride, layer.dilation, layer.padding[:2]
-    kernel_h, kernel_w = layer.kernel
-    c_extent, height = layer.in_channels, layer.out_height
+    kernel_h, kernel_w = (layer.kh, layer.kw)
+    c_extent, height = layer.c, layer.oh
 
     def in_hwc(n, h, w, k):
         kh, kw, c = k // (kernel_w * c_extent), k // c_extent % kernel_w, k % c_extent
@@ -49,32 +50,32 @@ def windows(primitive: Primitive, layer: ConvLayer) -> Tensors:
         "windows",
     )
     if primitive.layout == "CHW":
-        made = sums(primitive, layer, (layer.batch, e.channels, height, e.pixels),
+        made = sums(primitive, layer, (layer.n, e.channels, height, e.pixels),
             lambda n, o, h, w: matrix[n, k, h, w] * filters[o // e.places, k, o % e.places],
             [k], (1, 3), slab=slab(primitive, layer, 2, row_bytes),
         )  # fmt: skip
     else:
-        made = sums(primitive, layer, (layer.batch, height, e.pixels, e.channels),
+        made = sums(primitive, layer, (layer.n, height, e.pixels, e.channels),
             lambda n, h, w, o: matrix[n, h, w, k] * filters[o // e.lanes, k, o % e.lanes],
             [k], (2, 3), slab=slab(primitive, layer, 1, row_bytes),
         )  # fmt: skip
     return x, filters, result(primitive, layer, made)
 
 
-def mec(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """MEC (Cho and Brand 2017): what a column of windows reads, its rows one behind the other."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     (sh, sw), (dh, dw), (top, left) = layer.stride, layer.dilation, layer.padding[:2]
-    width = layer.kernel[1] * layer.in_channels
+    width = layer.kw * layer.c
 
     def lowered(n, w, row, k):
-        kw, c = k // layer.in_channels, k % layer.in_channels
+        kw, c = k // layer.c, k % layer.c
         return inside(layer, x, [n, 0, 0, c], 1, row - top, w * sw + kw * dw - left)
 
     matrix = spread(primitive, layer, primitive.stages(layer)["lowered"], lowered, "lowered")
-    kh, k = reduce_axes(layer.kernel[0], width)
-    made = sums(primitive, layer, (layer.batch, e.pixels, layer.out_width, e.channels),
+    kh, k = reduce_axes(layer.kh, width)
+    made = sums(primitive, layer, (layer.n, e.pixels, layer.ow, e.channels),
         lambda n, h, w, o: matrix[n, w, h * sh + kh * dh, k] * filters[o // e.lanes, kh * width + k, o % e.lanes],
         [kh, k], (1, 3),
         slab=slab(primitive, layer, 2, FP32_BYTES * int(matrix.shape[2]) * width),
@@ -82,7 +83,7 @@ def mec(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, result(primitive, layer, made)
 
 
-def shifted(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """kn2col (HWC) and kn2row (CHW) (Anderson et al. 2017): a product for each position in the window, added up.
 
     Products of the whole input are moved when they are added; accumulating, the input is, so that one product at a
@@ -90,15 +91,15 @@ def shifted(primitive: Primitive, layer: ConvLayer) -> Tensors:
     """
     x, filters = placeholders(primitive, layer)
     e, chw = primitive.extents(layer), primitive.layout == "CHW"
-    at, positions, columns = 2 if chw else 1, layer.kernel[0] * layer.kernel[1], layer.kernel[1]
+    at, positions, columns = 2 if chw else 1, layer.kh * layer.kw, layer.kw
     one_by_one = primitive.accumulating
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     if one_by_one:
-        source = padded(primitive, layer, x, layer.out_height, e.pixels)
+        source = padded(primitive, layer, x, layer.oh, e.pixels)
     else:
         source = _widened(primitive, layer, x, at)
-    rows = layer.out_height if one_by_one else layer.height
-    (c,) = reduce_axes(layer.in_channels)
+    rows = layer.oh if one_by_one else layer.h
+    (c,) = reduce_axes(layer.c)
 
     def terms(k, n, *index):
         o, h, w = index if chw else (index[2], *index[:2])
@@ -109,8 +110,8 @@ def shifted(primitive: Primitive, layer: ConvLayer) -> Tensors:
 
     inner = (e.channels, rows, e.pixels) if chw else (rows, e.pixels, e.channels)
     made = sums(
-        primitive, layer, (positions, layer.batch, *inner), terms, [c], (2, 4) if chw else (3, 4),
-        name="products", slab=slab(primitive, layer, 3 if chw else 2, FP32_BYTES * e.pixels * sw * layer.in_channels),
+        primitive, layer, (positions, layer.n, *inner), terms, [c], (2, 4) if chw else (3, 4),
+        name="products", slab=slab(primitive, layer, 3 if chw else 2, FP32_BYTES * e.pixels * sw * layer.c),
     )  # fmt: skip
     (k,) = reduce_axes(positions)
 
@@ -121,11 +122,11 @@ def shifted(primitive: Primitive, layer: ConvLayer) -> Tensors:
         width = index[at + 1] + k % columns * dw - layer.padding[1]
         return te.sum(inside(layer, made, [k, *index], at + 1, height, width), axis=k)
 
-    marks = {ADDED: int(one_by_one), SPREAD: 1 if chw else layer.out_channels}
+    marks = {ADDED: int(one_by_one), SPREAD: 1 if chw else layer.oc}
     return x, filters, te.compute(output_shape(primitive, layer), moved, name="added", attrs=marks)
 
 
-def _widened(primitive: Primitive, layer: ConvLayer, x: te.Tensor, at: int) -> te.Tensor:
+def _widened(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, at: int) -> te.Tensor:
     """The input with rows as long as whole register tiles."""
     if "row" not in primitive.stages(layer):
         return x
@@ -136,14 +137,14 @@ def _widened(primitive: Primitive, layer: ConvLayer, x: te.Tensor, at: int) -> t
     return spread(primitive, layer, primitive.stages(layer)["row"], element, "row")
 
 
-def pointwise(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """A product over all pixels of the map at once."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
-    chw, pixels = primitive.layout == "CHW", layer.height * layer.width
+    chw, pixels = primitive.layout == "CHW", layer.h * layer.w
 
     def flat(n, m, c):
-        row, column = m // layer.width, m % layer.width
+        row, column = m // layer.w, m % layer.w
         return x[n, c, row, column] if chw else x[n, row, column, c]
 
     read = flat
@@ -159,16 +160,16 @@ def pointwise(primitive: Primitive, layer: ConvLayer) -> Tensors:
         def read(n, m, c):
             return filled[n, c, m] if chw else filled[n, m, c]
 
-    (c,) = reduce_axes(layer.in_channels)
-    pixel_bytes = FP32_BYTES * layer.in_channels
+    (c,) = reduce_axes(layer.c)
+    pixel_bytes = FP32_BYTES * layer.c
     if chw:
-        made = sums(primitive, layer, (layer.batch, e.channels, e.pixels),
+        made = sums(primitive, layer, (layer.n, e.channels, e.pixels),
             lambda n, o, m: read(n, m, c) * filters[o // e.places, c, o % e.places],
             [c], (1, 2), name="products",
             slab=slab(primitive, layer, 2, pixel_bytes * e.lanes),
         )  # fmt: skip
     else:
-        made = sums(primitive, layer, (layer.batch, e.pixels, e.channels),
+        made = sums(primitive, layer, (layer.n, e.pixels, e.channels),
             lambda n, m, o: read(n, m, c) * filters[o // e.lanes, c, o % e.lanes],
             [c], (1, 2), name="products",
             slab=slab(primitive, layer, 1, pixel_bytes * e.places),
@@ -176,7 +177,7 @@ def pointwise(primitive: Primitive, layer: ConvLayer) -> Tensors:
 
     def back(n, *index):
         o, h, w = index if chw else (index[2], *index[:2])
-        m = h * layer.width + w
+        m = h * layer.w + w
         return made[n, o, m] if chw else made[n, m, o]
 
     return x, filters, te.compute(output_shape(primitive, layer), back, name="result")

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 
-from pimflow.primitives import ConvLayer, Primitive
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives import Primitive
 from pimflow.primitives.families import BLOCK, input_shape, output_shape, padded_extents
+from pimflow.primitives.layer import input_bytes
 
 TILE = "pimflow.tile"
 SPREAD = "pimflow.spread"
@@ -28,21 +30,25 @@ ZERO = tirx.const(0, "float32")
 Index = Sequence[tirx.Expr]
 
 
-def placeholders(primitive: Primitive, layer: ConvLayer) -> tuple[te.Tensor, te.Tensor]:
+def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
     """Input and filters."""
     x = te.placeholder(input_shape(primitive, layer), "float32", name="x")
     return x, te.placeholder(primitive.filter_shape(layer), "float32", name="filters")
 
 
 def spread(
-    primitive: Primitive, layer: ConvLayer, shape: Sequence[int], element: Callable[..., tirx.Expr], name: str
+    primitive: Primitive,
+    layer: ConvGeometry,
+    shape: Sequence[int],
+    element: Callable[..., tirx.Expr],
+    name: str,
 ) -> te.Tensor:
     """A stage that moves data, whole channels of a pixel at a time where the layout has them side by side."""
-    vector = {"HWC": layer.in_channels, "CHW": 1, "CHWc16": BLOCK}[primitive.layout]
+    vector = {"HWC": layer.c, "CHW": 1, "CHWc16": BLOCK}[primitive.layout]
     return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector})
 
 
-def padded(primitive: Primitive, layer: ConvLayer, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
+def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
     """The input with all that `rows` by `columns` outputs read; `x` itself where it has that."""
     extents = padded_extents(layer, rows, columns)
     if extents is None:
@@ -57,17 +63,17 @@ def padded(primitive: Primitive, layer: ConvLayer, x: te.Tensor, rows: int, colu
 
 
 def inside(
-    layer: ConvLayer, x: te.Tensor, index: list[tirx.Expr], at: int, row: tirx.Expr, column: tirx.Expr
+    layer: ConvGeometry, x: te.Tensor, index: list[tirx.Expr], at: int, row: tirx.Expr, column: tirx.Expr
 ) -> tirx.Expr:
     """``x[index]`` with `row` and `column` at axes `at` and `at` + 1; zero outside the map."""
     index[at : at + 2] = [row, column]
-    within = tirx.all(row >= 0, row < layer.height, column >= 0, column < layer.width)
+    within = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
     return tirx.if_then_else(within, x[tuple(index)], ZERO)
 
 
 def sums(
     primitive: Primitive,
-    layer: ConvLayer,
+    layer: ConvGeometry,
     shape: Sequence[int],
     terms: Callable[..., tirx.Expr],
     over: Sequence[te.IterVar],
@@ -96,7 +102,7 @@ def sums(
     )
 
 
-def result(primitive: Primitive, layer: ConvLayer, sums: te.Tensor) -> te.Tensor:
+def result(primitive: Primitive, layer: ConvGeometry, sums: te.Tensor) -> te.Tensor:
     """The part of `sums` that the convolution returns."""
     return te.compute(output_shape(primitive, layer), lambda *index: sums(*index), name="result")
 
@@ -105,9 +111,9 @@ def reduce_axes(*extents: int) -> list[te.IterVar]:
     return [te.reduce_axis((0, extent), f"r{i}") for i, extent in enumerate(extents)]
 
 
-def slab(primitive: Primitive, layer: ConvLayer, axis: int, element_bytes: int) -> tuple[int, int] | None:
+def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
     """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core; None, if filters are
     more bytes than the input, so that they had better be read once."""
-    if primitive.filter_bytes(layer) > layer.input_bytes:
+    if primitive.filter_bytes(layer) > input_bytes(layer):
         return None
     return axis, max(1, SLAB_BYTES // element_bytes)

@@ -8,24 +8,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import te, tirx
 
+from pimflow.core.region import ConvGeometry
 from pimflow.primitive_kernels.direct import Tensors
 from pimflow.primitive_kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
-from pimflow.primitives import ConvLayer, Primitive
-from pimflow.primitives.families import outputs_of_tile, output_shape, points, tiles
+from pimflow.primitives import Primitive
+from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
 from pimflow.primitives.filters import winograd_matrices
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
 
-def winograd(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Winograd's F(m, r) (Lavin and Gray 2016), of squares or of pieces of rows."""
     return (_rows if primitive.directions == 1 else _squares)(primitive, layer)
 
 
-def _squares(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def _squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
     a = points(primitive, layer)
-    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kernel[1]))
+    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kw))
     tile = _tiles_of(primitive, layer, x, (a, a))
     i, j = reduce_axes(a, a)
     columns = _inside(
@@ -46,10 +47,10 @@ def _squares(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, _back(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q))
 
 
-def _rows(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
     a, m = points(primitive, layer), primitive.tile
-    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kernel[1]))
+    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kw))
     chw, e = primitive.layout == "CHW", primitive.extents(layer)
     (i,) = reduce_axes(a)
 
@@ -63,7 +64,7 @@ def _rows(primitive: Primitive, layer: ConvLayer) -> Tensors:
 
     shape = primitive.stages(layer)["transformed"]
     transformed = _unrolled(shape, forward, "transformed", [0, 0], _lane(primitive, 3))
-    kh, c = reduce_axes(layer.kernel[0], layer.in_channels)
+    kh, c = reduce_axes(layer.kh, layer.c)
     dh = layer.dilation[0]
     if chw:
         made = sums(primitive, layer, primitive.stages(layer)["products"],
@@ -87,7 +88,7 @@ def _rows(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, y
 
 
-def fft(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Circular correlation of squares of the input, of which the outputs that do not wrap are kept."""
     x, filters = placeholders(primitive, layer)
     n = primitive.tile
@@ -141,10 +142,10 @@ def fft(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, _back(primitive, layer, back)
 
 
-def _squares(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def _squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
     a = points(primitive, layer)
-    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kernel[1]))
+    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kw))
     tile = _tiles_of(primitive, layer, x, (a, a))
     i, j, p, q = (reduce_axes(a)[0] for _ in range(4))
     columns = _inside(
@@ -164,13 +165,13 @@ def _squares(primitive: Primitive, layer: ConvLayer) -> Tensors:
     return x, filters, _back(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q))
 
 
-def _rows(primitive: Primitive, layer: ConvLayer) -> Tensors:
+def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
     a, m = points(primitive, layer), primitive.tile
-    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kernel[1]))
+    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kw))
     chw, e, dh = primitive.layout == "CHW", primitive.extents(layer), layer.dilation[0]
     (i,), (q,) = reduce_axes(a), reduce_axes(a)
-    kh, c = reduce_axes(layer.kernel[0], layer.in_channels)
+    kh, c = reduce_axes(layer.kh, layer.c)
 
     def forward(u, n, row, *tc):
         t, c = tc[::-1] if chw else tc
@@ -236,7 +237,7 @@ def _waves(n: int) -> tuple[Entry, Entry]:
     return (lambda a, b: tirx.cos(angle(a, b))), (lambda a, b: tirx.sin(angle(a, b)))
 
 
-def _tiles_of(primitive: Primitive, layer: ConvLayer, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
+def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
     """(row, column, tile, channel) of the input, channels before tiles in CHW; zero outside the map."""
     across, down = tiles(primitive, layer)[::-1]
     height, width = outputs_of_tile(primitive, layer)
@@ -244,21 +245,21 @@ def _tiles_of(primitive: Primitive, layer: ConvLayer, x: te.Tensor, extents: tup
 
     def element(i, j, *tc):
         t, c = tc[::-1] if chw else tc
-        n = tirx.min(t // (across * down), layer.batch - 1)  # tiles that fill up are the last inference's
+        n = tirx.min(t // (across * down), layer.n - 1)  # tiles that fill up are the last inference's
         row = t // across % down * height + i - layer.padding[0]
         column = t % across * width + j - layer.padding[1]
         index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
         return inside(layer, x, index, at, row, column)
 
-    inner = (layer.in_channels, pixels) if chw else (pixels, layer.in_channels)
+    inner = (layer.c, pixels) if chw else (pixels, layer.c)
     return _inside((*extents, *inner), element, "tile")
 
 
 def _products(
-    primitive: Primitive, layer: ConvLayer, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor
+    primitive: Primitive, layer: ConvGeometry, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor
 ) -> te.Tensor:
     """For each of two outer indices, a product of the tiles' matrix with the filters'."""
-    e, (c,) = primitive.extents(layer), reduce_axes(layer.in_channels)
+    e, (c,) = primitive.extents(layer), reduce_axes(layer.c)
     chw = primitive.layout == "CHW"
     wide = e.places if chw else e.lanes
 
@@ -270,7 +271,7 @@ def _products(
     return sums(primitive, layer, primitive.stages(layer)[name], terms, [c], (2, 3), name=name, slab=(1, 1))
 
 
-def _back(primitive: Primitive, layer: ConvLayer, element: Callable[..., tirx.Expr]) -> te.Tensor:
+def _back(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
     """The output, of which `element` makes (row of a tile, column of a tile, index of tile and channel)."""
     height, width = outputs_of_tile(primitive, layer)
     down, across = tiles(primitive, layer)

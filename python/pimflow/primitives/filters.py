@@ -7,14 +7,14 @@ from functools import cache
 
 import numpy as np
 
-from pimflow.primitives.layer import ConvLayer
+from pimflow.core.region import ConvGeometry
 from pimflow.primitives.primitive import Primitive
 
 # Where the polynomials of a Winograd tile are evaluated, besides infinity: few bits keep rounding small.
 POINTS = tuple(Fraction(*ratio) for ratio in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))
 
 
-def transformed(primitive: Primitive, layer: ConvLayer, filters: np.ndarray) -> np.ndarray:
+def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
     """`filters` as the kernel of `primitive` reads them.
 
     Parameters
@@ -37,7 +37,7 @@ def transformed(primitive: Primitive, layer: ConvLayer, filters: np.ndarray) -> 
     return np.ascontiguousarray(found, dtype=np.float32)
 
 
-def _panels(primitive: Primitive, layer: ConvLayer, last: np.ndarray, outer: int = 0) -> np.ndarray:
+def _panels(primitive: Primitive, layer: ConvGeometry, last: np.ndarray, outer: int = 0) -> np.ndarray:
     """(`outer` axes, panel, others, channel of the panel): the last axis cut, filled up with zeros."""
     extents = primitive.extents(layer)
     wide = extents.places if primitive.layout == "CHW" else extents.lanes
@@ -45,22 +45,22 @@ def _panels(primitive: Primitive, layer: ConvLayer, last: np.ndarray, outer: int
     return np.moveaxis(filled.reshape(*last.shape[:-1], -1, wide), -2, outer)
 
 
-def _windows(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.ndarray:
+def _windows(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
     ordered = last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
-    return _panels(primitive, layer, ordered.reshape(-1, layer.out_channels))
+    return _panels(primitive, layer, ordered.reshape(-1, layer.oc))
 
 
-def _direct(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.ndarray:
+def _direct(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
     return _panels(primitive, layer, last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3))
 
 
-def _shifted(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.ndarray:
-    positions = last.transpose(1, 2, 0, 3).reshape(-1, layer.in_channels, layer.out_channels)
+def _shifted(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    positions = last.transpose(1, 2, 0, 3).reshape(-1, layer.c, layer.oc)
     return _panels(primitive, layer, positions, outer=1)
 
 
-def _winograd(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.ndarray:
-    _, g, _ = winograd_matrices(primitive.tile, layer.kernel[1])
+def _winograd(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    _, g, _ = winograd_matrices(primitive.tile, layer.kw)
     if primitive.directions == 1:
         rows = np.einsum("xw,ihwo->xhio", g, last, dtype=np.float64)
         return _panels(primitive, layer, rows, outer=1)
@@ -68,19 +68,19 @@ def _winograd(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.nd
     return _panels(primitive, layer, both, outer=2)
 
 
-def _fourier(primitive: Primitive, layer: ConvLayer, last: np.ndarray) -> np.ndarray:
+def _fourier(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
     # Windows are correlated with the input: the conjugate of what would be convolved.
     spectrum = np.conj(np.fft.rfft2(last, s=(primitive.tile, primitive.tile), axes=(1, 2)))
     both = np.stack([spectrum.real, spectrum.imag]).transpose(0, 2, 3, 1, 4)
     return _panels(primitive, layer, both, outer=3)
 
 
-def _depthwise(primitive: Primitive, layer: ConvLayer, filters: np.ndarray) -> np.ndarray:
+def _depthwise(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
     single = filters[:, 0]
     if primitive.layout == "CHW":
         return single
     lanes = primitive.extents(layer).lanes
-    return single.reshape(-1, lanes, *layer.kernel).transpose(0, 2, 3, 1)
+    return single.reshape(-1, lanes, layer.kh, layer.kw).transpose(0, 2, 3, 1)
 
 
 _DENSE = {

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from pimflow.core.region import ConvGeometry
 from pimflow.primitives.families import BLOCK, FAMILIES, VECTOR, Shape
-from pimflow.primitives.layer import FP32_BYTES, ConvLayer
+from pimflow.primitives.layer import FP32_BYTES, depthwise
 
 STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
 LAYOUTS = ("HWC", "CHW", "CHWc16")
@@ -80,47 +81,47 @@ class Primitive:
     directions: int = 0
     accumulating: bool = False
 
-    def applies(self, layer: ConvLayer) -> bool:
+    def applies(self, layer: ConvGeometry) -> bool:
         """Whether it can compute `layer`."""
-        ragged = self.layout == "CHWc16" and (layer.in_channels % BLOCK or layer.out_channels % BLOCK)
+        ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
         return not ragged and FAMILIES[self.family].applies(self, layer)
 
-    def filter_shape(self, layer: ConvLayer) -> Shape:
+    def filter_shape(self, layer: ConvGeometry) -> Shape:
         """Of the filters as the kernel reads them."""
         return FAMILIES[self.family].filter_shape(self, layer)
 
-    def filter_bytes(self, layer: ConvLayer) -> int:
+    def filter_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * prod(self.filter_shape(layer))
 
-    def stages(self, layer: ConvLayer) -> dict[str, Shape]:
+    def stages(self, layer: ConvGeometry) -> dict[str, Shape]:
         """Tensors beside input, filters and output, by the stage of the kernel that writes them."""
         return FAMILIES[self.family].stages(self, layer)
 
-    def workspaces(self, layer: ConvLayer) -> dict[str, Shape]:
+    def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
         """Those of the `stages` that do not fit on the stack."""
         found = self.stages(layer).items()
         return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= STACK_BYTES}
 
-    def workspace_bytes(self, layer: ConvLayer) -> int:
+    def workspace_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
 
-    def extents(self, layer: ConvLayer) -> Extents:
+    def extents(self, layer: ConvGeometry) -> Extents:
         """How its register tiles cut `layer`."""
         pixels = FAMILIES[self.family].pixels(self, layer)
         if not self.places:
-            return Extents(places=1, lanes=1, pixels=pixels, channels=layer.out_channels)
+            return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)
         if self.layout == "CHW":
-            places, lanes = dealt(layer.out_channels, self.places), dealt(pixels, self.lanes, VECTOR)
+            places, lanes = dealt(layer.oc, self.places), dealt(pixels, self.lanes, VECTOR)
             pixel, channel = lanes, places
         else:
             multiple = BLOCK if self.layout == "CHWc16" else VECTOR
-            places, lanes = dealt(pixels, self.places), dealt(layer.out_channels, self.lanes, multiple)
-            if layer.depthwise:  # its lanes read as many channels
-                lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.out_channels % n == 0)
+            places, lanes = dealt(pixels, self.places), dealt(layer.oc, self.lanes, multiple)
+            if depthwise(layer):  # its lanes read as many channels
+                lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes
         return Extents(
             places=places,
             lanes=lanes,
             pixels=filled(pixels, pixel),
-            channels=filled(layer.out_channels, channel),
+            channels=filled(layer.oc, channel),
         )
