@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import tvm
-from tvm import s_tir
+import tvm_ffi
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -22,9 +22,9 @@ INSIDE = "pimflow.inside"
 VECTORS = (16, 8, 4)
 
 
-def is_primitive(sch: s_tir.Schedule) -> bool:
-    """Whether the kernel is one of a convolution primitive."""
-    return any(_mark(sch, nest, name) is not None for nest in _nests(sch) for name in (TILE, UNROLLED))
+def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` is a stage of a primitive, for which the rules here are."""
+    return any(_mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
 
 
 def schedule(sch: s_tir.Schedule) -> None:
@@ -93,8 +93,8 @@ def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> b
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Sums in registers: `tile` is the axis of the places, how many, the axis of the lanes, how many, and whether
-    channels are the lanes, so that panels of filters are cut along them."""
+    """Sums in registers: `tile` is the axis of the places, how many, the axis of the lanes, how many, and
+    whether channels are the lanes, so that panels of filters are cut along them."""
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
@@ -125,7 +125,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
 
 
 def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
-    """What takes the sums of `nest` out of registers: the stage behind it, if it reads each once, or a copy."""
+    """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
         block, sums = sch.get(consumers[0]), sch.get(nest).writes[0].source
@@ -142,6 +142,8 @@ def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
 
 def _bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
     """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
+    (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
+    sch.set_scope(sums, 0, "local")
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
     inside = sch.get_loops(into)[-len(sch.get(into).iter_vars) :]
     *rows, last = inside
@@ -185,6 +187,7 @@ def _piece(sch: s_tir.Schedule, nest: SBlockRV, mark: list[int]) -> None:
     while waiting:
         block = waiting.pop(0)
         if _mark(sch, block, INSIDE) is not None:
+            sch.set_scope(block, 0, "local")
             sch.compute_at(block, home, preserve_unit_loops=True)
             waiting += [b for b in sch.get_producers(block) if _mark(sch, b, INSIDE) is not None]
             _unroll_inside(sch, block, vector is not None)
@@ -230,3 +233,53 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
         sch.reorder(*spatial[:-1], position, spatial[-1])
         sch.parallel(sch.fuse(*spatial[:2]))
     sch.decompose_reduction(nest, position)
+
+
+def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with room for one of the products that are formed when they are added, outside all loops.
+
+    TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
+    too late for whoever plans memory.
+    """
+    sums: list[s_tir.SBlock] = []
+    names: list[tirx.Buffer] = []
+    walk = [
+        (s_tir.SBlock, lambda b: sums.append(b) if int(b.annotations.get(ADDED, 0)) else None),
+        (tvm.ir.TensorLoad, lambda load: names.append(load.source)),
+    ]
+    tvm_ffi.structural_walk(func.body, walk[:1], order="pre")
+    if not sums:
+        return func
+    for block in sums:
+        tvm_ffi.structural_walk(block.body, walk[1:], order="pre")
+    results = [region.source for block in sums for region in block.writes]
+    products = next(name for name in names if not any(name.same_as(result) for result in results))
+    single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
+
+    def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
+
+    def regions(found: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
+        return [
+            tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
+            for r in found
+        ]
+
+    def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        kept = [b for b in old.alloc_buffers if not b.same_as(products)]
+        root = [single] if old.name_hint == "root" else []
+        return s_tir.SBlock(
+            old.iter_vars, regions(old.reads), regions(old.writes), old.name_hint, old.body, old.init,
+            [*kept, *root], old.match_buffers, old.annotations,
+        )  # fmt: skip
+
+    def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        return tirx.BufferLoad(single, first(old.indices)) if old.source.same_as(products) else old
+
+    def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        same = old.buffer.same_as(products)
+        return tirx.BufferStore(single, old.value, first(old.indices)) if same else old
+
+    visitors = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)]
+    return func.with_body(tvm_ffi.structural_map(func.body, visitors))

@@ -1,4 +1,4 @@
-"""Code of the convolution primitives, as tensor expressions that `relay_passes.schedule_primitives` schedules."""
+"""Code of the convolution primitives, which `relay_passes.schedule_primitives` schedules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
     """
     if not primitive.applies(layer):
         raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")
-    return te.create_prim_func(list(_FAMILIES[primitive.family](primitive, layer)))
+    tensors = _FAMILIES[primitive.family](primitive, layer)
+    made = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    return made.without_attr("global_symbol")
 
 
 __all__ = ["kernel"]

@@ -75,19 +75,22 @@ def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
     matrix = spread(primitive, layer, primitive.stages(layer)["lowered"], lowered, "lowered")
     kh, k = reduce_axes(layer.kh, width)
+
+    def terms(n, h, w, o):
+        return matrix[n, w, h * sh + kh * dh, k] * filters[o // e.lanes, kh * width + k, o % e.lanes]
+
     made = sums(primitive, layer, (layer.n, e.pixels, layer.ow, e.channels),
-        lambda n, h, w, o: matrix[n, w, h * sh + kh * dh, k] * filters[o // e.lanes, kh * width + k, o % e.lanes],
-        [kh, k], (1, 3),
+        terms, [kh, k], (1, 3),
         slab=slab(primitive, layer, 2, FP32_BYTES * int(matrix.shape[2]) * width),
     )  # fmt: skip
     return x, filters, result(primitive, layer, made)
 
 
 def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """kn2col (HWC) and kn2row (CHW) (Anderson et al. 2017): a product for each position in the window, added up.
+    """kn2col (HWC) and kn2row (CHW) (Anderson et al. 2017): a product for each position in the window.
 
-    Products of the whole input are moved when they are added; accumulating, the input is, so that one product at a
-    time is there.
+    Products of the whole input are moved when they are added up; accumulating, the input is moved, so that
+    one product at a time is there.
     """
     x, filters = placeholders(primitive, layer)
     e, chw = primitive.extents(layer), primitive.layout == "CHW"

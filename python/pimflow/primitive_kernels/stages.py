@@ -1,10 +1,10 @@
 """Pieces that the kernels of all families are made of: computed tensors with marks for the schedule.
 
-The mark `TILE` on a sum says which of its axes makes the places and which the lanes of register tiles, how many, and
-whether lanes are channels. The mark `SPREAD` is on stages that move data, with how many elements of their last axis lie side by side.
-`ADDED` is on a sum over tensors that lie side by side (0), or of which only one at a time is there (1). `UNROLLED`
-names pairs of an axis and how much of it to unroll (all if 0), then the axis that vectors run along; what is
-marked `INSIDE` belongs into that piece.
+The mark `TILE` on a sum says which of its axes makes the places and which the lanes of register tiles, how
+many, and whether lanes are channels; `SLAB` is of `sums`. `SPREAD` is on stages that move data, with how many
+elements of their last axis lie side by side. `ADDED` is on a sum over tensors that lie side by side (0), or
+of which only one at a time is there (1). `UNROLLED` names pairs of an axis and how much of it to unroll (all
+if 0), then the axis that vectors run along (-1: none); what is marked `INSIDE` belongs into that piece.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def sums(
     axes : (int, int)
         Of the places and of the lanes.
     slab : (int, int), optional
-        An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel after
-        the other, before the next; without it, everything is computed with a panel before the next is read.
+        An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel
+        after the other, before the next; without it, everything is computed with one panel before the next.
     """
     e, by_channel = primitive.extents(layer), int(primitive.layout != "CHW")
     marks = {TILE: [axes[0], e.places, axes[1], e.lanes, by_channel], SLAB: list(slab or ())}
@@ -112,8 +112,10 @@ def reduce_axes(*extents: int) -> list[te.IterVar]:
 
 
 def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
-    """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core; None, if filters are
-    more bytes than the input, so that they had better be read once."""
+    """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core.
+
+    None, if filters are more bytes than the input, so that they had better be read once.
+    """
     if primitive.filter_bytes(layer) > input_bytes(layer):
         return None
     return axis, max(1, SLAB_BYTES // element_bytes)

@@ -23,71 +23,6 @@ def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     return (_rows if primitive.directions == 1 else _squares)(primitive, layer)
 
 
-def _squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    x, filters = placeholders(primitive, layer)
-    a = points(primitive, layer)
-    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kw))
-    tile = _tiles_of(primitive, layer, x, (a, a))
-    i, j = reduce_axes(a, a)
-    columns = _inside(
-        (a, a, *tile.shape[2:]), lambda u, q, *tc: te.sum(data(u, i) * tile(i, q, *tc), axis=i), "columns"
-    )
-    transformed = _unrolled(
-        primitive.stages(layer)["transformed"],
-        lambda u, v, *tc: te.sum(data(v, j) * columns(u, j, *tc), axis=j),
-        "transformed", [0, 0, 1, 0], _lane(primitive, 2),
-    )  # fmt: skip
-    made = _products(primitive, layer, transformed, filters, "products", (a, a))
-    p, q = reduce_axes(a, a)
-    rows = _inside(
-        (primitive.tile, a, *made.shape[2:]),
-        lambda h, v, *to: te.sum(out(h, p) * made(p, v, *to), axis=p),
-        "rows",
-    )
-    return x, filters, _back(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q))
-
-
-def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    x, filters = placeholders(primitive, layer)
-    a, m = points(primitive, layer), primitive.tile
-    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kw))
-    chw, e = primitive.layout == "CHW", primitive.extents(layer)
-    (i,) = reduce_axes(a)
-
-    def forward(u, n, row, *tc):
-        t, c = tc[::-1] if chw else tc
-        index = [n, c, 0, 0] if chw else [n, 0, 0, c]
-        at = 2 if chw else 1
-        column = t * m + i - layer.padding[1]
-        value = inside(layer, x, index, at, row - layer.padding[0], column)
-        return te.sum(data(u, i) * value, axis=i)
-
-    shape = primitive.stages(layer)["transformed"]
-    transformed = _unrolled(shape, forward, "transformed", [0, 0], _lane(primitive, 3))
-    kh, c = reduce_axes(layer.kh, layer.c)
-    dh = layer.dilation[0]
-    if chw:
-        made = sums(primitive, layer, primitive.stages(layer)["products"],
-            lambda u, n, h, o, t: transformed[u, n, h + kh * dh, c, t] * filters[u, o // e.places, kh, c, o % e.places],
-            [kh, c], (3, 4), name="products",
-        )  # fmt: skip
-    else:
-        made = sums(primitive, layer, primitive.stages(layer)["products"],
-            lambda u, n, h, t, o: transformed[u, n, h + kh * dh, t, c] * filters[u, o // e.lanes, kh, c, o % e.lanes],
-            [kh, c], (3, 4), name="products",
-        )  # fmt: skip
-    (q,) = reduce_axes(a)
-
-    def back(n, *index):
-        o, h, w = index if chw else (index[2], *index[:2])
-        to = (o, w // m) if chw else (w // m, o)
-        return te.sum(out(w % m, q) * made[(q, n, h, *to)], axis=q)
-
-    axis = 3 if chw else 2
-    y = _unrolled(output_shape(primitive, layer), back, "result", [axis, m], -1 if chw else 3)
-    return x, filters, y
-
-
 def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Circular correlation of squares of the input, of which the outputs that do not wrap are kept."""
     x, filters = placeholders(primitive, layer)
@@ -200,7 +135,7 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def _lane(primitive: Primitive, outer: int) -> int:
-    """Axis of the channels in a tensor of tiles behind `outer` axes; -1 in CHW, where they do not lie side by side."""
+    """Axis of the channels behind `outer` axes and the tiles; -1 in CHW, where they lie apart."""
     return -1 if primitive.layout == "CHW" else outer + 1
 
 

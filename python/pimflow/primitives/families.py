@@ -41,7 +41,7 @@ class Family:
 
 
 def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
-    """Height and width of the input that `rows` by `columns` outputs read, zeros included; None if it has them.
+    """Height and width of the input that `rows` by `columns` outputs read, with zeros; None if it has them.
 
     More outputs than there are belong to register tiles that are not full.
     """

@@ -41,8 +41,8 @@ class Extents:
     places, lanes : int
         Of a tile.
     pixels, channels : int
-        Of what is tiled, filled up to whole tiles: pixels of a row unless the family says otherwise, and output
-        channels.
+        Of what is tiled, filled up to whole tiles: pixels of a row unless the family says otherwise, and
+        output channels.
     """
 
     places: int
