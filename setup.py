@@ -14,6 +14,8 @@ PACKAGES = {
     "pimflow.frontend": "python/pimflow/frontend",
     "pimflow.hardware": "python/pimflow/hardware",
     "pimflow.memory": "python/pimflow/memory",
+    "pimflow.primitive_kernels": "python/pimflow/primitive_kernels",
+    "pimflow.primitives": "python/pimflow/primitives",
     "pimflow.placement": "python/pimflow/placement",
     "pimflow.relay": "python/pimflow/relay",
     "pimflow.zoo": "python/pimflow/zoo",

@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.relay_passes import schedule_primitives
 from pimflow.relay_passes.loops import reduced, variables
 
 # Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
@@ -53,13 +54,14 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
     for nest in nests:
-        if _may_inline(sch, nest):
+        if not schedule_primitives.is_stage(sch, nest) and _may_inline(sch, nest):
             sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
+    schedule_primitives.schedule(sch)
     for nest in _nests(sch):
         if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
             sch = _tried(sch, _tile if reduced(sch.get(nest)) else _spread, nest)
     # The sums of a tile are declared inside its loop: only there are they as small as a tile.
-    return _PLACED(sch.mod)["main"].with_attr("tirx.is_scheduled", True)
+    return schedule_primitives.one_at_a_time(_PLACED(sch.mod)["main"]).with_attr("tirx.is_scheduled", True)
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:

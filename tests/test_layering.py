@@ -22,7 +22,8 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native", "decomposition"),
+    ("errors", "core", "hardware", "native", "decomposition", "primitives"),
+    ("primitive_kernels",),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("deep_fusion",),
     ("placement",),
@@ -71,13 +72,14 @@ LAYERS = (
     ),
 )
 # Below these every part of a layer stands alone.
-SEPARATE = LAYERS[1]
+SEPARATE = LAYERS[2]
 WITHOUT_TVM = (
     "errors",
     "core",
     "hardware",
     "native",
     "decomposition",
+    "primitives",
     "simulators",
     "memory",
     "zoo",

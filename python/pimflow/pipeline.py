@@ -17,6 +17,7 @@ from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend import codegen
+from pimflow.relay_passes import keep_registers
 from pimflow.relay_passes.allocate_each import AllocateEach
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
@@ -37,6 +38,7 @@ from pimflow.relay_passes.store_half import StoreHalf
 from pimflow.targets import named_target
 
 codegen.register()
+keep_registers.register()
 
 ALLOCATIONS = ("pool", "eager", "lazy")
 
@@ -200,4 +202,4 @@ def build(
     phases = tvm.transform.module_pass(
         lambda module, _: lower(module, resolved, on, planned, allocation), opt_level=0, name="pimflow"
     )
-    return tvm.compile(mod, resolved, relax_pipeline=phases)
+    return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

@@ -1,0 +1,43 @@
+"""Code of the convolution primitives, which `relay_passes.schedule_primitives` schedules."""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import UsageError
+from pimflow.primitive_kernels import direct, products, tiles
+from pimflow.primitives import Primitive
+
+_FAMILIES = {
+    "loops": direct.loops,
+    "direct": direct.direct,
+    "depthwise": direct.depthwise,
+    "windows": products.windows,
+    "mec": products.mec,
+    "shifted": products.shifted,
+    "pointwise": products.pointwise,
+    "winograd": tiles.winograd,
+    "fft": tiles.fft,
+}
+
+
+def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
+    """`layer` by `primitive`: a function of input, transformed filters and output, not scheduled yet.
+
+    The input and the output have the primitive's layout (`families.tensor_shape`), the filters are
+    `filters.transformed`.
+
+    Raises
+    ------
+    UsageError
+        If the primitive does not apply.
+    """
+    if not primitive.applies(layer):
+        raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")
+    tensors = _FAMILIES[primitive.family](primitive, layer)
+    made = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    return made.without_attr("global_symbol")
+
+
+__all__ = ["kernel"]

@@ -1,0 +1,121 @@
+"""Pieces that the kernels of all families are made of: computed tensors with marks for the schedule.
+
+The mark `TILE` on a sum says which of its axes makes the places and which the lanes of register tiles, how
+many, and whether lanes are channels; `SLAB` is of `sums`. `SPREAD` is on stages that move data, with how many
+elements of their last axis lie side by side. `ADDED` is on a sum over tensors that lie side by side (0), or
+of which only one at a time is there (1). `UNROLLED` names pairs of an axis and how much of it to unroll (all
+if 0), then the axis that vectors run along (-1: none); what is marked `INSIDE` belongs into that piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import te, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives import Primitive
+from pimflow.primitives.families import BLOCK, input_shape, output_shape, padded_extents
+from pimflow.primitives.layer import input_bytes
+
+TILE = "pimflow.tile"
+SPREAD = "pimflow.spread"
+SLAB = "pimflow.slab"
+ADDED = "pimflow.added"
+UNROLLED = "pimflow.unrolled"
+INSIDE = "pimflow.inside"
+SLAB_BYTES = 1 << 18  # half of a small L2 (assumed)
+ZERO = tirx.const(0, "float32")
+
+Index = Sequence[tirx.Expr]
+
+
+def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
+    """Input and filters."""
+    x = te.placeholder(input_shape(primitive, layer), "float32", name="x")
+    return x, te.placeholder(primitive.filter_shape(layer), "float32", name="filters")
+
+
+def spread(
+    primitive: Primitive,
+    layer: ConvGeometry,
+    shape: Sequence[int],
+    element: Callable[..., tirx.Expr],
+    name: str,
+) -> te.Tensor:
+    """A stage that moves data, whole channels of a pixel at a time where the layout has them side by side."""
+    vector = {"HWC": layer.c, "CHW": 1, "CHWc16": BLOCK}[primitive.layout]
+    return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector})
+
+
+def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
+    """The input with all that `rows` by `columns` outputs read; `x` itself where it has that."""
+    extents = padded_extents(layer, rows, columns)
+    if extents is None:
+        return x
+    shape = input_shape(primitive, layer, *extents)
+    at = 1 if primitive.layout == "HWC" else 2
+
+    def element(*index: tirx.Var) -> tirx.Expr:
+        return inside(layer, x, [*index], at, index[at] - layer.padding[0], index[at + 1] - layer.padding[1])
+
+    return spread(primitive, layer, shape, element, "padded")
+
+
+def inside(
+    layer: ConvGeometry, x: te.Tensor, index: list[tirx.Expr], at: int, row: tirx.Expr, column: tirx.Expr
+) -> tirx.Expr:
+    """``x[index]`` with `row` and `column` at axes `at` and `at` + 1; zero outside the map."""
+    index[at : at + 2] = [row, column]
+    within = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
+    return tirx.if_then_else(within, x[tuple(index)], ZERO)
+
+
+def sums(
+    primitive: Primitive,
+    layer: ConvGeometry,
+    shape: Sequence[int],
+    terms: Callable[..., tirx.Expr],
+    over: Sequence[te.IterVar],
+    axes: tuple[int, int],
+    name: str = "sums",
+    slab: tuple[int, int] | None = None,
+) -> te.Tensor:
+    """Sums in register tiles.
+
+    Parameters
+    ----------
+    terms : callable
+        A term, by the indices of a sum.
+    over : sequence of IterVar
+        What is summed over, outermost first.
+    axes : (int, int)
+        Of the places and of the lanes.
+    slab : (int, int), optional
+        An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel
+        after the other, before the next; without it, everything is computed with one panel before the next.
+    """
+    e, by_channel = primitive.extents(layer), int(primitive.layout != "CHW")
+    marks = {TILE: [axes[0], e.places, axes[1], e.lanes, by_channel], SLAB: list(slab or ())}
+    return te.compute(
+        tuple(shape), lambda *index: te.sum(terms(*index), axis=list(over)), name=name, attrs=marks
+    )
+
+
+def result(primitive: Primitive, layer: ConvGeometry, sums: te.Tensor) -> te.Tensor:
+    """The part of `sums` that the convolution returns."""
+    return te.compute(output_shape(primitive, layer), lambda *index: sums(*index), name="result")
+
+
+def reduce_axes(*extents: int) -> list[te.IterVar]:
+    return [te.reduce_axis((0, extent), f"r{i}") for i, extent in enumerate(extents)]
+
+
+def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
+    """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core.
+
+    None, if filters are more bytes than the input, so that they had better be read once.
+    """
+    if primitive.filter_bytes(layer) > input_bytes(layer):
+        return None
+    return axis, max(1, SLAB_BYTES // element_bytes)

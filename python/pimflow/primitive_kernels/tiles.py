@@ -1,0 +1,223 @@
+"""Winograd and Fourier: products between transformed tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tvm import te, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitive_kernels.direct import Tensors
+from pimflow.primitive_kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
+from pimflow.primitives import Primitive
+from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
+from pimflow.primitives.filters import winograd_matrices
+
+Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+
+
+def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+    """Winograd's F(m, r) (Lavin and Gray 2016), of squares or of pieces of rows."""
+    return (_rows if primitive.directions == 1 else _squares)(primitive, layer)
+
+
+def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+    """Circular correlation of squares of the input, of which the outputs that do not wrap are kept."""
+    x, filters = placeholders(primitive, layer)
+    n = primitive.tile
+    half, (cos, sin) = n // 2 + 1, _waves(n)
+
+    def rows(part: str) -> te.Tensor:
+        """Transformed along the width; a copy for each of the two stages that read it."""
+        tile, (j,) = _tiles_of(primitive, layer, x, (n, n)), reduce_axes(n)
+        sign = cos if part == "real" else lambda v, at: -sin(v, at)
+        shape = (n, half, *tile.shape[2:])
+        return _inside(shape, lambda p, v, *tc: te.sum(sign(v, j) * tile(p, j, *tc), axis=j), f"row_{part}")
+
+    def forward(part: str) -> te.Tensor:
+        re, im, (i,) = rows("real"), rows("imaginary"), reduce_axes(n)
+
+        def real(u, v, *tc):
+            return te.sum(cos(u, i) * re(i, v, *tc) + sin(u, i) * im(i, v, *tc), axis=i)
+
+        def imaginary(u, v, *tc):
+            return te.sum(cos(u, i) * im(i, v, *tc) - sin(u, i) * re(i, v, *tc), axis=i)
+
+        terms, shape = (real if part == "real" else imaginary), primitive.stages(layer)[part]
+        return _unrolled(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
+
+    xr, xi = forward("real"), forward("imaginary")
+    re = _products(primitive, layer, "products_real", lambda at, w: xr(*at) * w(0) - xi(*at) * w(1), filters)
+    im = _products(
+        primitive, layer, "products_imaginary", lambda at, w: xr(*at) * w(1) + xi(*at) * w(0), filters
+    )
+    u, v = reduce_axes(n, n)[0], te.reduce_axis((0, half), "v")
+    outputs = outputs_of_tile(primitive, layer)
+    shape = (outputs[0], half, *re.shape[2:])
+    column_re = _inside(
+        shape,
+        lambda p, q, *to: te.sum(cos(u, p) * re(u, q, *to) - sin(u, p) * im(u, q, *to), axis=u),
+        "column_real",
+    )
+    (u2,) = reduce_axes(n)
+    column_im = _inside(
+        shape,
+        lambda p, q, *to: te.sum(sin(u2, p) * re(u2, q, *to) + cos(u2, p) * im(u2, q, *to), axis=u2),
+        "column_imaginary",
+    )
+
+    def back(h, w, t):
+        weight = tirx.Select(
+            tirx.any(v == 0, v == half - 1), tirx.const(1 / n**2, "float32"), tirx.const(2 / n**2, "float32")
+        )
+        return te.sum(weight * (cos(v, w) * column_re(h, v, *t) - sin(v, w) * column_im(h, v, *t)), axis=v)
+
+    return x, filters, _back(primitive, layer, back)
+
+
+def _squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+    x, filters = placeholders(primitive, layer)
+    a = points(primitive, layer)
+    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kw))
+    tile = _tiles_of(primitive, layer, x, (a, a))
+    i, j, p, q = (reduce_axes(a)[0] for _ in range(4))
+    columns = _inside(
+        (a, a, *tile.shape[2:]), lambda u, v, *tc: te.sum(data(u, i) * tile(i, v, *tc), axis=i), "columns"
+    )
+    transformed = _unrolled(
+        primitive.stages(layer)["transformed"],
+        lambda u, v, *tc: te.sum(data(v, j) * columns(u, j, *tc), axis=j),
+        "transformed", [0, 0, 1, 0], _lane(primitive, 2),
+    )  # fmt: skip
+    made = _products(primitive, layer, "products", lambda at, w: transformed(*at) * w(), filters)
+    rows = _inside(
+        (primitive.tile, a, *made.shape[2:]),
+        lambda h, v, *to: te.sum(out(h, p) * made(p, v, *to), axis=p),
+        "rows",
+    )
+    return x, filters, _back(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q))
+
+
+def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+    x, filters = placeholders(primitive, layer)
+    a, m = points(primitive, layer), primitive.tile
+    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kw))
+    chw, e, dh = primitive.layout == "CHW", primitive.extents(layer), layer.dilation[0]
+    (i,), (q,) = reduce_axes(a), reduce_axes(a)
+    kh, c = reduce_axes(layer.kh, layer.c)
+
+    def forward(u, n, row, *tc):
+        t, c = tc[::-1] if chw else tc
+        column = t * m + i - layer.padding[1]
+        index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
+        return te.sum(data(u, i) * inside(layer, x, index, at, row - layer.padding[0], column), axis=i)
+
+    stages = primitive.stages(layer)
+    transformed = _unrolled(stages["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
+
+    def terms(u, n, h, *to):
+        t, o = to[::-1] if chw else to
+        tc, wide = ((c, t), e.places) if chw else ((t, c), e.lanes)
+        return transformed(u, n, h + kh * dh, *tc) * filters(u, o // wide, kh, c, o % wide)
+
+    made = sums(primitive, layer, stages["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1))
+
+    def back(n, *index):
+        o, h, w = index if chw else (index[2], *index[:2])
+        to = (o, w // m) if chw else (w // m, o)
+        return te.sum(out(w % m, q) * made(q, n, h, *to), axis=q)
+
+    axis = 3 if chw else 2
+    y = _unrolled(output_shape(primitive, layer), back, "result", [axis, m], -1 if chw else 3)
+    return x, filters, y
+
+
+def _lane(primitive: Primitive, outer: int) -> int:
+    """Axis of the channels behind `outer` axes and the tiles; -1 in CHW, where they lie apart."""
+    return -1 if primitive.layout == "CHW" else outer + 1
+
+
+def _inside(shape: Sequence[tirx.Expr], element: Callable[..., tirx.Expr], name: str) -> te.Tensor:
+    return te.compute(tuple(shape), element, name=name, attrs={INSIDE: 1})
+
+
+def _unrolled(
+    shape: Sequence[int], element: Callable[..., tirx.Expr], name: str, unrolled: list[int], lane: int
+) -> te.Tensor:
+    return te.compute(tuple(shape), element, name=name, attrs={UNROLLED: [*unrolled, lane]})
+
+
+def _table(matrix: np.ndarray) -> Entry:
+    """Entries of `matrix`, constants once both indices are unrolled."""
+
+    def entry(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
+        found = tirx.const(0, "float32")
+        for (i, j), value in np.ndenumerate(matrix):
+            if value:
+                here = tirx.all(row == i, column == j)
+                found = tirx.Select(here, tirx.const(float(value), "float32"), found)
+        return found
+
+    return entry
+
+
+def _waves(n: int) -> tuple[Entry, Entry]:
+    """Cosine and sine of ``2 pi a b / n``: constants once both are unrolled."""
+
+    def angle(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        return tirx.Cast("float32", a * b % n) * tirx.const(2 * math.pi / n, "float32")
+
+    return (lambda a, b: tirx.cos(angle(a, b))), (lambda a, b: tirx.sin(angle(a, b)))
+
+
+def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
+    """(row, column, tile, channel) of the input, channels before tiles in CHW; zero outside the map."""
+    across, down = tiles(primitive, layer)[::-1]
+    height, width = outputs_of_tile(primitive, layer)
+    chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
+
+    def element(i, j, *tc):
+        t, c = tc[::-1] if chw else tc
+        n = tirx.min(t // (across * down), layer.n - 1)  # tiles that fill up are the last inference's
+        row = t // across % down * height + i - layer.padding[0]
+        column = t % across * width + j - layer.padding[1]
+        index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
+        return inside(layer, x, index, at, row, column)
+
+    inner = (layer.c, pixels) if chw else (pixels, layer.c)
+    return _inside((*extents, *inner), element, "tile")
+
+
+def _products(
+    primitive: Primitive, layer: ConvGeometry, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor
+) -> te.Tensor:
+    """For each of two outer indices, a product of the tiles' matrix with the filters'."""
+    e, (c,) = primitive.extents(layer), reduce_axes(layer.c)
+    chw = primitive.layout == "CHW"
+    wide = e.places if chw else e.lanes
+
+    def terms(u, v, *to):
+        t, o = to[::-1] if chw else to
+        tc = (c, t) if chw else (t, c)
+        return term((u, v, *tc), lambda *part: filters(*part, u, v, o // wide, c, o % wide))
+
+    return sums(primitive, layer, primitive.stages(layer)[name], terms, [c], (2, 3), name=name, slab=(1, 1))
+
+
+def _back(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
+    """The output, of which `element` makes (row of a tile, column of a tile, index of tile and channel)."""
+    height, width = outputs_of_tile(primitive, layer)
+    down, across = tiles(primitive, layer)
+    chw = primitive.layout == "CHW"
+
+    def back(n, *index):
+        o, h, w = index if chw else (index[2], *index[:2])
+        t = (n * down + h // height) * across + w // width
+        return element(h % height, w % width, (o, t) if chw else (t, o))
+
+    axis = 2 if chw else 1
+    return _unrolled(
+        output_shape(primitive, layer), back, "result", [axis, height, axis + 1, width], -1 if chw else 3
+    )

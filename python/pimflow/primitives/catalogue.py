@@ -1,0 +1,62 @@
+"""Every primitive by its name."""
+
+from __future__ import annotations
+
+from pimflow.errors import UnknownNameError
+from pimflow.primitives.primitive import Primitive
+
+WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
+
+
+def _tiled(
+    title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: int
+) -> list[Primitive]:
+    """One for each shape of a register tile."""
+    stem = f"{title}-{layout.lower()}"
+    return [
+        Primitive(
+            name=f"{stem}-{places}x{lanes}",
+            family=family,
+            layout=layout,
+            places=places,
+            lanes=lanes,
+            **options,
+        )
+        for places, lanes in shapes
+    ]
+
+
+def _all() -> list[Primitive]:
+    found = [
+        Primitive(name="direct-hwc-loops", family="loops"),
+        Primitive(name="direct-chw-loops", family="loops", layout="CHW"),
+        *_tiled("direct", "direct", "HWC", ((1, 64), (6, 64), *WIDE)),
+        *_tiled("direct", "direct", "CHW", WIDE),
+        *_tiled("direct", "direct", "CHWc16", ((7, 16), (14, 16), (28, 16))),
+        *_tiled("im2row", "windows", "HWC", WIDE),
+        *_tiled("im2col", "windows", "CHW", WIDE),
+        *_tiled("mec", "mec", "HWC", (*SQUARE, (14, 32))),
+        *_tiled("pointwise", "pointwise", "HWC", WIDE),
+        *_tiled("pointwise", "pointwise", "CHW", WIDE),
+        *_tiled("depthwise", "depthwise", "HWC", ((1, 16), (4, 32), (7, 16), (2, 64))),
+        *_tiled("depthwise", "depthwise", "CHW", ((1, 16), (1, 32))),
+    ]
+    for layout, title in (("HWC", "kn2col"), ("CHW", "kn2row")):
+        found += _tiled(title, "shifted", layout, SQUARE)
+        found += _tiled(f"{title}-accumulating", "shifted", layout, SQUARE, accumulating=True)
+        for tile in (2, 4):
+            for directions in (1, 2):
+                name = f"winograd-{directions}d-f{tile}"
+                found += _tiled(name, "winograd", layout, SQUARE, tile=tile, directions=directions)
+        found += _tiled("fft-8", "fft", layout, SQUARE, tile=8, directions=2)
+    return found
+
+
+PRIMITIVES = {primitive.name: primitive for primitive in _all()}
+
+
+def primitive(name: str) -> Primitive:
+    """The primitive of that name; raises `UnknownNameError` if there is none."""
+    if name not in PRIMITIVES:
+        raise UnknownNameError("primitive", name, PRIMITIVES)
+    return PRIMITIVES[name]

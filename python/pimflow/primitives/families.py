@@ -1,0 +1,309 @@
+"""Families of convolution primitives: applicability, filters and workspaces, by formula.
+
+Shapes are in elements, fp32. *Filters* are what a kernel reads, transformed when the network is compiled;
+`filters.py` transforms them. Stages are named as the kernels in `pimflow.primitive_kernels` name theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives.layer import depthwise, filter_shape, pointwise, reach
+
+if TYPE_CHECKING:
+    from pimflow.primitives.primitive import Primitive
+
+BLOCK = 16  # channels side by side in CHWc16
+VECTOR = 8  # lanes come in multiples of this
+Shape = tuple[int, ...]
+Stages = dict[str, Shape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the primitives of a family have in common.
+
+    Attributes
+    ----------
+    applies, filter_shape, stages : callable
+        Of a primitive and a layer; see `Primitive`.
+    pixels : callable
+        Extent of the axis whose places (in CHW, lanes) make register tiles.
+    """
+
+    applies: Callable[[Primitive, ConvGeometry], bool]
+    filter_shape: Callable[[Primitive, ConvGeometry], Shape]
+    stages: Callable[[Primitive, ConvGeometry], Stages]
+    pixels: Callable[[Primitive, ConvGeometry], int] = lambda _, layer: layer.ow
+
+
+def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
+    """Height and width of the input that `rows` by `columns` outputs read, with zeros; None if it has them.
+
+    More outputs than there are belong to register tiles that are not full.
+    """
+    height = (rows - 1) * layer.stride[0] + reach(layer)[0]
+    width = (columns - 1) * layer.stride[1] + reach(layer)[1]
+    if any(layer.padding) or height > layer.h or width > layer.w:
+        return height, width
+    return None
+
+
+def input_shape(primitive: Primitive, layer: ConvGeometry, height: int = 0, width: int = 0) -> Shape:
+    """Of the input in the primitive's layout, or of one of `height` by `width`."""
+    return tensor_shape(primitive.layout, layer.n, layer.c, height or layer.h, width or layer.w)
+
+
+def output_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    return tensor_shape(primitive.layout, layer.n, layer.oc, layer.oh, layer.ow)
+
+
+def tensor_shape(layout: str, batch: int, channels: int, height: int, width: int) -> Shape:
+    """In HWC (batch, height, width, channels), in CHW (batch, channels, height, width), in CHWc16 (batch,
+    channels / 16, height, width, 16)."""
+    if layout == "HWC":
+        return (batch, height, width, channels)
+    if layout == "CHW":
+        return (batch, channels, height, width)
+    return (batch, channels // BLOCK, height, width, BLOCK)
+
+
+def _padded(primitive: Primitive, layer: ConvGeometry, rows: int, columns: int) -> Stages:
+    extents = padded_extents(layer, rows, columns)
+    return {"padded": input_shape(primitive, layer, *extents)} if extents else {}
+
+
+def _dense(_: Primitive, layer: ConvGeometry) -> bool:
+    return layer.groups == 1
+
+
+def _panels(primitive: Primitive, layer: ConvGeometry, *inner: int) -> Shape:
+    """Filters whose output channels are cut into panels as wide as a register tile."""
+    extents = primitive.extents(layer)
+    wide = extents.places if primitive.layout == "CHW" else extents.lanes
+    return (extents.channels // wide, *inner, wide)
+
+
+# Plain loops.
+
+
+def _plain_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    out_channels, in_channels, height, width = filter_shape(layer)
+    if primitive.layout == "CHW":
+        return filter_shape(layer)
+    return (height, width, in_channels, out_channels)
+
+
+def _plain_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    return _padded(primitive, layer, layer.oh, layer.ow)
+
+
+# Register tiles over the input as it lies.
+
+
+def _direct_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    if primitive.layout == "CHW":
+        return _panels(primitive, layer, layer.c, layer.kh, layer.kw)
+    return _panels(primitive, layer, layer.kh, layer.kw, layer.c)
+
+
+def _direct_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    return _padded(primitive, layer, layer.oh, primitive.extents(layer).pixels)
+
+
+# im2row and im2col: one product with the matrix of all windows.
+
+
+def _window(layer: ConvGeometry) -> int:
+    return layer.kh * layer.kw * layer.c
+
+
+def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    return _panels(primitive, layer, _window(layer))
+
+
+def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    pixels = primitive.extents(layer).pixels
+    if primitive.layout == "CHW":
+        return {"windows": (layer.n, _window(layer), layer.oh, pixels)}
+    return {"windows": (layer.n, layer.oh, pixels, _window(layer))}
+
+
+# MEC: the rows of windows of one column lie one behind the other, so that a window is one piece.
+
+
+def _mec_rows(primitive: Primitive, layer: ConvGeometry) -> int:
+    return (primitive.extents(layer).pixels - 1) * layer.stride[0] + reach(layer)[0]
+
+
+def _mec_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    rows, width = _mec_rows(primitive, layer), layer.kw * layer.c
+    return {"lowered": (layer.n, layer.ow, rows, width)}
+
+
+# kn2row and kn2col: a product of the whole input for each window position, moved and added.
+
+
+def _shifted(primitive: Primitive, layer: ConvGeometry) -> bool:
+    return (
+        layer.groups == 1
+        and (layer.kh, layer.kw) != (1, 1)
+        and (primitive.accumulating or layer.stride == (1, 1))
+    )
+
+
+def _shifted_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    return (layer.kh * layer.kw, *_panels(primitive, layer, layer.c))
+
+
+def _shifted_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
+    return layer.ow if primitive.accumulating else layer.w
+
+
+def _shifted_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    extents, filled = primitive.extents(layer), {}
+    channels, pixels = extents.channels, extents.pixels
+    if primitive.accumulating:  # what is moved is the input
+        filled, outer = _padded(primitive, layer, layer.oh, pixels), (1, layer.n)
+        rows = layer.oh
+    else:
+        if pixels > layer.w:
+            filled = {"row": input_shape(primitive, layer, width=pixels)}
+        outer, rows = (layer.kh * layer.kw, layer.n), layer.h
+    inner = (channels, rows, pixels) if primitive.layout == "CHW" else (rows, pixels, channels)
+    return filled | {"products": (*outer, *inner)}
+
+
+# Winograd and Fourier: products between transformed tiles.
+
+
+def tiles(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
+    """Tiles along height and width; rows, where only rows are tiled."""
+    outputs = outputs_of_tile(primitive, layer)
+    rows = layer.oh if primitive.directions == 1 else -(-layer.oh // outputs[0])
+    return rows, -(-layer.ow // outputs[1])
+
+
+def outputs_of_tile(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
+    """Outputs of a tile along height and width."""
+    if primitive.family == "fft":
+        height, width = (primitive.tile - k + 1 for k in (layer.kh, layer.kw))
+        return height, width
+    return (1 if primitive.directions == 1 else primitive.tile), primitive.tile
+
+
+def points(primitive: Primitive, layer: ConvGeometry) -> int:
+    """Inputs of a Winograd tile in each direction that it tiles."""
+    return primitive.tile + layer.kw - 1
+
+
+def _tiled(primitive: Primitive, layer: ConvGeometry) -> bool:
+    plain = layer.groups == 1 and layer.stride == (1, 1) and layer.dilation == (1, 1)
+    if primitive.family == "fft":
+        return plain and 1 < max((layer.kh, layer.kw)) <= primitive.tile // 2 + 1
+    square = primitive.directions == 1 or (layer.kh, layer.kw) == (3, 3)
+    return plain and square and layer.kw == 3
+
+
+def _tiles_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
+    rows, columns = tiles(primitive, layer)
+    return columns if primitive.directions == 1 else layer.n * rows * columns
+
+
+def _winograd_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    a = points(primitive, layer)
+    if primitive.directions == 1:
+        return (a, *_panels(primitive, layer, layer.kh, layer.c))
+    return (a, a, *_panels(primitive, layer, layer.c))
+
+
+def _winograd_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    extents, a = primitive.extents(layer), points(primitive, layer)
+    if primitive.directions == 1:
+        rows = layer.oh + reach(layer)[0] - 1
+        return {
+            "transformed": _matrix(primitive, (a, layer.n, rows), extents.pixels, layer.c),
+            "products": _matrix(primitive, (a, layer.n, layer.oh), extents.pixels, extents.channels),
+        }
+    return {
+        "transformed": _matrix(primitive, (a, a), extents.pixels, layer.c),
+        "products": _matrix(primitive, (a, a), extents.pixels, extents.channels),
+    }
+
+
+def _matrix(primitive: Primitive, outer: Shape, pixels: int, channels: int) -> Shape:
+    return (*outer, channels, pixels) if primitive.layout == "CHW" else (*outer, pixels, channels)
+
+
+def _fourier_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    return (2, primitive.tile, primitive.tile // 2 + 1, *_panels(primitive, layer, layer.c))
+
+
+def _fourier_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    extents, outer = primitive.extents(layer), (primitive.tile, primitive.tile // 2 + 1)
+    inputs = _matrix(primitive, outer, extents.pixels, layer.c)
+    outputs = _matrix(primitive, outer, extents.pixels, extents.channels)
+    return {"real": inputs, "imaginary": inputs, "products_real": outputs, "products_imaginary": outputs}
+
+
+# 1x1 windows: one product over all pixels of the map.
+
+
+def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
+    return pointwise(layer)
+
+
+def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    extents, pixels = primitive.extents(layer), layer.h * layer.w
+    rows = {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
+    sums = {"products": _matrix(primitive, (layer.n,), extents.pixels, extents.channels)}
+    return (rows if extents.pixels > pixels else {}) | sums
+
+
+# Depthwise.
+
+
+def _depthwise_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    if primitive.layout == "CHW":
+        return (layer.oc, layer.kh, layer.kw)
+    lanes = primitive.extents(layer).lanes
+    return (layer.oc // lanes, layer.kh, layer.kw, lanes)
+
+
+def _depthwise(primitive: Primitive, layer: ConvGeometry) -> bool:
+    return depthwise(layer) and (primitive.layout == "CHW" or layer.oc % VECTOR == 0)
+
+
+FAMILIES = {
+    "loops": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=_plain_stages),
+    "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
+    "windows": Family(applies=_dense, filter_shape=_windows_filters, stages=_windows_stages),
+    "mec": Family(
+        applies=_dense,
+        filter_shape=_windows_filters,
+        stages=_mec_stages,
+        pixels=lambda _, layer: layer.oh,
+    ),
+    "shifted": Family(
+        applies=_shifted,
+        filter_shape=_shifted_filters,
+        stages=_shifted_stages,
+        pixels=_shifted_pixels,
+    ),
+    "winograd": Family(
+        applies=_tiled, filter_shape=_winograd_filters, stages=_winograd_stages, pixels=_tiles_pixels
+    ),
+    "fft": Family(
+        applies=_tiled, filter_shape=_fourier_filters, stages=_fourier_stages, pixels=_tiles_pixels
+    ),
+    "pointwise": Family(
+        applies=_pointwise,
+        filter_shape=_windows_filters,
+        stages=_pointwise_stages,
+        pixels=lambda _, layer: layer.h * layer.w,
+    ),
+    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_direct_stages),
+}

@@ -1,0 +1,128 @@
+"""Filters in the form in which each family's kernels read them, and the matrices of tile transforms."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives.primitive import Primitive
+
+# Where the polynomials of a Winograd tile are evaluated, besides infinity: few bits keep rounding small.
+POINTS = tuple(Fraction(*ratio) for ratio in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))
+
+
+def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
+    """`filters` as the kernel of `primitive` reads them.
+
+    Parameters
+    ----------
+    filters : ndarray
+        (output channels, input channels of a group, height, width), fp32.
+
+    Returns
+    -------
+    ndarray
+        Of shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
+    """
+    last = np.moveaxis(filters, 0, -1)  # I, KH, KW, O
+    if primitive.family == "loops":
+        found = filters if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
+    elif primitive.family == "depthwise":
+        found = _depthwise(primitive, layer, filters)
+    else:
+        found = _DENSE[primitive.family](primitive, layer, last)
+    return np.ascontiguousarray(found, dtype=np.float32)
+
+
+def _panels(primitive: Primitive, layer: ConvGeometry, last: np.ndarray, outer: int = 0) -> np.ndarray:
+    """(`outer` axes, panel, others, channel of the panel): the last axis cut, filled up with zeros."""
+    extents = primitive.extents(layer)
+    wide = extents.places if primitive.layout == "CHW" else extents.lanes
+    filled = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, extents.channels - last.shape[-1])])
+    return np.moveaxis(filled.reshape(*last.shape[:-1], -1, wide), -2, outer)
+
+
+def _windows(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    ordered = last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
+    return _panels(primitive, layer, ordered.reshape(-1, layer.oc))
+
+
+def _direct(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    return _panels(primitive, layer, last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3))
+
+
+def _shifted(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    positions = last.transpose(1, 2, 0, 3).reshape(-1, layer.c, layer.oc)
+    return _panels(primitive, layer, positions, outer=1)
+
+
+def _winograd(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    _, g, _ = winograd_matrices(primitive.tile, layer.kw)
+    if primitive.directions == 1:
+        rows = np.einsum("xw,ihwo->xhio", g, last, dtype=np.float64)
+        return _panels(primitive, layer, rows, outer=1)
+    both = np.einsum("xh,yw,ihwo->xyio", g, g, last, dtype=np.float64, optimize=True)
+    return _panels(primitive, layer, both, outer=2)
+
+
+def _fourier(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+    # Windows are correlated with the input: the conjugate of what would be convolved.
+    spectrum = np.conj(np.fft.rfft2(last, s=(primitive.tile, primitive.tile), axes=(1, 2)))
+    both = np.stack([spectrum.real, spectrum.imag]).transpose(0, 2, 3, 1, 4)
+    return _panels(primitive, layer, both, outer=3)
+
+
+def _depthwise(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
+    single = filters[:, 0]
+    if primitive.layout == "CHW":
+        return single
+    lanes = primitive.extents(layer).lanes
+    return single.reshape(-1, lanes, layer.kh, layer.kw).transpose(0, 2, 3, 1)
+
+
+_DENSE = {
+    "direct": _direct,
+    "windows": _windows,
+    "mec": _windows,
+    "pointwise": _windows,
+    "shifted": _shifted,
+    "winograd": _winograd,
+    "fft": _fourier,
+}
+
+
+@cache
+def winograd_matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``A``, ``G``, ``B`` of F(`outputs`, `taps`): ``y = A (G g * B d)``, fp64, after Cook and Toom.
+
+    ``A`` is (outputs, points), ``G`` (points, taps), ``B`` (points, points), for d of `points` inputs:
+    `outputs` + `taps` - 1. A polynomial product by its values at `POINTS` and infinity, transposed.
+    """
+    a = outputs + taps - 1
+    at = POINTS[: a - 1]
+    g = [[x**k / _others(at, x) for k in range(taps)] for x in at]
+    g += [[Fraction(0)] * (taps - 1) + [Fraction(1)]]
+    out = [[x**k for x in at] + [Fraction(k == outputs - 1)] for k in range(outputs)]
+    # Row of a point: the product of the others' factors, so that the point's value alone is left.
+    data = [[*_from_roots([y for y in at if y != x]), Fraction(0)] for x in at]
+    data += [_from_roots(list(at))]
+    return tuple(np.array([[float(v) for v in row] for row in matrix]) for matrix in (out, g, data))
+
+
+def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:
+    """Product of the differences of `x` to the other points."""
+    found = Fraction(1)
+    for y in at:
+        found *= x - y if y != x else 1
+    return found
+
+
+def _from_roots(roots: list[Fraction]) -> list[Fraction]:
+    """Coefficients, constant first, of the polynomial with these roots."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)])]
+    return found

@@ -1,0 +1,33 @@
+"""What primitives ask of a convolution's geometry."""
+
+from __future__ import annotations
+
+from pimflow.core.region import ConvGeometry
+
+FP32_BYTES = 4
+
+
+def reach(layer: ConvGeometry) -> tuple[int, int]:
+    """Rows and columns from the first to one past the last that a window reads."""
+    return (layer.kh - 1) * layer.dilation[0] + 1, (layer.kw - 1) * layer.dilation[1] + 1
+
+
+def depthwise(layer: ConvGeometry) -> bool:
+    """Whether every output channel reads one input channel, and no other output channel that one."""
+    return layer.groups > 1 and layer.groups == layer.c == layer.oc
+
+
+def pointwise(layer: ConvGeometry) -> bool:
+    """Whether it is one product of matrices, its input being one of them as it lies."""
+    window = (layer.kh, layer.kw, layer.stride, layer.groups)
+    return window == (1, 1, (1, 1), 1) and not any(layer.padding)
+
+
+def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
+    """Output channels, input channels of a group, height, width: as ONNX has them."""
+    return layer.oc, layer.c // layer.groups, layer.kh, layer.kw
+
+
+def input_bytes(layer: ConvGeometry) -> int:
+    """Of the input, fp32."""
+    return FP32_BYTES * layer.n * layer.h * layer.w * layer.c

@@ -1,0 +1,127 @@
+"""What a convolution primitive is: its parameters, where it applies, and the memory that it takes.
+
+Families are those of Wen et al., *TASO*, section 3: direct loops, im2row and im2col, kn2row and kn2col, MEC,
+Winograd, FFT, products for 1x1 windows, depthwise. Sums go through register tiles of some *places*, each a
+vector of *lanes*: in HWC lanes are output channels and places are pixels; in CHW the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives.families import BLOCK, FAMILIES, VECTOR, Shape
+from pimflow.primitives.layer import FP32_BYTES, depthwise
+
+STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
+LAYOUTS = ("HWC", "CHW", "CHWc16")
+
+
+def dealt(extent: int, most: int, multiple: int = 1) -> int:
+    """Size of the parts when `extent` is cut evenly into as few parts of at most `most` as possible.
+
+    Parts are multiples of `multiple`; together they may be longer than `extent`.
+    """
+    parts = -(-extent // most)
+    return -(-extent // (parts * multiple)) * multiple
+
+
+def filled(extent: int, part: int) -> int:
+    """The least multiple of `part` that is no less than `extent`."""
+    return -(-extent // part) * part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """The register tiles of a layer.
+
+    Attributes
+    ----------
+    places, lanes : int
+        Of a tile.
+    pixels, channels : int
+        Of what is tiled, filled up to whole tiles: pixels of a row unless the family says otherwise, and
+        output channels.
+    """
+
+    places: int
+    lanes: int
+    pixels: int
+    channels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Primitive:
+    """One way to compute a convolution.
+
+    Attributes
+    ----------
+    name : str
+    family : str
+        One of `FAMILIES`.
+    layout : str
+        Of input and output: one of `LAYOUTS`.
+    places, lanes : int
+        The most that a register tile has; 0 for loops without tiles.
+    tile : int
+        Outputs of a Winograd tile, or points of a Fourier transform, in each direction that it tiles.
+    directions : int
+        In how many directions it tiles: 2, or 1 for rows alone.
+    accumulating : bool
+        Whether products of window positions are added one after the other instead of kept side by side.
+    """
+
+    name: str
+    family: str
+    layout: str = "HWC"
+    places: int = 0
+    lanes: int = 0
+    tile: int = 0
+    directions: int = 0
+    accumulating: bool = False
+
+    def applies(self, layer: ConvGeometry) -> bool:
+        """Whether it can compute `layer`."""
+        ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
+        return not ragged and FAMILIES[self.family].applies(self, layer)
+
+    def filter_shape(self, layer: ConvGeometry) -> Shape:
+        """Of the filters as the kernel reads them."""
+        return FAMILIES[self.family].filter_shape(self, layer)
+
+    def filter_bytes(self, layer: ConvGeometry) -> int:
+        return FP32_BYTES * prod(self.filter_shape(layer))
+
+    def stages(self, layer: ConvGeometry) -> dict[str, Shape]:
+        """Tensors beside input, filters and output, by the stage of the kernel that writes them."""
+        return FAMILIES[self.family].stages(self, layer)
+
+    def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
+        """Those of the `stages` that do not fit on the stack."""
+        found = self.stages(layer).items()
+        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= STACK_BYTES}
+
+    def workspace_bytes(self, layer: ConvGeometry) -> int:
+        return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
+
+    def extents(self, layer: ConvGeometry) -> Extents:
+        """How its register tiles cut `layer`."""
+        pixels = FAMILIES[self.family].pixels(self, layer)
+        if not self.places:
+            return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)
+        if self.layout == "CHW":
+            places, lanes = dealt(layer.oc, self.places), dealt(pixels, self.lanes, VECTOR)
+            pixel, channel = lanes, places
+        else:
+            multiple = BLOCK if self.layout == "CHWc16" else VECTOR
+            places, lanes = dealt(pixels, self.places), dealt(layer.oc, self.lanes, multiple)
+            if depthwise(layer):  # its lanes read as many channels
+                lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
+            pixel, channel = places, lanes
+        return Extents(
+            places=places,
+            lanes=lanes,
+            pixels=filled(pixels, pixel),
+            channels=filled(layer.oc, channel),
+        )

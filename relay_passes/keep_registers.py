@@ -1,0 +1,47 @@
+"""What kernels hold in registers, kept out of the runtime's memory."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepRegisters")
+class KeepRegisters:
+    """Buffers of scope ``local`` in kernels for the CPU stay where LLVM makes registers of them.
+
+    TVM would ask its runtime for those of 1024 bytes or more, each time around the loop that they are in. To
+    be run right before ``LowerTVMBuiltin``.
+
+    Rewrite: ``alloc_buffer(tile, scope="local") -> the same, marked``.
+    Preserves: everything else.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {gv: _marked(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    def mark(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        if old.buffer.scope() != "local":
+            return old
+        marks = {**dict(old.annotations or {}), "disable_lower_builtin": tirx.IntImm("bool", 1)}
+        return tirx.AllocBuffer(old.buffer, marks)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.AllocBuffer, mark)]))
+
+
+def register() -> None:
+    """Make ``tvm.compile(…, tir_pipeline="pimflow")`` TVM's own pipeline with `KeepRegisters`."""
+
+    def pipeline():
+        phases, _, device = default_s_tir_pipeline()
+        host = [KeepRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+        return phases, lambda: tvm.transform.Sequential(host), device
+
+    tirx.register_tir_pipeline(PIPELINE, pipeline)

@@ -1,0 +1,285 @@
+"""Loops of the convolution primitives onto registers, vectors and cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.analysis import get_root_block
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from pimflow.relay_passes.loops import reduced
+
+# Marks that the kernels carry; `pimflow.primitive_kernels.stages` says what they mean.
+TILE = "pimflow.tile"
+SPREAD = "pimflow.spread"
+SLAB = "pimflow.slab"
+ADDED = "pimflow.added"
+UNROLLED = "pimflow.unrolled"
+INSIDE = "pimflow.inside"
+VECTORS = (16, 8, 4)
+
+
+def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` is a stage of a primitive, for which the rules here are."""
+    return any(_mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
+
+
+def schedule(sch: s_tir.Schedule) -> None:
+    """Schedule every marked stage; what is not marked and goes into no tile stays as it is."""
+    for nest in _nests(sch):
+        if _mark(sch, nest, SPREAD) is not None and _mark(sch, nest, ADDED) is None:
+            _spread(sch, nest)
+    for nest in _nests(sch):
+        if (added := _mark(sch, nest, ADDED)) is not None:
+            _add(sch, nest, bool(added))
+        elif mark := _mark(sch, nest, UNROLLED):
+            _piece(sch, nest, mark)
+    for nest in _every(sch):
+        tile = _mark(sch, nest, TILE)
+        if tile:
+            _tile(sch, nest, tile)
+        elif tile is not None:
+            sch.parallel(sch.fuse(*sch.get_loops(nest)[:2]))
+
+
+def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
+    return sch.get_child_blocks(get_root_block(sch))
+
+
+def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """Stages and those that were put into loops of others."""
+    found = list(_nests(sch))
+    for nest in found:
+        found += [
+            b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in found)
+        ]
+    return found
+
+
+def _mark(sch: s_tir.Schedule, nest: SBlockRV, name: str):
+    found = sch.get(nest).annotations.get(name)
+    if found is None:
+        return None
+    return [int(n) for n in found] if isinstance(found, (list, tuple, tvm.ir.Array)) else int(found)
+
+
+def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    return int(sch.get(loop).extent)
+
+
+def _vector(extent: int) -> int:
+    """Lanes of the widest vector that `extent` is a multiple of; 1 if there is none."""
+    return next((n for n in VECTORS if extent % n == 0), 1)
+
+
+def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
+    """Rows to cores, channels to vectors."""
+    *outer, last = sch.get_loops(nest)
+    side_by_side = _mark(sch, nest, SPREAD)
+    lanes = _vector(side_by_side)
+    if lanes > 1 and _extent(sch, last) % lanes == 0:
+        sch.vectorize(sch.split(last, [None, lanes])[1])
+    rows = [loop for loop in outer if _extent(sch, loop) > 1][:2] or outer[:1]
+    sch.parallel(sch.fuse(*rows) if _adjacent(sch, nest, rows) else rows[0])
+
+
+def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> bool:
+    every = [sch.get(loop).loop_var for loop in sch.get_loops(nest)]
+    at = [next(i for i, v in enumerate(every) if v.same_as(sch.get(loop).loop_var)) for loop in loops]
+    return at == list(range(at[0], at[0] + len(at)))
+
+
+def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
+    """Sums in registers: `tile` is the axis of the places, how many, the axis of the lanes, how many, and
+    whether channels are the lanes, so that panels of filters are cut along them."""
+    count = len(reduced(sch.get(nest)))
+    loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
+    spatial, over = loops[:-count], loops[-count:]
+    place_axis, places, lane_axis, lanes, channels_in_lanes = tile
+    into = _result(sch, nest)
+    place, place_inside = sch.split(spatial[place_axis], [None, places])
+    lane, lane_inside = sch.split(spatial[lane_axis], [None, lanes])
+    vectors, vector = sch.split(lane_inside, [None, _vector(lanes)])
+    panel, other = (lane, place) if channels_in_lanes else (place, lane)
+    outer = {i: loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)}
+    slab = _mark(sch, nest, SLAB)
+    if not slab:
+        shared, inner = [panel, *outer.values()], [other]
+    elif slab[0] in outer:
+        row = outer.pop(slab[0])
+        rows, row = sch.split(row, [None, min(slab[1], _extent(sch, row))])
+        shared, inner = [*outer.values(), rows, panel], [row, other]
+    else:
+        several, other = sch.split(other, [None, min(slab[1], _extent(sch, other))])
+        shared, inner = [*outer.values(), several, panel], [other]
+    sch.reorder(*shared, *inner, *over, place_inside, vectors, vector)
+    sch.parallel(sch.fuse(*shared))
+    sch.vectorize(vector)
+    for loop in (vectors, place_inside):
+        sch.unroll(loop)
+    _bring(sch, into, inner[-1])
+    sch.decompose_reduction(nest, over[0])
+
+
+def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
+    """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
+    consumers = sch.get_consumers(nest)
+    if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
+        block, sums = sch.get(consumers[0]), sch.get(nest).writes[0].source
+        read = [region.region for region in block.reads if region.source.same_as(sums)]
+        axes = [i.var for i in block.iter_vars]
+        if (
+            len(read) == 1
+            and len(axes) == len(read[0])
+            and all(dim.extent == 1 and dim.min.same_as(axis) for dim, axis in zip(read[0], axes))
+        ):
+            return consumers[0]
+    return sch.cache_write(nest, 0, "global")
+
+
+def _bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
+    """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
+    (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
+    sch.set_scope(sums, 0, "local")
+    sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
+    inside = sch.get_loops(into)[-len(sch.get(into).iter_vars) :]
+    *rows, last = inside
+    lanes = _vector(_extent(sch, last))
+    whole = int(sch.get(into).iter_vars[-1].dom.extent) % _extent(sch, last) == 0
+    if lanes > 1 and whole:
+        vectors, vector = sch.split(last, [None, lanes])
+        sch.vectorize(vector)
+        rows.append(vectors)
+    for row in rows:
+        if _extent(sch, row) > 1:
+            sch.unroll(row)
+
+
+def _piece(sch: s_tir.Schedule, nest: SBlockRV, mark: list[int]) -> None:
+    """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`."""
+    *pairs, lane_axis = mark
+    count = len(reduced(sch.get(nest)))
+    loops = sch.get_loops(nest)
+    spatial, over = loops[:-count], loops[-count:]
+    into = _result(sch, nest)
+    unrolled = []
+    for axis, size in zip(pairs[::2], pairs[1::2], strict=True):
+        if size:
+            spatial[axis], piece = sch.split(spatial[axis], [None, size])
+        else:
+            spatial[axis], piece = sch.split(spatial[axis], [1, None])
+        unrolled.append(piece)
+    vector = None
+    if lane_axis >= 0 and (lanes := _vector(_extent(sch, spatial[lane_axis]))) > 1:
+        spatial[lane_axis], vector = sch.split(spatial[lane_axis], [None, lanes])
+    sch.reorder(*spatial, *unrolled, *over, *([vector] if vector else []))
+    home = sch.fuse(*spatial)
+    sch.parallel(home)
+    if vector:
+        sch.vectorize(vector)
+    for loop in (*unrolled, *over):
+        sch.unroll(loop)
+    _bring(sch, into, home)
+    waiting = list(sch.get_producers(nest))
+    while waiting:
+        block = waiting.pop(0)
+        if _mark(sch, block, INSIDE) is not None:
+            sch.set_scope(block, 0, "local")
+            sch.compute_at(block, home, preserve_unit_loops=True)
+            waiting += [b for b in sch.get_producers(block) if _mark(sch, b, INSIDE) is not None]
+            _unroll_inside(sch, block, vector is not None)
+    sch.decompose_reduction(nest, over[0])
+
+
+def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
+    """A stage inside a piece, whose last axis is as long as a vector if there are `vectors`."""
+    count = len(reduced(sch.get(nest)))
+    loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
+    spatial, over = (loops[:-count], loops[-count:]) if count else (loops, [])
+    if vectors:
+        *spatial, vector = spatial
+        sch.reorder(*spatial, *over, vector)
+        sch.vectorize(vector)
+    for loop in (*spatial, *over):
+        sch.unroll(loop)
+    if over:
+        sch.decompose_reduction(nest, over[0])
+
+
+def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
+    """The sum of products that were moved; if `one_by_one`, each is formed when it is added."""
+    *spatial, position = sch.get_loops(nest)
+    vector, lanes = None, _vector(_mark(sch, nest, SPREAD))
+    if lanes > 1:
+        spatial[-1], vector = sch.split(spatial[-1], [None, lanes])
+        sch.vectorize(vector)
+    if one_by_one:
+        (products,) = sch.get_producers(nest)
+        sch.reorder(position, *spatial)
+        sch.compute_at(products, position, preserve_unit_loops=True)
+        own = sch.get_loops(products)
+        if len(own) == len(sch.get(products).iter_vars):
+            sch.add_unit_loop(own[1])  # in place of the loop over positions, which is shared
+        sch.parallel(sch.fuse(*spatial[:2]))
+    elif vector:
+        into = _result(sch, nest)
+        sch.reorder(*spatial, position, vector)
+        sch.parallel(sch.fuse(*spatial[:2]))
+        _bring(sch, into, spatial[-1])
+    else:
+        sch.reorder(*spatial[:-1], position, spatial[-1])
+        sch.parallel(sch.fuse(*spatial[:2]))
+    sch.decompose_reduction(nest, position)
+
+
+def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with room for one of the products that are formed when they are added, outside all loops.
+
+    TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
+    too late for whoever plans memory.
+    """
+    sums: list[s_tir.SBlock] = []
+    names: list[tirx.Buffer] = []
+    walk = [
+        (s_tir.SBlock, lambda b: sums.append(b) if int(b.annotations.get(ADDED, 0)) else None),
+        (tvm.ir.TensorLoad, lambda load: names.append(load.source)),
+    ]
+    tvm_ffi.structural_walk(func.body, walk[:1], order="pre")
+    if not sums:
+        return func
+    for block in sums:
+        tvm_ffi.structural_walk(block.body, walk[1:], order="pre")
+    results = [region.source for block in sums for region in block.writes]
+    products = next(name for name in names if not any(name.same_as(result) for result in results))
+    single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
+
+    def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
+
+    def regions(found: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
+        return [
+            tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
+            for r in found
+        ]
+
+    def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        kept = [b for b in old.alloc_buffers if not b.same_as(products)]
+        root = [single] if old.name_hint == "root" else []
+        return s_tir.SBlock(
+            old.iter_vars, regions(old.reads), regions(old.writes), old.name_hint, old.body, old.init,
+            [*kept, *root], old.match_buffers, old.annotations,
+        )  # fmt: skip
+
+    def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        return tirx.BufferLoad(single, first(old.indices)) if old.source.same_as(products) else old
+
+    def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        same = old.buffer.same_as(products)
+        return tirx.BufferStore(single, old.value, first(old.indices)) if same else old
+
+    visitors = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)]
+    return func.with_body(tvm_ffi.structural_map(func.body, visitors))

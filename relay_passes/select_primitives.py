@@ -1,0 +1,96 @@
+"""Convolutions computed by the primitives that were chosen for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import UsageError
+from pimflow.primitive_kernels import kernel
+from pimflow.primitives import Primitive
+from pimflow.primitives.families import BLOCK, output_shape
+from pimflow.primitives.filters import transformed
+from pimflow.relay_passes.extract_regions import layer_geometry
+from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
+
+
+@tvm.transform.module_pass(opt_level=0, name="SelectPrimitives")
+class SelectPrimitives:
+    """Convolutions, and products of one row with a constant matrix, as calls of primitives' kernels.
+
+    Parameters
+    ----------
+    choices : mapping of str to Primitive
+        By layer name; layers that it does not name stay.
+
+    Rewrite: ``conv2d(x, w) -> back(call_tir(primitive, layout(x), transformed(w)))``; filters are transformed
+    here, and `SinkLayout` removes transforms that undo one another.
+    Preserves: values up to the rounding of the primitives, shapes, names.
+
+    Raises
+    ------
+    UsageError
+        If a primitive does not apply to its layer.
+    """
+
+    def __init__(self, choices: Mapping[str, Primitive]):
+        self.choices = dict(choices)
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            layer = layer_name(mod, var)
+            if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.choices:
+                return None
+            geometry, primitive = layer_geometry(var.name, value), self.choices[layer]
+            if geometry is None or not primitive.applies(geometry):
+                raise UsageError(f"primitive '{primitive.name}' does not apply to layer '{layer}'")
+            x = value.args[0]
+            if operator(value) == "matmul":
+                x = builder.emit(relax.op.reshape(x, (geometry.n, 1, 1, geometry.c)))
+            filters = transformed(primitive, geometry, _filters(value))
+            function = builder.add_func(kernel(primitive, geometry), primitive.name.replace("-", "_"))
+            made = relax.TensorType(output_shape(primitive, geometry), "float32")
+            called = relax.call_tir(function, [_into(builder, primitive, x), relax.const(filters)], made)
+            result = _back(builder, primitive, geometry, builder.emit(called, name_hint=var.name))
+            return relax.op.reshape(result, shape(var)) if operator(value) == "matmul" else result
+
+        return rebuild(mod, rewrite)
+
+
+def choosable(value: relax.Expr, name: str) -> ConvGeometry | None:
+    """The layer that primitives may compute in place of `value`; None if it is none."""
+    geometry = layer_geometry(name, value)
+    if geometry is None or (operator(value) == "matmul" and geometry.n > 1):
+        return None
+    return geometry
+
+
+def _filters(value: relax.Call) -> np.ndarray:
+    """(output channels, input channels of a group, height, width)."""
+    weights = np.from_dlpack(value.args[1].value)
+    return weights.T[:, :, None, None] if operator(value) == "matmul" else weights.transpose(0, 3, 1, 2)
+
+
+def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr) -> relax.Expr:
+    """An NHWC tensor in the primitive's layout."""
+    if primitive.layout == "HWC":
+        return x
+    if primitive.layout == "CHW":
+        return builder.emit(relax.op.permute_dims(x, (0, 3, 1, 2)))
+    n, h, w, c = shape(x)
+    blocks = builder.emit(relax.op.reshape(x, (n, h, w, c // BLOCK, BLOCK)))
+    return builder.emit(relax.op.permute_dims(blocks, (0, 3, 1, 2, 4)))
+
+
+def _back(builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var) -> relax.Var:
+    """A result in NHWC."""
+    if primitive.layout == "HWC":
+        return y
+    if primitive.layout == "CHW":
+        return builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1)))
+    pixels = builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1, 4)))
+    return builder.emit(relax.op.reshape(pixels, (layer.n, layer.oh, layer.ow, layer.oc)))

@@ -1,0 +1,93 @@
+"""Do networks of chosen primitives give the same values, in one pool, without needless changes of layout?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import outputs, run
+from kernel_graphs import constant, convolution, graph
+from test_lift_workspaces import hides_memory
+from tvm.relax import op
+
+from pimflow import pipeline
+from pimflow.errors import UsageError
+from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
+from pimflow.relay_passes.select_primitives import SelectPrimitives, choosable
+from pimflow.relay_passes.sink_layout import SinkLayout
+
+
+def network(emit, x):
+    """A window, a residual, a depthwise and a 1x1 layer, and a product."""
+    y = emit(
+        op.nn.relu(
+            emit(op.add(emit(convolution(x, constant(32, 3, 3, 16), padding=1)), constant(1, 1, 1, 32)))
+        )
+    )
+    z = emit(convolution(y, constant(32, 3, 3, 32), padding=1))
+    z = emit(op.clip(emit(op.add(z, y)), 0, 6))
+    z = emit(convolution(z, constant(32, 3, 3, 1), padding=1, groups=32, strides=2))
+    z = emit(convolution(emit(op.nn.relu(z)), constant(24, 1, 1, 32)))
+    flat = emit(op.reshape(z, (1, 24 * 49)))
+    return emit(op.matmul(flat, constant(24 * 49, 10)))
+
+
+def layers(mod: tvm.IRModule) -> dict:
+    found = {layer_name(mod, b.var): choosable(b.value, b.var.name) for b in main_bindings(mod)}
+    return {name: layer for name, layer in found.items() if layer is not None}
+
+
+def chosen(mod: tvm.IRModule, *preferred: str) -> dict:
+    """For each layer the first primitive that applies, of the preferred first."""
+    names = [name for start in preferred for name in PRIMITIVES if name.startswith(start)]
+    every = [PRIMITIVES[name] for name in [*names, *PRIMITIVES]]
+    return {name: next(p for p in every if p.applies(layer)) for name, layer in layers(mod).items()}
+
+
+PREFERENCES = {
+    "hwc": ("direct-hwc-7x32", "depthwise-hwc"),
+    "chw": ("direct-chw-7x32", "depthwise-chw-1x16", "direct-chw"),
+    "blocked": ("direct-chwc16", "depthwise-hwc-7x16"),
+    "windows": ("im2row", "depthwise-hwc-4x32"),
+    "products": ("mec", "pointwise-hwc"),
+    "winograd": ("winograd-2d-f4-hwc", "pointwise-chw"),
+    "one by one": ("kn2col-accumulating", "direct-hwc-1x64"),
+}
+
+
+@pytest.mark.parametrize("preferred", PREFERENCES.values(), ids=PREFERENCES)
+def test_values_and_memory(preferred):
+    mod = graph(network, (1, 14, 14, 16))
+    after = SinkLayout()(SelectPrimitives(chosen(mod, *preferred))(mod))
+    assert [operator(b.value) for b in main_bindings(after)].count("call_tir") == 5
+    x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
+    (expected,), (found,) = run(mod, x), outputs(after, [x])
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert not hides_memory(pipeline.build(after))
+    tvm.ir.assert_structural_equal(SelectPrimitives(chosen(mod, *preferred))(after), after)
+
+
+def test_layouts_change_once():
+    """Between layers of one layout nothing is transformed, elementwise operators included."""
+    mod = graph(network, (1, 14, 14, 16))
+    after = SinkLayout("NCHW")(SelectPrimitives(chosen(mod, *PREFERENCES["chw"]))(mod))
+    moved = [b for b in main_bindings(after) if operator(b.value) == "permute_dims"]
+    assert len(moved) <= 4  # into CHW, out of it before the map is flattened; the vector of the product twice
+
+
+def test_what_is_not_chosen_stays():
+    mod = graph(network, (1, 14, 14, 16))
+    same = SelectPrimitives({})(mod)
+    kinds = [[operator(b.value) for b in main_bindings(m) if operator(b.value)] for m in (mod, same)]
+    assert kinds[0] == kinds[1]
+    name, _ = next(iter(layers(mod).items()))
+    after = SelectPrimitives({name: primitive("im2row-hwc-7x32")})(mod)
+    kinds = [operator(b.value) for b in main_bindings(after)]
+    assert [kinds.count(kind) for kind in ("call_tir", "nn.conv2d", "matmul")] == [1, 3, 1]
+    assert shape(after["main"].body.body) == shape(mod["main"].body.body)
+
+
+def test_a_primitive_that_does_not_apply():
+    mod = graph(network, (1, 14, 14, 16))
+    name = next(name for name, layer in layers(mod).items() if layer.groups > 1)
+    with pytest.raises(UsageError, match=f"'winograd-2d-f2-hwc-7x32' does not apply to layer '{name}'"):
+        SelectPrimitives({name: primitive("winograd-2d-f2-hwc-7x32")})(mod)

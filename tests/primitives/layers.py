@@ -1,0 +1,68 @@
+"""Convolutions by a formula that shares nothing with the primitives, and layers that each one takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.primitives import Primitive
+from pimflow.primitives.layer import filter_shape
+
+
+def convolved(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:
+    """Float64, NHWC; `filters` as ONNX has them."""
+    top, left, bottom, right = layer.padding
+    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    (sh, sw), (dh, dw) = layer.stride, layer.dilation
+    outer, inner = layer.oc // layer.groups, layer.c // layer.groups
+    y = np.zeros((layer.n, layer.oh, layer.ow, layer.oc))
+    for i in range(layer.kh):
+        for j in range(layer.kw):
+            rows = padded[:, i * dh :][:, : (layer.oh - 1) * sh + 1 : sh]
+            part = rows[:, :, j * dw :][:, :, : (layer.ow - 1) * sw + 1 : sw]
+            for g in range(layer.groups):
+                mine = slice(g * outer, (g + 1) * outer)
+                y[..., mine] += part[..., g * inner : (g + 1) * inner] @ filters[mine, :, i, j].T
+    return y
+
+
+def operands(layer: ConvGeometry, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Input (NHWC) and filters."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((layer.n, layer.h, layer.w, layer.c), np.float32)
+    return x, rng.standard_normal(filter_shape(layer), np.float32)
+
+
+def laid_out(layout: str, x: np.ndarray) -> np.ndarray:
+    """An NHWC tensor in `layout`."""
+    if layout == "HWC":
+        return x
+    if layout == "CHW":
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    n, h, w, c = x.shape
+    return np.ascontiguousarray(x.reshape(n, h, w, c // 16, 16).transpose(0, 3, 1, 2, 4))
+
+
+def layers_for(primitive: Primitive, count: int) -> list[ConvGeometry]:
+    """Layers that `primitive` takes, drawn from its name: any sizes, strides, padding, dilation."""
+    rng = np.random.default_rng(list(primitive.name.encode()))
+    found: list[ConvGeometry] = []
+    while len(found) < count:
+        kh, kw = (int(k) for k in rng.choice([1, 2, 3, 3, 5], 2))
+        if rng.random() < 0.4:
+            kh = kw = 3 if rng.random() < 0.7 else 1
+        c, oc = (int(n) for n in rng.choice([1, 3, 8, 16, 20, 32, 48], 2))
+        groups = 1
+        if rng.random() < 0.3:
+            groups = oc = c
+        layer = ConvGeometry(
+            n=int(rng.integers(1, 3)), h=int(rng.integers(6, 17)), w=int(rng.integers(6, 17)),
+            c=c, oc=oc, kh=kh, kw=kw,
+            stride=tuple(int(s) for s in rng.choice([1, 1, 2], 2)),
+            dilation=tuple(int(d) for d in rng.choice([1, 1, 1, 2], 2)),
+            padding=tuple(int(p) for p in rng.integers(0, 3, 4) * (rng.random() < 0.7)),
+            groups=groups,
+        )  # fmt: skip
+        if min(layer.oh, layer.ow) > 0 and primitive.applies(layer):
+            found.append(layer)
+    return found

@@ -1,0 +1,99 @@
+"""Do primitives compute convolutions, in the memory that their formulas say?"""
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from layers import convolved, laid_out, layers_for, operands
+from tvm import relax, s_tir, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.primitive_kernels import kernel
+from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives.families import FAMILIES, input_shape, output_shape
+from pimflow.primitives.filters import transformed, winograd_matrices
+from pimflow.relay_passes.lift_workspaces import STACK_BYTES, LiftWorkspaces
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+
+CPU = tvm.target.Target("llvm")
+BOUND = {"winograd": 1e-4}  # of the largest output: its tiles add and subtract larger numbers (F(4, 3) most)
+
+
+def compiled(chosen, layer):
+    return ScheduleCpu()(tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")}))
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_values(name):
+    chosen = PRIMITIVES[name]
+    for layer in layers_for(chosen, 2):
+        x, filters = operands(layer)
+        y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32))
+        given = [laid_out(chosen.layout, x), transformed(chosen, layer, filters)]
+        tvm.compile(compiled(chosen, layer), target=CPU)["main"](*map(tvm.runtime.tensor, given), y)
+        expected = laid_out(chosen.layout, convolved(layer, x, filters))
+        error = np.abs(y.numpy() - expected).max() / np.abs(expected).max()
+        assert error <= BOUND.get(chosen.family, 2e-6), layer
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_memory_is_what_the_formulas_say(name):
+    chosen = PRIMITIVES[name]
+    for layer in layers_for(chosen, 3):
+        function = compiled(chosen, layer)["main"]
+        shapes = [tuple(int(d) for d in p.shape) for p in function.params]
+        assert shapes == [input_shape(chosen, layer), chosen.filter_shape(layer), output_shape(chosen, layer)]
+        assert sorted(allocated(function, shapes)) == sorted(chosen.workspaces(layer).values()), layer
+        assert chosen.workspace_bytes(layer) == 4 * sum(
+            int(np.prod(s)) for s in chosen.workspaces(layer).values()
+        )
+
+
+def allocated(function: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Shapes of what the kernel needs besides its operands, as the planner of memory sees them."""
+    builder = relax.BlockBuilder()
+    gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
+    params = [relax.Var(f"p{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes[:2])]
+    with builder.function("main", params):
+        with builder.dataflow():
+            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
+        builder.emit_func_output(y)
+    with CPU:
+        lifted = LiftWorkspaces()(builder.get())
+    (after,) = (f for f in lifted.functions.values() if isinstance(f, tirx.PrimFunc))
+    inside: list[tirx.Buffer] = []
+    visitors = [
+        (tirx.For, lambda loop: tvm_ffi.WalkResult.SKIP),
+        (s_tir.SBlock, lambda block: inside.extend(block.alloc_buffers)),
+    ]
+    tvm_ffi.structural_walk(after.body, visitors, order="pre")
+    large = [
+        b for b in inside if b.scope() == "global" and 4 * np.prod([int(d) for d in b.shape]) >= STACK_BYTES
+    ]
+    assert not large
+    return [tuple(int(d) for d in p.shape) for p in after.params[3:]]
+
+
+def test_there_are_enough_and_every_family_has_some():
+    assert len(PRIMITIVES) >= 57
+    assert {p.family for p in PRIMITIVES.values()} == set(FAMILIES)
+    plain = ConvGeometry(n=1, h=14, w=14, c=64, oc=64, kh=3, kw=3, padding=(1, 1, 1, 1))
+    assert sum(p.applies(plain) for p in PRIMITIVES.values()) >= 50
+
+
+@pytest.mark.parametrize("outputs, taps", [(2, 3), (4, 3), (2, 5), (3, 2), (6, 3)])
+def test_winograd_matrices_give_every_correlation(outputs, taps):
+    a, g, b = winograd_matrices(outputs, taps)
+    for i in range(outputs + taps - 1):
+        for k in range(taps):
+            data, taken = np.eye(outputs + taps - 1)[i], np.eye(taps)[k]
+            expected = [float(o + k == i) for o in range(outputs)]
+            assert np.allclose(a @ ((g @ taken) * (b @ data)), expected, atol=1e-12)
+
+
+def test_wrong_uses():
+    with pytest.raises(UnknownNameError, match="im2row-hwc-7x32"):
+        primitive("im2row-7x32")
+    with pytest.raises(UsageError, match="does not apply"):
+        kernel(primitive("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
