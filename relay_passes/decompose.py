@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
+    unused,
     with_layer_names,
     with_roles,
 )
@@ -123,26 +124,19 @@ class Decompose:
                 return None  # read by nothing when the end is replaced
             x = made.get(head, value.args[0])
             for link in chain.links:
-                name = _free(f"{head.name}_{link.name}", variables)
+                name = unused(f"{head.name}_{link.name}", variables)
                 last = link is chain.links[-1]
                 if chain.upsampling and last:
                     x = builder.emit(cropped(x, chain.upsampling.begin, chain.upsampling.extent))
                 call = _product(x, link) if operator(value) == "matmul" else _convolution(x, link)
                 x = builder.emit(call, name_hint=name)
-                names[x.name] = _free(f"{layer}.{link.name}", layers)
+                names[x.name] = unused(f"{layer}.{link.name}", layers)
                 role_of[names[x.name]] = link.role
                 x = spread(builder, x, link.scale, link.geometry.groups, f"{name}_up")
             return x
 
         new = rebuild(mod, rewrite)
         return with_roles(with_layer_names(new, names), role_of) if role_of else new
-
-
-def _free(name: str, taken: Container[str]) -> str:
-    """`name`, lengthened until it is none of those that are `taken`."""
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _convolution(x: relax.Expr, link: Link) -> relax.Call:
