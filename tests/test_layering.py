@@ -29,6 +29,7 @@ LAYERS = (
     (
         "frontend",
         "decomposed_network",
+        "skip_optimisation",
         "targets",
         "kernels",
         "kernel_builds",
