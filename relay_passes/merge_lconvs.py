@@ -51,8 +51,9 @@ class MergeLconvs:
         taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
         branches: dict[relax.Var, Branch] = {}  # by variable of the result, what ends there and nowhere else
 
-        def merged(builder, branch: Branch, var: relax.Var) -> relax.Var:
-            first, last = emit(builder, branch, f"{var.name}_lconv", var.name)
+        def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+            result = var.name if whole else f"{var.name}_part"
+            first, last = emit(builder, branch, f"{var.name}_lconv", result)
             layer = unused(f"{layer_name(mod, var)}.lconv", taken)
             taken.add(layer)
             names[first.name], role_of[layer] = layer, "lconv"
@@ -66,8 +67,9 @@ class MergeLconvs:
                 parts = _merged_parts(value, branches)
                 if parts is None:
                     return None
-                made = [merged(builder, p, var) if isinstance(p, Branch) else p for p in parts]
-                if len(made) > 1:
+                whole = len(parts) == 1
+                made = [merged(builder, p, var, whole) if isinstance(p, Branch) else p for p in parts]
+                if not whole:
                     return relax.op.concat(made, axis=3)
                 branches.update({} if alone else {made[0]: None})
                 return made[0]

@@ -131,8 +131,12 @@ class _Program:
         done = restored(mod)
         self.copies = {var for var in self.value if layer_name(mod, var) in done}
         self.clock = list(itertools.accumulate((b.var not in self.copies for b in self.bindings), initial=0))
-        returned = [v.name for v in _operands(mod["main"].body.body)]
-        self.liveness = self.live(list(self.value), [v.name for v in self.params], returned)
+        returned = _operands(mod["main"].body.body)
+        for var in returned:  # a tuple's fields are returned with it
+            if var in self.value and not isinstance(self.value[var], relax.Call):
+                returned += self.reads[var]
+        names = list(dict.fromkeys(v.name for v in returned))
+        self.liveness = self.live(list(self.value), [v.name for v in self.params], names)
 
     def role(self, var: relax.Var) -> str:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""

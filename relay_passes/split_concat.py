@@ -68,46 +68,53 @@ class SplitConcat:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
-        sites = [s for s in _sites(mod) if self.names is None or s.fconv.var.name in self.names]
-        if not sites:
-            return mod
-        taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
-        bound = {b.var for b in main_bindings(mod)}
-        of_part: dict[relax.Var, list[tuple[_Site, int]]] = {}
-        for site in sites:
-            for index, part in enumerate(site.parts):
-                if counts[part] == 1 and part in bound:
-                    of_part.setdefault(part, []).append((site, index))
-        new_of: dict[relax.Var, relax.Expr] = {}
-        ending = {site.fconv.var: site for site in sites}
+        wanted = self.names
+        while sites := [s for s in _sites(mod) if wanted is None or s.fconv.var.name in wanted]:
+            mod = _split(mod, sites)
+            if wanted is not None:  # a part may be a concatenation itself
+                made = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
+                wanted = {*wanted, *made}
+        return mod
 
-        def reduced(builder, site: _Site, index: int) -> None:
-            part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
-            layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
-            taken.add(layer)
-            names[part.name], role_of[layer] = layer, "fconv"
-            site.done.add(index)
-            if site.total is not None:
-                part = builder.emit(relax.op.add(site.total, part), name_hint=f"{site.fconv.var.name}_sum")
-            site.total = part
 
-        def rewrite(builder, var, value):
-            if var in ending:
-                site = ending[var]
-                for index in range(len(site.parts)):
-                    if index not in site.done:
-                        reduced(builder, site, index)
-                return site.total
-            if isinstance(value, relax.Var):
-                new_of[var] = value
-                return None
-            new_of[var] = builder.emit(value, name_hint=var.name)
-            for site, index in of_part.get(var, ()):
-                reduced(builder, site, index)
-            return new_of[var]
+def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
+    names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
+    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
+    bound = {b.var for b in main_bindings(mod)}
+    of_part: dict[relax.Var, list[tuple[_Site, int]]] = {}
+    for site in sites:
+        for index, part in enumerate(site.parts):
+            if counts[part] == 1 and part in bound:
+                of_part.setdefault(part, []).append((site, index))
+    new_of: dict[relax.Var, relax.Expr] = {}
+    ending = {site.fconv.var: site for site in sites}
 
-        return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+    def reduced(builder, site: _Site, index: int) -> None:
+        part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
+        layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
+        taken.add(layer)
+        names[part.name], role_of[layer] = layer, "fconv"
+        site.done.add(index)
+        if site.total is not None:
+            part = builder.emit(relax.op.add(site.total, part), name_hint=f"{site.fconv.var.name}_sum")
+        site.total = part
+
+    def rewrite(builder, var, value):
+        if var in ending:
+            site = ending[var]
+            for index in range(len(site.parts)):
+                if index not in site.done:
+                    reduced(builder, site, index)
+            return site.total
+        if isinstance(value, relax.Var):
+            new_of[var] = value
+            return None
+        new_of[var] = builder.emit(value, name_hint=var.name)
+        for site, index in of_part.get(var, ()):
+            reduced(builder, site, index)
+        return new_of[var]
+
+    return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
 
 
 def _sites(mod: tvm.IRModule) -> list[_Site]:

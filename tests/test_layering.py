@@ -30,6 +30,7 @@ LAYERS = (
         "frontend",
         "decomposed_network",
         "skip_optimisation",
+        "internal_memory",
         "targets",
         "kernels",
         "kernel_builds",

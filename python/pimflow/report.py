@@ -29,6 +29,7 @@ def build(
     memory: dict[str, Any],
     order: dict[str, Any] | None,
     decomposition: dict[str, Any] | None,
+    skips: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -48,6 +49,8 @@ def build(
         Of the order of the layers: `LayerOrder.summary`, and the latency in the given and in this order.
     decomposition : dict, optional
         What `DecomposedNetwork.summary` says, if layers were decomposed.
+    skips : dict, optional
+        What `SkipOptimisation.summary` says, if skip connections were to be optimised.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -109,6 +112,7 @@ def build(
         "memory": memory,
         "order": order,
         "decomposition": decomposition,
+        "skips": skips,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -235,6 +239,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
         lines.append(f"order     {order_text(report['order'])}")
     if report["decomposition"]:
         lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
+    if report["skips"]:
+        lines.append(f"skips     {skips_text(report['skips'])}")
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
@@ -290,6 +296,21 @@ def decomposition_text(part: dict[str, Any]) -> str:
         share = part["max_relative_difference"]
         text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
     return text
+
+
+def skips_text(part: dict[str, Any]) -> str:
+    """What became of the skip connections of a decomposed network."""
+    if not part["changed"]:
+        return f"kept: {part['kept_because']}"
+    copies = sum(len(skip["uses"]) for skip in part["copies"])
+    how = {"merge": "lconvs merged", "split": "fconvs split", "merge, split": "lconvs merged, fconvs split"}
+    text = (
+        f"{len(part['copies'])} of {part['candidates']} wait in their reduced form, {copies} copies of lconvs"
+    )
+    text += f"; {how[part['transformation']]}" if part["transformation"] else ""
+    pools = f"{part['pool_given_bytes'] / 1e6:.3f} → {part['pool_bytes'] / 1e6:.3f} MB"
+    work = f"{part['flops_given'] / 1e9:.3f} → {part['flops'] / 1e9:.3f} GFLOP"
+    return f"{text}; pool of the network on the GPU {pools}, {work}"
 
 
 def _known(report: dict[str, Any]) -> str:

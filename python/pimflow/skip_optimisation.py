@@ -31,7 +31,7 @@ TRANSFORMATIONS = {
 }
 # Sets of copies that are tried at the most to leave out those that save nothing; each takes seconds for a
 # network with as many layers as DenseNet.
-TRIALS = 24
+TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +216,15 @@ class _Forms:
         """By `criterion`; of equal ones that with less done."""
         if criterion == "paper":
             return self._transformed([skip for skip in found if skip.worthwhile()])
-        sets = [[], [skip for skip in found if skip.worthwhile()], list(found)]
-        forms = [self._transformed(each) for i, each in enumerate(sets) if each not in sets[:i]]
-        return self._thinned(min(forms, key=lambda form: form.cost))
+        plain, some = self._transformed([]), [skip for skip in found if skip.worthwhile()]
+        if not found:
+            return plain
+        forms = [plain, self._transformed(some)] if some else [plain]
+        best = min(forms, key=lambda form: form.cost)
+        if len(some) < len(found):
+            whole = self._written(found, best.transformation or "split")
+            best = min(best, whole, key=lambda form: form.cost)
+        return self._thinned(best)
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """With `copies`, and the transformation that costs least."""
@@ -229,6 +235,12 @@ class _Forms:
         forms = [self._form(copies, name, module) for name, module in modules.items()]
         return min(forms, key=lambda form: form.cost)
 
+    def _written(self, copies: Sequence[Skip], transformation: str) -> _Form:
+        module = copied(self.module, copies)
+        for step in TRANSFORMATIONS[transformation]:
+            module = step()(module)
+        return self._form(copies, transformation, module)
+
     def _form(self, copies: Sequence[Skip], transformation: str, module: tvm.IRModule) -> _Form:
         cost = (estimated_bytes(module, self.system), flops(module))
         return _Form(tuple(copies), transformation, module, cost)
@@ -237,16 +249,11 @@ class _Forms:
         """Without copies that save nothing: halves of them are left out, then halves of halves."""
         pending = [sorted(form.copies, key=lambda skip: -skip.flops * len(skip.uses))]
         for _ in range(TRIALS):
-            if not pending:
-                break
-            dropped = pending.pop(0)
+            dropped = pending.pop(0) if pending else []
             if not dropped:
-                continue
+                break
             left = [skip for skip in form.copies if skip not in dropped]
-            module = copied(self.module, left)
-            for step in TRANSFORMATIONS[form.transformation]:
-                module = step()(module)
-            trial = self._form(left, form.transformation, module)
+            trial = self._written(left, form.transformation)
             if trial.cost <= form.cost:
                 form = trial
             elif len(dropped) > 1:
