@@ -31,7 +31,7 @@ def kernel_liveness(mod: tvm.IRModule, element_bytes: int = 4, *, views: bool = 
     Parameters
     ----------
     element_bytes : int
-        Of a stored element.
+        Of a stored floating-point number.
     views : bool
         Of `kernel_groups`.
     """
@@ -103,7 +103,7 @@ class _Account:
         written = []
         for var in (*results, *workspaces):
             written.append(var.name)
-            self.size_bytes[var.name] = _elements(var) * self.element_bytes
+            self.size_bytes[var.name] = _stored_bytes(var, self.element_bytes)
         self.held.update((var, (var.name,)) for var in results)
         self.steps.append((list(taken), written))
 
@@ -125,6 +125,13 @@ def _aligned(life: Lifetime) -> Lifetime:
     )
 
 
-def _elements(var: relax.Var) -> int:
+def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
+    """Of a tensor, or a tuple of such; floats take `element_bytes`, and what is no tensor takes none."""
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
-    return sum(math.prod(int(d) for d in field.shape.values) for field in fields)
+    total = 0
+    for ty in fields:
+        if isinstance(ty, relax.TensorType):
+            dtype = tvm.DataType(str(ty.dtype))
+            each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
+            total += math.prod(int(d) for d in ty.shape.values) * each
+    return total

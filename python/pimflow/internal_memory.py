@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import tvm
 
 from pimflow import memory, pipeline
+from pimflow.core.liveness import Lifetime
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
+from pimflow.memory import MemoryPlan
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.kernel_memory import operator_liveness
 from pimflow.relay_passes.layer_flops import flops
@@ -60,18 +63,23 @@ class Before:
 
     @classmethod
     def of(
-        cls, original: Network, decomposed: Network | None, on: tvm.target.Target, system: System
+        cls,
+        original: Network,
+        decomposed: Network | None,
+        on: tvm.target.Target,
+        system: System,
+        plan: Callable[[Sequence[Lifetime]], MemoryPlan] = memory.plan,
     ) -> Before:
         """Of a network, and what a decomposition made of it; `on` and `system` say what is stored."""
         dtype = system.dtype if "gpu" in list(on.keys) else "fp32"
 
         def layers(network: Network) -> int:
             liveness = operator_liveness(network.module, ELEMENT_BYTES[dtype])
-            return memory.plan(liveness.lifetimes).pool_bytes
+            return plan(liveness.lifetimes).pool_bytes
 
         def compiled(network: Network) -> int:
             found = buffers(pipeline.allocate(network.module, on, system))
-            return memory.plan(found.liveness().lifetimes).pool_bytes
+            return plan(found.liveness().lifetimes).pool_bytes
 
         return cls(
             peak_bytes=layers(original),

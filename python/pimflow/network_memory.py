@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,13 +132,10 @@ def plan_memory(
     network, change = decomposed(original, request)
     summary, originals = change.summary() if change else None, skip_optimisation.original_flops(change)
     on = targets.named_target(target)
-
-    def pool_bytes(candidate: frontend.Network) -> int:
-        found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
-        lifetimes = _aligned(found.liveness(weights), alignment_bytes).lifetimes
-        return memory.plan(lifetimes, policy, seconds=seconds).pool_bytes
-
-    before = Before.of(original, network if change else None, on, target_system)
+    planner = functools.partial(memory.plan, policy=policy, seconds=seconds)
+    placing = dict(in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, plan=planner)
+    pool_bytes = _pool_bytes(target_system, target, **placing)
+    before = Before.of(original, network if change else None, on, target_system, planner)
     original = change = None  # whose weights are not needed any more
     skips = order = None
     if optimize_skips is not None:
@@ -151,7 +149,7 @@ def plan_memory(
     found = buffers(lowered, in_place=in_place)
     liveness = _aligned(found.liveness(weights), alignment_bytes)
     plan = memory.plan(liveness.lifetimes, policy, capacity_bytes=capacity_bytes, seconds=seconds)
-    internal = memory.plan(found.liveness().lifetimes, policy, seconds=seconds) if weights else plan
+    internal = planner(found.liveness().lifetimes) if weights else plan
     separate = _aligned(buffers(lowered, in_place=False).liveness(weights), alignment_bytes)
     own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
     return NetworkMemory(
@@ -196,12 +194,21 @@ def with_reduced_skips(
     return found.settled(_pool_bytes(target_system, target))
 
 
-def _pool_bytes(target_system: System, target: str) -> Callable[[frontend.Network], int]:
+def _pool_bytes(
+    target_system: System,
+    target: str,
+    *,
+    in_place: bool = True,
+    weights: str = "",
+    alignment_bytes: int | None = None,
+    plan: Callable[[Sequence[Lifetime]], MemoryPlan] = memory.plan,
+) -> Callable[[frontend.Network], int]:
+    """What finds the pool of a network; see `plan_memory`."""
     on = targets.named_target(target)
 
     def pool_bytes(candidate: frontend.Network) -> int:
-        liveness = buffers(pipeline.allocate(candidate.module, on, target_system)).liveness()
-        return memory.plan(liveness.lifetimes).pool_bytes
+        found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
+        return plan(_aligned(found.liveness(weights), alignment_bytes).lifetimes).pool_bytes
 
     return pool_bytes
 
