@@ -47,47 +47,58 @@ class MergeLconvs:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        counts, names, role_of = uses(mod), layer_names(mod), roles(mod)
-        taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
-        branches: dict[relax.Var, Branch] = {}  # by variable of the result, what ends there and nowhere else
+        return _merged(mod, self.names)[0]
 
-        def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
-            result = var.name if whole else f"{var.name}_part"
-            first, last = emit(builder, branch, f"{var.name}_lconv", result)
-            layer = unused(f"{layer_name(mod, var)}.lconv", taken)
-            taken.add(layer)
-            names[first.name], role_of[layer] = layer, "lconv"
-            branches[last] = branch
-            return last
 
-        def rewrite(builder, var, value):
-            alone, wanted = counts.get(var, 0) == 1, self.names is None or var.name in self.names
-            kind = operator(value)
-            if kind == "concat" and wanted:
-                parts = _merged_parts(value, branches)
-                if parts is None:
-                    return None
-                whole = len(parts) == 1
-                made = [merged(builder, p, var, whole) if isinstance(p, Branch) else p for p in parts]
-                if not whole:
-                    return relax.op.concat(made, axis=3)
-                branches.update({} if alone else {made[0]: None})
-                return made[0]
-            if kind == "add" and wanted and all(_linear(branches.get(arg)) for arg in value.args):
-                last = merged(builder, summed([branches[arg] for arg in value.args]), var)
-                branches.update({} if alone else {last: None})
-                return last
-            branch = _extended(value, branches, shape(var)) if alone else None
-            if role_of.get(layer_name(mod, var)) == "lconv" and alone:
-                branch = Branch.of(value)
-            if branch is None:
+def merge_sites(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Variables of the concatenations and sums that `MergeLconvs` treats."""
+    return tuple(dict.fromkeys(_merged(mod, None)[1]))
+
+
+def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModule, list[str]]:
+    counts, names, role_of = uses(mod), layer_names(mod), roles(mod)
+    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
+    sites: list[str] = []
+    branches: dict[relax.Var, Branch] = {}  # by variable of the result, what ends there and nowhere else
+
+    def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+        result = var.name if whole else f"{var.name}_part"
+        first, last = emit(builder, branch, f"{var.name}_lconv", result)
+        layer = unused(f"{layer_name(mod, var)}.lconv", taken)
+        taken.add(layer)
+        names[first.name], role_of[layer] = layer, "lconv"
+        branches[last] = branch
+        sites.append(var.name)
+        return last
+
+    def rewrite(builder, var, value):
+        alone, wanted = counts.get(var, 0) == 1, only is None or var.name in only
+        kind = operator(value)
+        if kind == "concat" and wanted:
+            parts = _merged_parts(value, branches)
+            if parts is None:
                 return None
-            new = builder.emit(value, name_hint=var.name)
-            branches[new] = branch
-            return new
+            whole = len(parts) == 1
+            made = [merged(builder, p, var, whole) if isinstance(p, Branch) else p for p in parts]
+            if not whole:
+                return relax.op.concat(made, axis=3)
+            branches.update({} if alone else {made[0]: None})
+            return made[0]
+        if kind == "add" and wanted and all(_linear(branches.get(arg)) for arg in value.args):
+            last = merged(builder, summed([branches[arg] for arg in value.args]), var)
+            branches.update({} if alone else {last: None})
+            return last
+        branch = _extended(value, branches, shape(var)) if alone else None
+        if role_of.get(layer_name(mod, var)) == "lconv" and alone:
+            branch = Branch.of(value)
+        if branch is None:
+            return None
+        new = builder.emit(value, name_hint=var.name)
+        branches[new] = branch
+        return new
 
-        new = rebuild(mod, rewrite)
-        return with_roles(with_layer_names(new, names), role_of) if role_of else new
+    new = rebuild(mod, rewrite)
+    return (with_roles(with_layer_names(new, names), role_of) if role_of else new), sites
 
 
 def _extended(

@@ -77,6 +77,11 @@ class SplitConcat:
         return mod
 
 
+def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Variables of the fconvs that `SplitConcat` treats, but those that it makes itself."""
+    return tuple(site.fconv.var.name for site in _sites(mod))
+
+
 def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
     names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
     taken = {layer_name(mod, b.var) for b in main_bindings(mod)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +16,17 @@ from pimflow.hardware import System
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernel_memory import kernel_liveness
 from pimflow.relay_passes.layer_flops import flops
-from pimflow.relay_passes.merge_lconvs import MergeLconvs
+from pimflow.relay_passes.merge_lconvs import MergeLconvs, merge_sites
 from pimflow.relay_passes.optimize_skips import DISTANCE, Skip, copied, skips
-from pimflow.relay_passes.split_concat import SplitConcat
+from pimflow.relay_passes.split_concat import SplitConcat, split_sites
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
-# What layers do where skip connections meet, and the passes for it.
-TRANSFORMATIONS = {
-    "": (),
-    "merge": (MergeLconvs,),
-    "split": (SplitConcat,),
-    "merge, split": (MergeLconvs, SplitConcat),
-}
-# Sets of copies that are tried at the most to leave out those that save nothing; each takes seconds for a
-# network with as many layers as DenseNet.
+# What layers do where skip connections meet: passes, and what finds their sites.
+_MERGE, _SPLIT = (MergeLconvs, merge_sites), (SplitConcat, split_sites)
+TRANSFORMATIONS = {"": (), "merge": (_MERGE,), "split": (_SPLIT,), "merge, split": (_MERGE, _SPLIT)}
+# Sets of copies, and of places that are transformed, that are tried at the most to leave out what saves
+# nothing; each takes seconds for a network with as many layers as DenseNet.
 TRIALS = 12
 
 
@@ -48,6 +44,8 @@ class SkipOptimisation:
         Of what copies were made.
     transformation : str
         One of `TRANSFORMATIONS`.
+    sites : tuple of str
+        Variables of the concatenations, sums and fconvs that it changes.
     candidates : int
         Skip connections that could have been copied.
     flops_given, flops : int
@@ -65,6 +63,7 @@ class SkipOptimisation:
     criterion: str
     copies: tuple[Skip, ...]
     transformation: str
+    sites: tuple[str, ...]
     candidates: int
     flops_given: int
     flops: int
@@ -89,6 +88,7 @@ class SkipOptimisation:
             network=self.given,
             copies=(),
             transformation="",
+            sites=(),
             flops=self.flops_given,
             weight_bytes=relax_module.weight_bytes(self.given.module),
             kept_because=f"the pool would not shrink: {given_bytes} to {found_bytes} B",
@@ -103,6 +103,7 @@ class SkipOptimisation:
             "kept_because": self.kept_because,
             "candidates": self.candidates,
             "transformation": self.transformation,
+            "sites": list(self.sites),
             "copies": [
                 {
                     "tensor": skip.name,
@@ -178,6 +179,7 @@ def find(
         criterion=criterion,
         copies=form.copies,
         transformation=form.transformation,
+        sites=form.sites,
         candidates=len(found),
         flops_given=flops(network.module),
         flops=flops(form.module),
@@ -202,6 +204,7 @@ class _Form:
 
     copies: tuple[Skip, ...]
     transformation: str
+    sites: tuple[str, ...]
     module: tvm.IRModule
     cost: tuple[int, int]
 
@@ -214,49 +217,63 @@ class _Forms:
 
     def best(self, found: Sequence[Skip], criterion: str) -> _Form:
         """By `criterion`; of equal ones that with less done."""
-        if criterion == "paper":
-            return self._transformed([skip for skip in found if skip.worthwhile()])
         plain, some = self._transformed([]), [skip for skip in found if skip.worthwhile()]
-        if not found:
-            return plain
-        forms = [plain, self._transformed(some)] if some else [plain]
-        best = min(forms, key=lambda form: form.cost)
+        if criterion == "paper":
+            return self._transformed(some) if some else plain
+        best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
         if len(some) < len(found):
-            whole = self._written(found, best.transformation or "split")
+            whole = self._written(copied(self.module, found), found, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
-        return self._thinned(best)
+        best = _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
+        return _thinned(best, best.sites, self._with_sites)
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """With `copies`, and the transformation that costs least."""
         base = copied(self.module, copies)
-        merged = MergeLconvs()(base)
-        modules = {"": base, "merge": merged, "split": SplitConcat()(base)}
-        modules["merge, split"] = SplitConcat()(merged)
-        forms = [self._form(copies, name, module) for name, module in modules.items()]
+        forms = [self._written(base, copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
 
-    def _written(self, copies: Sequence[Skip], transformation: str) -> _Form:
-        module = copied(self.module, copies)
-        for step in TRANSFORMATIONS[transformation]:
-            module = step()(module)
-        return self._form(copies, transformation, module)
+    def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
+        return self._written(copied(self.module, copies), copies, form.transformation)
 
-    def _form(self, copies: Sequence[Skip], transformation: str, module: tvm.IRModule) -> _Form:
+    def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
+        base = copied(self.module, form.copies)
+        return self._written(base, form.copies, form.transformation if sites else "", sites)
+
+    def _written(
+        self,
+        base: tvm.IRModule,
+        copies: Sequence[Skip],
+        transformation: str,
+        only: Collection[str] | None = None,
+    ) -> _Form:
+        """`base`, which has the `copies`, transformed at the sites `only`, or at all."""
+        module, done = base, []
+        for step, sites in TRANSFORMATIONS[transformation]:
+            chosen = [site for site in sites(module) if only is None or site in only]
+            module = step(chosen)(module) if chosen else module
+            done += chosen
         cost = (estimated_bytes(module, self.system), flops(module))
-        return _Form(tuple(copies), transformation, module, cost)
+        return _Form(tuple(copies), transformation if done else "", tuple(done), module, cost)
 
-    def _thinned(self, form: _Form) -> _Form:
-        """Without copies that save nothing: halves of them are left out, then halves of halves."""
-        pending = [sorted(form.copies, key=lambda skip: -skip.flops * len(skip.uses))]
-        for _ in range(TRIALS):
-            dropped = pending.pop(0) if pending else []
-            if not dropped:
-                break
-            left = [skip for skip in form.copies if skip not in dropped]
-            trial = self._written(left, form.transformation)
-            if trial.cost <= form.cost:
-                form = trial
-            elif len(dropped) > 1:
-                middle = len(dropped) // 2
-                pending += [dropped[:middle], dropped[middle:]]
-        return form
+
+def _thinned(
+    form: _Form,
+    parts: Sequence[Any],
+    without: Callable[[_Form, Sequence[Any]], _Form],
+    order: Callable[[Any], int] = lambda _: 0,
+) -> _Form:
+    """`form` without those of its `parts` that save nothing: halves in `order`, then halves of halves."""
+    kept, pending = list(parts), [sorted(parts, key=order)]
+    for _ in range(TRIALS):
+        dropped = pending.pop(0) if pending else []
+        if not dropped:
+            break
+        left = [part for part in kept if part not in dropped]
+        trial = without(form, left)
+        if trial.cost <= form.cost:
+            form, kept = trial, left
+        elif len(dropped) > 1:
+            middle = len(dropped) // 2
+            pending += [dropped[:middle], dropped[middle:]]
+    return form
