@@ -224,8 +224,8 @@ class _Forms:
         if len(some) < len(found):
             whole = self._written(copied(self.module, found), found, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
-        best = _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
-        return _thinned(best, best.sites, self._with_sites)
+        best = _thinned(best, best.sites, self._with_sites)
+        return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """With `copies`, and the transformation that costs least."""
@@ -234,7 +234,7 @@ class _Forms:
         return min(forms, key=lambda form: form.cost)
 
     def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
-        return self._written(copied(self.module, copies), copies, form.transformation)
+        return self._written(copied(self.module, copies), copies, form.transformation, form.sites)
 
     def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
         base = copied(self.module, form.copies)
