@@ -130,6 +130,13 @@ def test_compiled_and_verified_against_the_decomposed_network(path):
     assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
 
 
+def test_a_copy_can_be_explained(path, capsys):
+    options = ["--decompose", "tucker:0.1", "--optimize-skips", "--cache", "none", "--quiet", "--json"]
+    assert main(["compile", path, "--explain", "b.lconv.copy", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["region"] == "b.lconv.copy" and found["candidates"]
+
+
 def test_by_the_paper_every_cheap_copy_is_made(decomposed):
     originals = skip_optimisation.original_flops(decomposed)
     by_paper = skip_optimisation.find(decomposed.network, system(), "paper", originals)
