@@ -29,6 +29,7 @@ LAYERS = (
     (
         "frontend",
         "decomposed_network",
+        "decomposition_report",
         "skip_optimisation",
         "internal_memory",
         "targets",
