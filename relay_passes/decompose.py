@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition import Decomposed, Link, decomposable
+from pimflow.decomposition import Decomposed, Link, Upsampling, decomposable
 from pimflow.relay_passes.extract_regions import layer_geometry
 from pimflow.relay_passes.flat import (
     layer_name,
@@ -20,9 +20,11 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
+    unused,
     with_layer_names,
     with_roles,
 )
+from pimflow.relay_passes.subpixel_convolution import cropped, spread, upsamplings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +40,29 @@ class Layer:
         Of a product: its rows are the batch.
     fc : bool
         Whether it is a product.
+    upsampling : Upsampling, optional
+        Of a transposed convolution.
     """
 
     name: str
     filters: np.ndarray
     geometry: ConvGeometry
     fc: bool
+    upsampling: Upsampling | None = None
 
 
 def decomposable_layers(mod: tvm.IRModule) -> list[Layer]:
-    """Of a canonical module, in order: dense and grouped convolutions, and products with constant matrices.
+    """Of a canonical module, in order: convolutions with more channels than groups, transposed ones among
+    them, and products with constant matrices.
 
     Layers that a decomposition made, which have a role, are not among them.
     """
-    found, taken = [], roles(mod)
+    found, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
         if layer is not None and layer.name not in taken and decomposable(layer.geometry):
-            found.append(layer)
+            _, upsampling = spread_over.get(binding.var, (None, None))
+            found.append(replace(layer, upsampling=upsampling))
     return found
 
 
@@ -87,7 +94,9 @@ class Decompose:
         By layer name; layers that it does not name stay.
 
     Rewrite: ``conv2d(x, w) -> conv2d(conv2d(conv2d(x, fconv), core), lconv)``,
-    ``matmul(x, w) -> matmul(matmul(x, fconv), lconv)``; of layer ``a``, the new ones are called
+    ``matmul(x, w) -> matmul(matmul(x, fconv), lconv)``,
+    ``crop(spread(conv2d(x, w))) -> conv2d(crop(spread(conv2d(conv2d(x, fconv), core))), lconv)`` of a
+    transposed convolution (`SubpixelConvolution`); of layer ``a``, the new ones are called
     ``a.fconv``, ``a.core``, ``a.lconv``, and have these roles (`flat.roles`).
     Preserves: values up to the error of the decomposition, shapes, names of all other layers.
     """
@@ -99,28 +108,35 @@ class Decompose:
         names, role_of = layer_names(mod), roles(mod)
         bound = [b.var for b in main_bindings(mod)] + list(mod["main"].params)
         variables, layers = {v.name for v in bound}, {layer_name(mod, v) for v in bound}
+        sources = {b.var: b.value for b in main_bindings(mod)}
+        # By the variable that the end of a chain stands for: a convolution, or what is spread behind one.
+        ends = {result: var for var, (result, _) in upsamplings(mod).items()}
+        made: dict[relax.Var, relax.Expr] = {}  # what convolutions read that are spread behind
 
         def rewrite(builder, var, value):
-            layer = layer_name(mod, var)
-            if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.layers:
+            head = ends.get(var, var)
+            layer = layer_name(mod, head)
+            if operator(sources[head]) not in ("nn.conv2d", "matmul") or layer not in self.layers:
                 return None
-            x = value.args[0]
-            for link in self.layers[layer].links:
+            chain = self.layers[layer]
+            if chain.upsampling and head is var:
+                made[var] = value.args[0]
+                return None  # read by nothing when the end is replaced
+            x = made.get(head, value.args[0])
+            for link in chain.links:
+                name = unused(f"{head.name}_{link.name}", variables)
+                last = link is chain.links[-1]
+                if chain.upsampling and last:
+                    x = builder.emit(cropped(x, chain.upsampling.begin, chain.upsampling.extent))
                 call = _product(x, link) if operator(value) == "matmul" else _convolution(x, link)
-                x = builder.emit(call, name_hint=_free(f"{var.name}_{link.name}", variables))
-                names[x.name] = _free(f"{layer}.{link.name}", layers)
+                x = builder.emit(call, name_hint=name)
+                names[x.name] = unused(f"{layer}.{link.name}", layers)
                 role_of[names[x.name]] = link.role
+                x = spread(builder, x, link.scale, link.geometry.groups, f"{name}_up")
             return x
 
         new = rebuild(mod, rewrite)
         return with_roles(with_layer_names(new, names), role_of) if role_of else new
-
-
-def _free(name: str, taken: Container[str]) -> str:
-    """`name`, lengthened until it is none of those that are `taken`."""
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _convolution(x: relax.Expr, link: Link) -> relax.Call:

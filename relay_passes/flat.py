@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import tvm
 from tvm import relax
@@ -56,6 +56,13 @@ def layer_names(mod: tvm.IRModule) -> dict[str, str]:
     attrs = mod["main"].attrs
     found = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
     return {str(var): str(layer) for var, layer in found.items()}
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """`name`, lengthened until it is none of those that are `taken`."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 ROLES = "pimflow.roles"

@@ -29,7 +29,7 @@ WEIGHTED = ("nn.conv2d", "matmul")
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
-@dataclass
+@dataclass(eq=False)
 class KernelGroup:
     """Bindings that become one kernel.
 

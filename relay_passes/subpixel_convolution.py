@@ -9,8 +9,13 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.decomposition import Upsampling
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+
+# [n, h, w, group, row, column, channel] to [n, h, row, w, column, group, channel].
+_SPREAD = [0, 1, 4, 2, 5, 3, 6]
+_MOVES = ("reshape", "permute_dims", "strided_slice")
 
 
 @tvm.transform.module_pass(opt_level=0, name="SubpixelConvolution")
@@ -51,18 +56,66 @@ class SubpixelConvolution:
                 out_layout="NHWC",
             )
             y = builder.emit(conv, name_hint=var.name)
-            n, h, w, channels = shape(y)
-            (sh, sw), oc = (a.stride for a in axes), shape(var)[3]
-            if sh * sw > 1:
-                y = relax.op.reshape(y, (n, h, w, groups, sh, sw, channels // (groups * sh * sw)))
-                y = builder.emit(relax.op.permute_dims(builder.emit(y), [0, 1, 4, 2, 5, 3, 6]))
-                y = builder.emit(relax.op.reshape(y, (n, h * sh, w * sw, oc)), name_hint=f"{var.name}_up")
-            if shape(y) == shape(var):
-                return y
-            begin, end = [a.skip for a in axes], [a.skip + a.extent for a in axes]
-            return relax.op.strided_slice(y, [1, 2], begin, end, assume_inbound=True)
+            y = spread(builder, y, tuple(a.stride for a in axes), groups, f"{var.name}_up")
+            return cropped(y, tuple(a.skip for a in axes), tuple(a.extent for a in axes))
 
         return rebuild(mod, rewrite)
+
+
+def spread(
+    builder: relax.BlockBuilder, y: relax.Expr, scale: tuple[int, int], groups: int, name: str
+) -> relax.Expr:
+    """Channels (group, row, column, channel) of `y` moved to the pixels of a map `scale` times as large."""
+    sh, sw = scale
+    if sh * sw == 1:
+        return y
+    n, h, w, channels = shape(y)
+    y = relax.op.reshape(y, (n, h, w, groups, sh, sw, channels // (groups * sh * sw)))
+    y = builder.emit(relax.op.permute_dims(builder.emit(y), _SPREAD))
+    return builder.emit(relax.op.reshape(y, (n, h * sh, w * sw, channels // (sh * sw))), name_hint=name)
+
+
+def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> relax.Expr:
+    """Rows and columns of `y` from `begin` on."""
+    if shape(y)[1:3] == extent:
+        return y
+    end = [b + e for b, e in zip(begin, extent)]
+    return relax.op.strided_slice(y, [1, 2], list(begin), end, assume_inbound=True)
+
+
+def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsampling]]:
+    """Convolutions of a canonical module whose channels are spread, each with the result and what was done.
+
+    None of what lies between is read by anything else.
+    """
+    counts, bindings = uses(mod), main_bindings(mod)
+    readers = {b.value.args[0]: b for b in bindings if operator(b.value) in _MOVES}
+
+    def after(var: relax.Var, kind: str) -> relax.VarBinding | None:
+        reader = readers.get(var)
+        sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
+        return reader if sole else None
+
+    found = {}
+    for binding in bindings:
+        if operator(binding.value) != "nn.conv2d" or (first := after(binding.var, "reshape")) is None:
+            continue
+        order = after(first.var, "permute_dims")
+        last = after(order.var, "reshape") if order is not None else None
+        if last is None or [int(a) for a in order.value.attrs.axes or ()] != _SPREAD:
+            continue
+        _, h, w, groups, sh, sw, _ = shape(first.var)
+        n, *_, channels = shape(binding.var)
+        spread_out = shape(last.var) == (n, h * sh, w * sw, channels // (sh * sw))
+        if not spread_out or groups != int(binding.value.attrs.groups):
+            continue
+        result, begin = last.var, (0, 0)
+        crop = after(result, "strided_slice")
+        if crop is not None and [int(a) for a in crop.value.args[1].fields] == [1, 2]:
+            result, begin = crop.var, tuple(int(b) for b in crop.value.args[2].fields)
+        extent = shape(result)[1:3]
+        found[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 import zoo_classifiers
 import zoo_graphs
+import zoo_segmentation
 from onnx import TensorProto, helper, numpy_helper
 from zoo_graphs import OPSET, TRAINED
 
@@ -28,12 +29,14 @@ IR_VERSION = 10  # the first with metadata on values
 # Found by experiment. Checked with ONNX Runtime, seeds 0 to 7: every value stays below 200, the rms of
 # every layer's output above 0.05; the outputs reach 0.5 to 10 and move by at least 1 % of that when the
 # middle 32 x 32 pixels become zero, by at most 0.2 % when every weight and value is rounded to fp16.
-# Networks written by hand: seeds 0 to 3, of YOLO 0, and not rounded. EfficientNet-B1 to B6, GoogLeNet,
+# Other networks by hand: seeds 0 to 3, of YOLO 0, and not rounded. EfficientNet-B1 to B6, GoogLeNet,
 # Inception-v3, SqueezeNet and the wider networks: seeds 0 to 2, above 3 GMAC 0, and not rounded. Of these
 # GoogLeNet and SqueezeNet, one rectifier after another, move by 0.6 % or more, by 2 % for another image.
+# DenseNets and ResNet-34: seeds 0 to 2; AlexNet, U-Net, VGG-11 and -13: seed 0. DenseNets, whose pool adds
+# up all pixels, move by 1.5 %, by 0.7 % or more for another image.
 # A SiLU of inputs of order 1 falls faster than its input, and many in a row make orders of magnitude of
 # the luck of a seed; larger inputs keep it close to a Relu.
-GAINS = {"Add": 0.4, "Clip": 1.0, "SiLU": 3.0, "Sigmoid": 0.25}
+GAINS = {"Add": 0.4, "Clip": 1.0, "Concat": 1.2, "SiLU": 3.0, "Sigmoid": 0.25}
 GAINS |= {"LeakyRelu": 0.95, "PRelu": 0.8, "Relu": 0.95}
 LINEAR_GAIN = 0.71
 RESIDUALS = 17  # more than so many would grow beyond what fp16 has: the gain before them falls
@@ -86,7 +89,10 @@ def torchvision_network(builder: str, image: int = 224, **options) -> Callable[[
 EFFICIENTNETS = (224, 240, 260, 300, 380, 456, 528)
 
 NETWORKS = {
+    "alexnet": zoo_classifiers.alexnet,
     "bert-base": zoo_graphs.bert_base,
+    "densenet-121": zoo_classifiers.densenet121,
+    "densenet-169": zoo_classifiers.densenet169,
     **{
         f"efficientnet-b{index}": torchvision_network(f"efficientnet_b{index}", image)
         for index, image in enumerate(EFFICIENTNETS)
@@ -101,11 +107,15 @@ NETWORKS = {
     "mobilenet-v2-1.4": torchvision_network("mobilenet_v2", width_mult=1.4),
     "mobilenet-v2-2.0": torchvision_network("mobilenet_v2", width_mult=2.0),
     "resnet-18": zoo_classifiers.resnet18,
+    "resnet-34": zoo_classifiers.resnet34,
     "resnet-50": torchvision_network("resnet50"),
     "squeezenet-1.1": torchvision_network("squeezenet1_1"),
     "srgan": zoo_graphs.srgan,
     "ssd-resnet50": zoo_graphs.ssd_resnet50,
     "toy": zoo_graphs.toy,
+    "unet": zoo_segmentation.unet,
+    "vgg-11": zoo_classifiers.vgg11,
+    "vgg-13": zoo_classifiers.vgg13,
     "vgg-16": torchvision_network("vgg16"),
     "vgg-19": zoo_classifiers.vgg19,
     "yolov1": zoo_graphs.yolov1,
@@ -205,7 +215,7 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             fan_in, gain = 1, 1.0
             if rule == "weight":
                 dims = shapes[weight]
-                fan_in = dims[0] if node.op_type == "MatMul" else math.prod(dims[1:])
+                fan_in = dims[0] if node.op_type in ("MatMul", "ConvTranspose") else math.prod(dims[1:])
                 gain = gain_of(node, readers, makers)
             value = helper.make_tensor_value_info(weight, TensorProto.FLOAT, shapes[weight])
             helper.set_model_props(value, {"init": f"{rule}:{fan_in}:{gain:g}"})

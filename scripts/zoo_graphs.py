@@ -16,6 +16,7 @@ OPSET = 17
 TRAINED = {
     "Add": {1: "bias"},
     "Conv": {1: "weight", 2: "bias"},
+    "ConvTranspose": {1: "weight", 2: "bias"},
     "Gather": {0: "embedding"},
     "Gemm": {1: "weight", 2: "bias"},
     "MatMul": {1: "weight"},
@@ -85,6 +86,13 @@ class GraphBuilder:
             dilations=[1, 1],
             group=group,
         )
+
+    def transposed(self, name: str, source: str, channels: tuple[int, int], size: int) -> str:
+        """A transposed convolution from channels[1] to channels[0] that makes maps `size` times as large."""
+        out_channels, in_channels = channels
+        dims = [(in_channels, out_channels, size, size), (out_channels,)]
+        window = dict(kernel_shape=[size] * 2, strides=[size] * 2)
+        return self.add("ConvTranspose", name, [source], *dims, **window)
 
     def norm(self, name: str, source: str, channels: int) -> str:
         """Batch normalisation."""

@@ -30,6 +30,9 @@ LAYERS = (
     (
         "frontend",
         "decomposed_network",
+        "decomposition_report",
+        "skip_optimisation",
+        "internal_memory",
         "targets",
         "kernels",
         "kernel_builds",

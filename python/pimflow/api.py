@@ -22,6 +22,7 @@ from pimflow import (
     operator_memory,
     pipeline,
     report,
+    skip_optimisation,
     targets,
     timeline,
     tracing,
@@ -97,6 +98,7 @@ def search(
     batch: int | None = None,
     reorder: bool = False,
     decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
@@ -118,6 +120,8 @@ def search(
         See `compile`.
     decompose : Request or str, optional
         Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
+    optimize_skips : str, optional
+        See `plan_memory`.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
@@ -126,9 +130,13 @@ def search(
     """
     Goal(**goal)  # refused before the work, not after it
     request, plan = requested(decompose), _plan(plan)
-    network, _ = decomposed(frontend.load(model, shapes, batch), request)
+    skip_optimisation.check_criterion(optimize_skips)
+    on = target_system or system()
+    network, change = decomposed(frontend.load(model, shapes, batch), request)
+    if reduced := network_memory.with_reduced_skips(network, change, optimize_skips, on):
+        network = reduced.network
     if reorder:
-        network = network_memory.reordered(network, target_system or system(), plan=plan).network
+        network = network_memory.reordered(network, on, plan=plan).network
     return search_network(network, target_system, plan, profiling=profiling, **goal)
 
 
@@ -193,6 +201,7 @@ def compile(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -223,6 +232,8 @@ def compile(
     decompose : Request or str, optional
         Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
         network, and the report says how far these are from the original's.
+    optimize_skips : str, optional
+        See `plan_memory`; outputs are still those of the decomposed network.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -259,6 +270,7 @@ def compile(
     targets.named_target(target)
     target_system.require_network_dtype()
     request = requested(decompose)
+    skip_optimisation.check_criterion(optimize_skips)
     progress("loading")
     network = frontend.load(model, shapes, batch)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
@@ -267,7 +279,11 @@ def compile(
     progress("computing the reference")
     expected = network.reference(inputs)
     decomposition = change.summary(inputs, expected) if change else None
-    network, change = network.without_reference(), None
+    if optimize_skips is not None:
+        progress("optimising skip connections")
+    reduced = network_memory.with_reduced_skips(network, change, optimize_skips, target_system, target)
+    skips, change = reduced and reduced.summary(), None
+    network, reduced = (reduced.network if reduced else network).without_reference(), None
 
     order = None
     if reorder:
@@ -299,6 +315,7 @@ def compile(
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
         order=None if order is None else _order_part(order, searched, plan, costs),
         decomposition=decomposition,
+        skips=skips,
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,

@@ -176,6 +176,18 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
         help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
         "vbmf, or a .toml file",
     )
+    sub.add_argument(
+        "--optimize-skips",
+        action="store_true",
+        help="of a decomposed network: skip connections wait in their reduced form, and are restored for "
+        "their use",
+    )
+    sub.add_argument(
+        "--skip-criterion",
+        default="pool",
+        help="pool: what makes the planned pool smaller; paper: what TeMCO's algorithm 1 says "
+        "(default: %(default)s)",
+    )
 
 
 def _system_options(sub: argparse.ArgumentParser) -> None:

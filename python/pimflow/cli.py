@@ -174,6 +174,7 @@ def _compile(args: argparse.Namespace) -> None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
+            options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
@@ -192,6 +193,7 @@ def _compile(args: argparse.Namespace) -> None:
             shapes=shapes,
             batch=args.batch,
             decompose=args.decompose,
+            optimize_skips=args.skip_criterion if args.optimize_skips else None,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

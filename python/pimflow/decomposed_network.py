@@ -151,11 +151,13 @@ def _factorised(
 ) -> tuple[Decomposed, ...]:
     """Every layer's chain, a thread a layer: BLAS' own threads only wait on matrices as small as these."""
     for layer in layers:
-        decomposition.check(layer.name, method, layer.geometry, rules[layer.name])
+        decomposition.check(layer.name, method, layer.geometry, rules[layer.name], layer.upsampling)
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [
-            pool.submit(decomposition.decompose, x.name, x.filters, x.geometry, method, rules[x.name])
+            pool.submit(
+                decomposition.decompose, x.name, x.filters, x.geometry, method, rules[x.name], x.upsampling
+            )
             for x in largest_first
         ]
         try:

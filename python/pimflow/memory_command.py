@@ -100,6 +100,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         shapes=dict(map(zoo.parse_shape, args.shape)),
         batch=args.batch,
         decompose=args.decompose,
+        optimize_skips=args.skip_criterion if args.optimize_skips else None,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -113,6 +114,8 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 def _check(args: argparse.Namespace) -> None:
     if args.decompose and _is_table(args.source):
         raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
+    if args.optimize_skips and _is_table(args.source):
+        raise UsageError(f"--optimize-skips: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -159,6 +162,8 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
         "order": network.order.summary() if network.order else None,
         "decomposition": network.decomposition,
+        "skips": network.skips.summary() if network.skips else None,
+        **network.internal.summary(),
     }
 
 
@@ -178,10 +183,14 @@ def _network_text(network: NetworkMemory) -> str:
         f"{len(network.copies)} slices and concatenations are copied"
     )
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
+    if network.skips:
+        from pimflow.decomposition_report import skips_text
+
+        lines.append(f"skips {skips_text(network.skips.summary())}")
     if network.order:
         lines.append(f"order {order_text(network.order.summary())}")
     if network.decomposition:
-        from pimflow.report import decomposition_text
+        from pimflow.decomposition_report import decomposition_text
 
         lines.append(decomposition_text(network.decomposition))
     return "\n".join(lines)

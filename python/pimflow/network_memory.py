@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from pimflow import frontend, layer_order, memory, pipeline, targets
+from pimflow import frontend, layer_order, memory, pipeline, skip_optimisation, targets
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
-from pimflow.decomposed_network import Decomposing, decomposed, requested
+from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System
+from pimflow.internal_memory import Before, InternalMemory
 from pimflow.layer_order import LayerOrder
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.kernel_groups import Copied, copies
+from pimflow.skip_optimisation import SkipOptimisation
 
 WEIGHTS = ("resident", "streamed")
 
@@ -51,6 +54,10 @@ class NetworkMemory:
         In which order its layers run, where another one was looked for.
     decomposition : dict, optional
         What `DecomposedNetwork.summary` says, if layers were decomposed.
+    skips : SkipOptimisation, optional
+        What became of its skip connections, where that was asked for.
+    internal : InternalMemory
+        Of the network as it came, beside that as it is.
     """
 
     liveness: Liveness
@@ -62,8 +69,10 @@ class NetworkMemory:
     lazy_groups: int
     overwritten: int
     copies: tuple[Copied, ...]
+    internal: InternalMemory
     decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
+    skips: SkipOptimisation | None = None
 
 
 def plan_memory(
@@ -74,6 +83,7 @@ def plan_memory(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -92,6 +102,9 @@ def plan_memory(
         See `frontend.load`.
     decompose : Request or str, optional
         Layers to decompose before; see `decomposition.Request.parse`.
+    optimize_skips : str, optional
+        One of `skip_optimisation.CRITERIA`: skip connections of a decomposed network wait in their reduced
+        form.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -105,25 +118,30 @@ def plan_memory(
 
     Raises
     ------
-    UsageError
-        For other `weights`.
+    UnknownNameError, UsageError
+        For another criterion; for other `weights`, and if nothing is decomposed whose skip connections
+        could be reduced.
     InfeasibleError
         The network does not fit in the capacity.
     """
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
+    skip_optimisation.check_criterion(optimize_skips)
     request = requested(decompose)
-    network, change = decomposed(frontend.load(model, shapes, batch), request)
-    summary, change = change.summary() if change else None, None  # which holds the original's weights
+    original = frontend.load(model, shapes, batch)
+    network, change = decomposed(original, request)
+    summary, originals = change.summary() if change else None, skip_optimisation.original_flops(change)
     on = targets.named_target(target)
-    order = None
+    planner = functools.partial(memory.plan, policy=policy, seconds=seconds)
+    placing = dict(in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, plan=planner)
+    pool_bytes = _pool_bytes(target_system, target, **placing)
+    before = Before.of(original, network if change else None, on, target_system, planner)
+    original = change = None  # whose weights are not needed any more
+    skips = order = None
+    if optimize_skips is not None:
+        skips = skip_optimisation.find(network, target_system, optimize_skips, originals).settled(pool_bytes)
+        network = skips.network
     if reorder:
-
-        def pool_bytes(candidate: frontend.Network) -> int:
-            found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
-            lifetimes = _aligned(found.liveness(weights), alignment_bytes).lifetimes
-            return memory.plan(lifetimes, policy, seconds=seconds).pool_bytes
-
         order = layer_order.find(network, target_system, seconds=min(seconds, SEARCH_SECONDS))
         order = order.settled(pool_bytes)
         network = order.network
@@ -131,6 +149,7 @@ def plan_memory(
     found = buffers(lowered, in_place=in_place)
     liveness = _aligned(found.liveness(weights), alignment_bytes)
     plan = memory.plan(liveness.lifetimes, policy, capacity_bytes=capacity_bytes, seconds=seconds)
+    internal = planner(found.liveness().lifetimes) if weights else plan
     separate = _aligned(buffers(lowered, in_place=False).liveness(weights), alignment_bytes)
     own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
     return NetworkMemory(
@@ -145,7 +164,9 @@ def plan_memory(
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
         copies=copies(network.module, views=target_system.views),
+        internal=before.beside(network, internal.pool_bytes),
         order=order,
+        skips=skips,
         decomposition=summary,
     )
 
@@ -155,13 +176,41 @@ def reordered(
 ) -> LayerOrder:
     """The order of `network`'s layers with the smallest pool, as `plan_memory` has it, or that of `plan`."""
     names = None if plan is None else [choice.region for choice in plan.choices]
+    return layer_order.find(network, target_system, names=names).settled(_pool_bytes(target_system, target))
+
+
+def with_reduced_skips(
+    network: frontend.Network,
+    change: DecomposedNetwork | None,
+    criterion: str | None,
+    target_system: System,
+    target: str = "llvm+pim",
+) -> SkipOptimisation | None:
+    """What `criterion`, if there is one, makes of `network`, which `change` decomposed; see `plan_memory`."""
+    if criterion is None:
+        return None
+    originals = skip_optimisation.original_flops(change)
+    found = skip_optimisation.find(network, target_system, criterion, originals)
+    return found.settled(_pool_bytes(target_system, target))
+
+
+def _pool_bytes(
+    target_system: System,
+    target: str,
+    *,
+    in_place: bool = True,
+    weights: str = "",
+    alignment_bytes: int | None = None,
+    plan: Callable[[Sequence[Lifetime]], MemoryPlan] = memory.plan,
+) -> Callable[[frontend.Network], int]:
+    """What finds the pool of a network; see `plan_memory`."""
     on = targets.named_target(target)
 
     def pool_bytes(candidate: frontend.Network) -> int:
-        liveness = buffers(pipeline.allocate(candidate.module, on, target_system)).liveness()
-        return memory.plan(liveness.lifetimes).pool_bytes
+        found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
+        return plan(_aligned(found.liveness(weights), alignment_bytes).lifetimes).pool_bytes
 
-    return layer_order.find(network, target_system, names=names).settled(pool_bytes)
+    return pool_bytes
 
 
 def _aligned(liveness: Liveness, alignment_bytes: int | None) -> Liveness:

@@ -10,6 +10,7 @@ from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
+from pimflow.decomposition_report import decomposition_text, skips_text
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
@@ -30,6 +31,7 @@ def build(
     memory: dict[str, Any],
     order: dict[str, Any] | None,
     decomposition: dict[str, Any] | None,
+    skips: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -49,6 +51,8 @@ def build(
         Of the order of the layers: `LayerOrder.summary`, and the latency in the given and in this order.
     decomposition : dict, optional
         What `DecomposedNetwork.summary` says, if layers were decomposed.
+    skips : dict, optional
+        What `SkipOptimisation.summary` says, if skip connections were to be optimised.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -110,6 +114,7 @@ def build(
         "memory": memory,
         "order": order,
         "decomposition": decomposition,
+        "skips": skips,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -237,6 +242,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
         lines.append(f"order     {order_text(report['order'])}")
     if report["decomposition"]:
         lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
+    if report["skips"]:
+        lines.append(f"skips     {skips_text(report['skips'])}")
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:
@@ -278,21 +285,6 @@ def order_text(order: dict[str, Any]) -> str:
     if "latency_ns" not in order:
         return text
     return f"{text}; latency {order['latency_given_ns'] / 1e6:.4f} → {order['latency_ns'] / 1e6:.4f} ms"
-
-
-def decomposition_text(part: dict[str, Any]) -> str:
-    """What was decomposed, and how far the result is from the original."""
-    errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
-    worst = max(errors)
-    text = (
-        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
-        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
-        f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
-    )
-    if part["max_relative_difference"] is not None:
-        share = part["max_relative_difference"]
-        text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
-    return text
 
 
 def _known(report: dict[str, Any]) -> str:

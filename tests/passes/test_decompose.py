@@ -17,8 +17,9 @@ from pimflow.decomposition import Decomposed, Link, RankRule, decompose
 from pimflow.decomposition.factors import METHODS, limits
 from pimflow.relay_passes.decompose import Decompose, decomposable_layers
 from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.flat import rebuild, roles, with_layer_names
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, roles, shape, with_layer_names
 from pimflow.relay_passes.push_bias import PushBias
+from pimflow.relay_passes.subpixel_convolution import SubpixelConvolution
 
 
 def constant(*shape: int, seed: int = 0) -> relax.Expr:
@@ -47,9 +48,10 @@ def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = No
     found = {}
     for layer in decomposable_layers(mod):
         g = layer.geometry
-        full = limits(method, (g.oc // g.groups, g.kh, g.kw, g.c // g.groups))
+        sh, sw = layer.upsampling.scale if layer.upsampling else (1, 1)
+        full = limits(method, (g.oc // g.groups // (sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups))
         of_layer = rule or RankRule(kind="ranks", ranks=full)
-        found[layer.name] = decompose(layer.name, layer.filters, g, method, of_layer)
+        found[layer.name] = decompose(layer.name, layer.filters, g, method, of_layer, layer.upsampling)
     return found
 
 
@@ -139,6 +141,72 @@ def test_stride_padding_dilation_and_groups_are_kept(data):
     after = Decompose(chains(before, data.draw(st.sampled_from(METHODS))))(before)
     assert operators(after).count("nn.conv2d") > 1
     assert close(before, after)
+
+
+@settings(max_examples=15, derandomize=True, deadline=None)
+@given(st.data())
+def test_transposed_convolutions_are_decomposed_as_such(data):
+    def pair(low, high):
+        return [data.draw(st.integers(low, high)) for _ in range(2)]
+
+    strides, groups = pair(1, 3), data.draw(st.sampled_from([1, 2]))
+    kernel = pair(1, 4)
+    attributes = {
+        "strides": strides,
+        "padding": [min(p, k - 1) for p, k in zip(pair(0, 1) + pair(0, 1), kernel * 2)],
+        "output_padding": [data.draw(st.integers(0, s - 1)) for s in strides],
+        "groups": groups,
+    }
+    filters = constant(4, 6 // groups, *kernel, seed=7)
+
+    def body(builder, x):
+        layouts = {"data_layout": "NHWC", "kernel_layout": "IOHW"}
+        up = relax.op.nn.conv2d_transpose(x, filters, **attributes, **layouts)
+        return builder.emit(relax.op.nn.relu(builder.emit(up, name_hint="up")))
+
+    before = SubpixelConvolution()(module(body))
+    found = chains(before, data.draw(st.sampled_from(METHODS)))
+    after = Decompose(found)(before)
+    links = found["up"].links
+    assert links[0].scale == links[-1].scale == (1, 1)
+    assert np.prod([link.scale for link in links], axis=0).tolist() == strides
+    assert list(roles(after)) == [f"up.{link.name}" for link in links]
+    # The last link makes the channels of the finished map, of which a smaller one is left before it.
+    last = next(b for b in main_bindings(after) if b.var.name == "up_lconv")
+    assert shape(last.var) == shape(main_bindings(after)[-1].var)
+    assert close(before, after)
+    tvm.ir.assert_structural_equal(Decompose(found)(after), after)
+
+
+def test_a_spread_that_others_read_too_is_left_as_it_is():
+    filters = constant(4, 3, 2, 2, seed=7)
+
+    def body(builder, x):
+        layouts = {"data_layout": "NHWC", "kernel_layout": "IOHW"}
+        up = relax.op.nn.conv2d_transpose(x, filters, strides=[2, 2], **layouts)
+        return builder.emit(relax.op.nn.relu(builder.emit(up, name_hint="up")))
+
+    before = SubpixelConvolution()(module(body))
+
+    def expose(builder, var, value):
+        if operator(value) != "nn.relu":
+            return None
+        spread = next(b.var for b in main_bindings(before) if operator(b.value) == "permute_dims")
+        flat = builder.emit(relax.op.reshape(env[spread.name], (2, 14, 12, 3)))
+        return relax.op.add(builder.emit(value), flat)
+
+    env = {}
+
+    def remember(builder, var, value):
+        if operator(value) == "permute_dims":
+            env[var.name] = builder.emit(value, name_hint=var.name)
+            return env[var.name]
+        return expose(builder, var, value)
+
+    (layer,) = decomposable_layers(rebuild(before, remember))
+    assert layer.upsampling is None and layer.geometry.oc == 12
+    (layer,) = decomposable_layers(before)
+    assert layer.upsampling.scale == (2, 2)
 
 
 def test_at_a_low_rank_only_the_filters_change():

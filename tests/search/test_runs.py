@@ -107,6 +107,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         memory={"tensors": 0, "pool_bytes": 0, "optimal": True, "target": "llvm+pim", "copies": []},
         order=None,
         decomposition=None,
+        skips=None,
         search_seconds=0.0,
         wall_seconds=0.0,
     )

@@ -17,8 +17,11 @@ from pimflow import zoo
 
 # Parameters and multiply-accumulates. Without a remark: torchvision's counts, as usually quoted.
 PUBLISHED = {
+    "alexnet": (61_100_840, 0.714e9),
     # transformers' bert-base-uncased; 22.5 GFLOPs at 128 tokens: MobileBERT, arXiv 2004.02984, table 1
     "bert-base": (109_482_240, 22.5e9 / 2),
+    "densenet-121": (7_978_856, 2.834e9),
+    "densenet-169": (14_149_480, 3.36e9),
     "efficientnet-b0": (5_288_548, 0.386e9),
     "efficientnet-b1": (7_794_184, 0.687e9),
     "efficientnet-b2": (9_109_994, 1.0e9),  # at 260 x 260: arXiv 1905.11946, table 2; torchvision has 288
@@ -42,6 +45,7 @@ PUBLISHED = {
     "mobilenet-v2-1.4": (6_108_776, 0.582e9),
     "mobilenet-v2-2.0": (11_258_088, 1.137e9),  # no publication: see INVERTED
     "resnet-18": (11_689_512, 1.814e9),
+    "resnet-34": (21_797_672, 3.664e9),
     "resnet-50": (25_557_032, 4.09e9),
     "squeezenet-1.1": (1_235_496, 0.349e9),
     # CARN, arXiv 1803.08664, table 1, has 1,543 K, the weights of convolutions alone, and 127.8 G from
@@ -49,6 +53,10 @@ PUBLISHED = {
     "srgan": (1_542_528 + 2_691 + 33 * 128 + 19, 127.8e9 * 24 * 24 / (320 * 180)),
     # no publication: counted by another way in test_ssd_resnet50_is_resnet50_and_heads
     "ssd-resnet50": (22_894_902, 20.15e9),
+    # the count that github.com/milesial/Pytorch-UNet prints; products: see test_unet_counts_by_its_levels
+    "unet": (31_037_698, 48.17e9),
+    "vgg-11": (132_863_336, 7.609e9),
+    "vgg-13": (133_047_848, 11.308e9),
     "vgg-16": (138_357_544, 15.47e9),
     "vgg-19": (143_667_240, 19.63e9),
     # 271.7 million is what implementations count. Darknet counts 40.19 GFLOPs for its yolov1.cfg, whose
@@ -63,12 +71,14 @@ INPUTS = {
     },
     "inception-v3": {"input": (1, 3, 299, 299)},
     "srgan": {"input": (1, 3, 24, 24)},
+    "unet": {"input": (1, 3, 256, 256)},
     "ssd-resnet50": {"input": (1, 3, 300, 300)},
     "yolov1": {"input": (1, 3, 448, 448)},
 }
 OUTPUTS = {
     "bert-base": {"sequence_output": (1, 128, 768), "pooled_output": (1, 768)},
     "srgan": {"output": (1, 3, 96, 96)},
+    "unet": {"output": (1, 2, 256, 256)},
     "ssd-resnet50": {"boxes": (1, 4, 8732), "scores": (1, 81, 8732)},
     "yolov1": {"output": (1, 7, 7, 30)},
 }
@@ -78,7 +88,9 @@ LARGE = 30e6  # parameters from which on one seed must do
 # take 6 GB for all values of yolov1.
 UNDRAWN = ("googlenet", "inception-v3", "mnasnet-1.3", "mnasnet-2.0", "mobilenet-v2-1.4", "mobilenet-v2-2.0")
 UNDRAWN += (*(f"efficientnet-b{index}" for index in range(1, 7)), "yolov1")
-ONE_SEED = ("squeezenet-1.1",)  # of others, the middle of the image moves it by 0.6 %
+UNDRAWN += ("densenet-169", "vgg-11", "vgg-13")
+# Of others, the middle of the image moves SqueezeNet by 0.6 %, another image DenseNet by 0.7 %.
+ONE_SEED = ("densenet-121", "squeezenet-1.1")
 DRAWS = [
     (name, seed)
     for name in zoo.names()
@@ -221,6 +233,17 @@ def test_inverted_residuals_count_by_their_tables(name):
     assert (info.parameters, info.macs) == (parameters, macs)
 
 
+def test_unet_counts_by_its_levels():
+    """Two 3x3 convolutions a level each way, and the transposed ones, each of which has one tap a pixel."""
+    widths, macs = (64, 128, 256, 512, 1024), 2 * 64 * 256**2
+    for level, (before, width) in enumerate(zip((3, *widths), widths)):
+        pixels = (256 >> level) ** 2
+        macs += pixels * 9 * (before + width) * width
+        if level < 4:
+            macs += pixels * (2 * width * width + 9 * (2 * width + width) * width)
+    assert zoo.describe("unet").macs == macs
+
+
 def test_srgan_has_as_many_weights_as_published():
     weights = sum(math.prod(dims) for dims, _ in convolutions_of("srgan"))
     assert weights == pytest.approx(1_543_000, rel=1e-3)
@@ -291,7 +314,7 @@ class TestEveryNetwork:
         values = dict(zip(names, session.run(names, inputs)))
         assert max(np.abs(value).max(initial=0, where=value > HIDDEN) for value in values.values()) < 1e3
         for node in model.graph.node:
-            if node.op_type in ("Conv", "Gemm", "MatMul"):
+            if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
                 assert np.sqrt(np.mean(values[node.output[0]] ** 2)) > 1e-2, node.name
         peaks = {output: np.abs(values[output]).max() for output in outputs}
         assert all(0.1 < peak < 10 for peak in peaks.values()), peaks
@@ -325,8 +348,8 @@ def test_the_generator_makes_the_files_that_are_shipped(zoo_generator):
     """Those of torchvision's networks excepted, which need torch."""
     networks = zoo_generator["NETWORKS"]
     assert set(networks) == set(zoo.names())
-    by_hand = [name for name, make in networks.items() if make.__module__ == "zoo_graphs"]
-    assert len(by_hand) == 6
+    by_hand = [name for name, make in networks.items() if make.__module__.startswith("zoo_")]
+    assert len(by_hand) == 15
     for name in by_hand:
         assert zoo_generator["strip"](networks[name](), name) == onnx.load(zoo.GRAPHS / f"{name}.onnx")
 

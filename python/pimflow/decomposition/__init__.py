@@ -13,7 +13,28 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.request import Request
 from pimflow.errors import DecompositionError
 
-__all__ = ["Decomposed", "Link", "RankRule", "Request", "check", "decomposable", "decompose"]
+__all__ = ["Decomposed", "Link", "RankRule", "Request", "Upsampling", "check", "decomposable", "decompose"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upsampling:
+    """What makes a convolution a transposed one: its channels are those of several pixels.
+
+    The canonical form of a transposed convolution of stride s has s*s times the channels, in the order
+    (group, row, column, channel), which are then spread over a map s times as large. As a transposed one its
+    filter is [OC // (s*s), KH*s, KW*s, C].
+
+    Attributes
+    ----------
+    scale : tuple of int
+        (vertical, horizontal).
+    begin, extent : tuple of int
+        Of the rows and columns that are kept.
+    """
+
+    scale: tuple[int, int]
+    begin: tuple[int, int]
+    extent: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +50,15 @@ class Link:
     filters : ndarray, [OC, KH, KW, C // groups]
         fp32.
     geometry : ConvGeometry
+    scale : tuple of int
+        Its channels are spread over a map so many times as large, (vertical, horizontal).
     """
 
     name: str
     role: str
     filters: np.ndarray
     geometry: ConvGeometry
+    scale: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +78,8 @@ class Decomposed:
         Of the original.
     links : tuple of Link
         In order; the bias comes after the last.
+    upsampling : Upsampling, optional
+        Of a transposed convolution; its map is cropped before the last link.
     """
 
     layer: str
@@ -62,6 +88,7 @@ class Decomposed:
     relative_error: float
     geometry: ConvGeometry
     links: tuple[Link, ...]
+    upsampling: Upsampling | None = None
 
     @property
     def weight_elements(self) -> int:
@@ -73,7 +100,12 @@ class Decomposed:
 
 
 def decompose(
-    layer: str, filters: np.ndarray, geometry: ConvGeometry, method: str, rule: RankRule
+    layer: str,
+    filters: np.ndarray,
+    geometry: ConvGeometry,
+    method: str,
+    rule: RankRule,
+    upsampling: Upsampling | None = None,
 ) -> Decomposed:
     """The chain of `method` for a convolution, or for a fully connected layer as the 1x1 case.
 
@@ -88,26 +120,44 @@ def decompose(
     method : str
         One of `factors.METHODS`.
     rule : RankRule
+    upsampling : Upsampling, optional
+        Of a transposed convolution, whose filter is decomposed as such.
 
     Raises
     ------
     DecompositionError
         If the ranks of `rule` are not those that the layer can have.
     """
-    groups = [each.astype(np.float64) for each in np.split(filters, geometry.groups)]
-    check(layer, method, geometry, rule)
+    check(layer, method, geometry, rule, upsampling)
+    scale = upsampling.scale if upsampling else (1, 1)
+    groups = [_joined(each.astype(np.float64), scale) for each in np.split(filters, geometry.groups)]
     ranks = factors.ranks(method, groups, rule)
     chains = [factors.factorise(method, each, ranks) for each in groups]
     missing = sum(_distance(each, chain) for each, chain in zip(groups, chains))
     norm = sum(float(np.vdot(each, each)) for each in groups)
     return Decomposed(
         layer=layer,
-        method=method if geometry.kh * geometry.kw > 1 else "svd",
+        method=method if len(chains[0].cores) else "svd",
         ranks=ranks,
         relative_error=float(np.sqrt(missing / norm)) if norm else 0.0,
         geometry=geometry,
-        links=_links(chains, geometry),
+        links=_links(chains, geometry, upsampling),
+        upsampling=upsampling,
     )
+
+
+def _joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+    """A group's filter [(row, column, OC), KH, KW, C] as a transposed convolution's, [OC, KH*s, KW*s, C]."""
+    (sh, sw), (oc, kh, kw, c) = scale, filters.shape
+    phases = filters.reshape(sh, sw, oc // (sh * sw), kh, kw, c)
+    return phases.transpose(2, 0, 3, 1, 4, 5).reshape(oc // (sh * sw), sh * kh, sw * kw, c)
+
+
+def _phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+    """What `_joined` joined, apart again."""
+    (sh, sw), (oc, kh, kw, c) = scale, core.shape
+    phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
+    return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)
 
 
 def _distance(filters: np.ndarray, chain: Chain) -> float:
@@ -122,10 +172,13 @@ def decomposable(geometry: ConvGeometry) -> bool:
     return geometry.groups == 1 or geometry.c > geometry.groups
 
 
-def check(layer: str, method: str, geometry: ConvGeometry, rule: RankRule) -> None:
+def check(
+    layer: str, method: str, geometry: ConvGeometry, rule: RankRule, upsampling: Upsampling | None = None
+) -> None:
     """Raise `DecompositionError` if the ranks that `rule` gives are not those that the layer can have."""
     g, ranks = geometry, rule.ranks
-    shape = (g.oc // g.groups, g.kh, g.kw, g.c // g.groups)
+    sh, sw = upsampling.scale if upsampling else (1, 1)
+    shape = (g.oc // (g.groups * sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups)
     most = factors.limits(method, shape)
     if ranks and len(ranks) != len(most):
         raise DecompositionError(f"layer '{layer}' takes {len(most)} ranks, not {len(ranks)}")
@@ -141,33 +194,40 @@ def check(layer: str, method: str, geometry: ConvGeometry, rule: RankRule) -> No
             )
 
 
-def _links(chains: list[Chain], g: ConvGeometry) -> tuple[Link, ...]:
+def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None = None) -> tuple[Link, ...]:
     """Convolutions whose filters are those of all groups, one after another."""
     plain = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
     count = len(chains[0].cores)
     first = np.concatenate([chain.first for chain in chains])[:, None, None, :]
     now = replace(g, oc=len(first), **({} if count == 0 else plain))
     links = [Link(name="fconv", role="fconv", filters=first.astype(np.float32), geometry=now)]
+    h, w, channels = now.oh, now.ow, now.oc
     for position in range(count):
+        vertical, horizontal = position == 0, position == count - 1
+        sh, sw = upsampling.scale if upsampling else (1, 1)
+        scale = (sh if vertical else 1, sw if horizontal else 1)
         arrays = [chain.cores[position] for chain in chains]
-        core = np.concatenate(arrays)
-        depthwise = core.ndim == 3
-        core = core[..., None] if depthwise else core
-        window = {"kh": core.shape[1], "kw": core.shape[2]}
+        depthwise = arrays[0].ndim == 3
+        if depthwise:  # each channel is a group with phases of its own
+            arrays = [filters[None, ..., None] for array in arrays for filters in array]
+        core = np.concatenate([_phases(array, scale) for array in arrays])
         now = replace(
             g,
-            h=now.oh,
-            w=now.ow,
-            c=now.oc,
+            h=h,
+            w=w,
+            c=channels,
             oc=len(core),
-            groups=now.oc if depthwise else g.groups,
-            **window,
-            **_directions(g, vertical=position == 0, horizontal=position == count - 1),
+            groups=channels if depthwise else g.groups,
+            kh=core.shape[1],
+            kw=core.shape[2],
+            **_directions(g, vertical=vertical, horizontal=horizontal),
         )
         name = "core" if count == 1 else f"core_{position + 1}"
-        links.append(Link(name=name, role="core", filters=core.astype(np.float32), geometry=now))
+        links.append(Link(name=name, role="core", filters=core.astype(np.float32), geometry=now, scale=scale))
+        h, w, channels = now.oh * scale[0], now.ow * scale[1], now.oc // (scale[0] * scale[1])
     last = np.concatenate([chain.last for chain in chains])[:, None, None, :]
-    now = replace(g, h=now.oh, w=now.ow, c=now.oc, oc=g.oc, **plain)
+    h, w = upsampling.extent if upsampling else (h, w)
+    now = replace(g, h=h, w=w, c=channels, oc=len(last), **plain)
     links.append(Link(name="lconv", role="lconv", filters=last.astype(np.float32), geometry=now))
     return tuple(links)
 

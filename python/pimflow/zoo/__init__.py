@@ -49,7 +49,7 @@ class ModelInfo:
     parameters : int
         Trained values; the running means and variances of batch norms do not count.
     macs : int
-        Multiply-accumulates of all Conv, Gemm and MatMul for one inference.
+        Multiply-accumulates of all Conv, ConvTranspose, Gemm and MatMul for one inference.
     inputs : dict of str to tuple of int
         Shape of each data input, in ONNX layout (NCHW).
     nodes : int
@@ -117,6 +117,8 @@ def describe(name: str) -> ModelInfo:
         result = math.prod(shapes[node.output[0]])
         if node.op_type == "Conv":
             macs += result * math.prod(shapes[node.input[1]][1:])
+        elif node.op_type == "ConvTranspose":
+            macs += math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
         elif node.op_type == "Gemm":
             macs += result * math.prod(shapes[node.input[1]]) // shapes[node.output[0]][-1]
         elif node.op_type == "MatMul":

@@ -1,0 +1,35 @@
+"""What is said of a decomposed network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def decomposition_text(part: dict[str, Any]) -> str:
+    """What was decomposed, and how far the result is from the original."""
+    errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
+    worst = max(errors)
+    text = (
+        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
+        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+        f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
+    )
+    if part["max_relative_difference"] is not None:
+        share = part["max_relative_difference"]
+        text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
+    return text
+
+
+def skips_text(part: dict[str, Any]) -> str:
+    """What became of the skip connections of a decomposed network."""
+    if not part["changed"]:
+        return f"kept: {part['kept_because']}"
+    copies = sum(len(skip["uses"]) for skip in part["copies"])
+    how = {"merge": "lconvs merged", "split": "fconvs split", "merge, split": "lconvs merged, fconvs split"}
+    text = (
+        f"{len(part['copies'])} of {part['candidates']} wait in their reduced form, {copies} copies of lconvs"
+    )
+    text += f"; {how[part['transformation']]}" if part["transformation"] else ""
+    pools = f"{part['pool_given_bytes'] / 1e6:.3f} → {part['pool_bytes'] / 1e6:.3f} MB"
+    work = f"{part['flops_given'] / 1e9:.3f} → {part['flops'] / 1e9:.3f} GFLOP"
+    return f"{text}; pool of the network on the GPU {pools}, {work}"

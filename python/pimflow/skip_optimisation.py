@@ -1,0 +1,279 @@
+"""Which skip connections of a decomposed network wait in their reduced form, and how they meet others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+
+from pimflow import memory
+from pimflow.decomposed_network import DecomposedNetwork
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.frontend import Network, relax_module
+from pimflow.hardware import System
+from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.kernel_memory import kernel_liveness
+from pimflow.relay_passes.layer_flops import flops
+from pimflow.relay_passes.merge_lconvs import MergeLconvs, merge_sites
+from pimflow.relay_passes.optimize_skips import DISTANCE, Skip, copied, skips
+from pimflow.relay_passes.split_concat import SplitConcat, split_sites
+
+# ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
+CRITERIA = ("pool", "paper")
+# What layers do where skip connections meet: passes, and what finds their sites.
+_MERGE, _SPLIT = (MergeLconvs, merge_sites), (SplitConcat, split_sites)
+TRANSFORMATIONS = {"": (), "merge": (_MERGE,), "split": (_SPLIT,), "merge, split": (_MERGE, _SPLIT)}
+# Sets of copies, and of places that are transformed, that are tried at the most to leave out what saves
+# nothing; each takes seconds for a network with as many layers as DenseNet.
+TRIALS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipOptimisation:
+    """A decomposed network before and after.
+
+    Attributes
+    ----------
+    given, network : Network
+        As it came, and as it is to be.
+    criterion : str
+        One of `CRITERIA`.
+    copies : tuple of Skip
+        Of what copies were made.
+    transformation : str
+        One of `TRANSFORMATIONS`.
+    sites : tuple of str
+        Variables of the concatenations, sums and fconvs that it changes.
+    candidates : int
+        Skip connections that could have been copied.
+    flops_given, flops : int
+        `layer_flops.flops` of both networks.
+    weight_bytes : int
+        Of `network`: merged layers have zeros in their filters.
+    kept_because : str
+        Why the network stays as it came; empty if it does not.
+    pool_given_bytes, pool_bytes : int, optional
+        Pools of both, once `settled`.
+    """
+
+    given: Network
+    network: Network
+    criterion: str
+    copies: tuple[Skip, ...]
+    transformation: str
+    sites: tuple[str, ...]
+    candidates: int
+    flops_given: int
+    flops: int
+    weight_bytes: int
+    kept_because: str = ""
+    pool_given_bytes: int | None = None
+    pool_bytes: int | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.network is not self.given
+
+    def settled(self, pool_bytes: Callable[[Network], int]) -> SkipOptimisation:
+        """With the pools of both networks; by the criterion ``pool``, the smaller one is taken."""
+        given_bytes = pool_bytes(self.given)
+        found_bytes = pool_bytes(self.network) if self.changed else given_bytes
+        pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
+        if not self.changed or self.criterion == "paper" or found_bytes < given_bytes:
+            return pools
+        return replace(
+            pools,
+            network=self.given,
+            copies=(),
+            transformation="",
+            sites=(),
+            flops=self.flops_given,
+            weight_bytes=relax_module.weight_bytes(self.given.module),
+            kept_because=f"the pool would not shrink: {given_bytes} to {found_bytes} B",
+            pool_bytes=given_bytes,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What reports say of it."""
+        return {
+            "criterion": self.criterion,
+            "changed": self.changed,
+            "kept_because": self.kept_because,
+            "candidates": self.candidates,
+            "transformation": self.transformation,
+            "sites": list(self.sites),
+            "copies": [
+                {
+                    "tensor": skip.name,
+                    "size_bytes": skip.size_bytes,
+                    "uses": list(skip.uses),
+                    "restores": list(skip.restores),
+                    "reduced": list(skip.reduced),
+                    "flops": skip.flops,
+                    "flops_original": skip.flops_original,
+                }
+                for skip in self.copies
+            ],
+            "flops_given": self.flops_given,
+            "flops": self.flops,
+            "weight_bytes": self.weight_bytes,
+            "pool_given_bytes": self.pool_given_bytes,
+            "pool_bytes": self.pool_bytes,
+        }
+
+
+def check_criterion(criterion: str | None) -> None:
+    """Raise `UnknownNameError` if it is none of `CRITERIA`; None is no optimisation."""
+    if criterion is not None and criterion not in CRITERIA:
+        raise UnknownNameError("criterion", criterion, CRITERIA)
+
+
+def original_flops(change: DecomposedNetwork | None) -> dict[str, int]:
+    """By name of the layers that restore, the operations of the layers that were decomposed."""
+    layers = change.layers if change else ()
+    return {f"{layer.layer}.{layer.links[-1].name}": 2 * layer.geometry.macs for layer in layers}
+
+
+def find(
+    network: Network,
+    system: System,
+    criterion: str = "pool",
+    originals: Mapping[str, int] | None = None,
+    *,
+    distance: int = DISTANCE,
+) -> SkipOptimisation:
+    """The copies and the transformation that `criterion` asks for, not yet `settled`.
+
+    Parameters
+    ----------
+    system : System
+        Says which parts of tensors lie inside them.
+    criterion : str
+        One of `CRITERIA`.
+    originals : mapping of str to int, optional
+        What `original_flops` says: the threshold of the paper.
+    distance : int
+        See `optimize_skips.skips`.
+
+    Raises
+    ------
+    UnknownNameError
+        For another criterion.
+    UsageError
+        If no layer of the network was decomposed.
+    """
+    check_criterion(criterion)
+    if "lconv" not in roles(network.module).values():
+        raise UsageError(
+            f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
+            "add --decompose"
+        )
+    found = skips(network.module, distance=distance, original_flops=originals)
+    form = _Forms(network.module, system).best(found, criterion)
+    changed = bool(form.copies or form.transformation)
+    return SkipOptimisation(
+        given=network,
+        network=replace(network, module=form.module) if changed else network,
+        criterion=criterion,
+        copies=form.copies,
+        transformation=form.transformation,
+        sites=form.sites,
+        candidates=len(found),
+        flops_given=flops(network.module),
+        flops=flops(form.module),
+        weight_bytes=relax_module.weight_bytes(form.module),
+        kept_because="" if changed else "no copy and no transformation makes the pool smaller",
+    )
+
+
+def estimated_bytes(module: tvm.IRModule, system: System) -> int:
+    """Pool of `module`, a kernel a step: what the search compares.
+
+    Lowering is too slow for it. Whatever else decides about tensors of the compiled network, such as
+    kernels that keep them to themselves, belongs in front of `kernel_liveness` here.
+    """
+    liveness = kernel_liveness(module, views=system.views)
+    return memory.plan(liveness.lifetimes, "best").pool_bytes
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way to write a network, and what it costs: memory first, operations second."""
+
+    copies: tuple[Skip, ...]
+    transformation: str
+    sites: tuple[str, ...]
+    module: tvm.IRModule
+    cost: tuple[int, int]
+
+
+class _Forms:
+    """Ways to write `module`."""
+
+    def __init__(self, module: tvm.IRModule, system: System):
+        self.module, self.system = module, system
+
+    def best(self, found: Sequence[Skip], criterion: str) -> _Form:
+        """By `criterion`; of equal ones that with less done."""
+        plain, some = self._transformed([]), [skip for skip in found if skip.worthwhile()]
+        if criterion == "paper":
+            return self._transformed(some) if some else plain
+        best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
+        if len(some) < len(found):
+            whole = self._written(copied(self.module, found), found, best.transformation or "split")
+            best = min(best, whole, key=lambda form: form.cost)
+        best = _thinned(best, best.sites, self._with_sites)
+        return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
+
+    def _transformed(self, copies: Sequence[Skip]) -> _Form:
+        """With `copies`, and the transformation that costs least."""
+        base = copied(self.module, copies)
+        forms = [self._written(base, copies, name) for name in TRANSFORMATIONS]
+        return min(forms, key=lambda form: form.cost)
+
+    def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
+        return self._written(copied(self.module, copies), copies, form.transformation, form.sites)
+
+    def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
+        base = copied(self.module, form.copies)
+        return self._written(base, form.copies, form.transformation if sites else "", sites)
+
+    def _written(
+        self,
+        base: tvm.IRModule,
+        copies: Sequence[Skip],
+        transformation: str,
+        only: Collection[str] | None = None,
+    ) -> _Form:
+        """`base`, which has the `copies`, transformed at the sites `only`, or at all."""
+        module, done = base, []
+        for step, sites in TRANSFORMATIONS[transformation]:
+            chosen = [site for site in sites(module) if only is None or site in only]
+            module = step(chosen)(module) if chosen else module
+            done += chosen
+        cost = (estimated_bytes(module, self.system), flops(module))
+        return _Form(tuple(copies), transformation if done else "", tuple(done), module, cost)
+
+
+def _thinned(
+    form: _Form,
+    parts: Sequence[Any],
+    without: Callable[[_Form, Sequence[Any]], _Form],
+    order: Callable[[Any], int] = lambda _: 0,
+) -> _Form:
+    """`form` without those of its `parts` that save nothing: halves in `order`, then halves of halves."""
+    kept, pending = list(parts), [sorted(parts, key=order)]
+    for _ in range(TRIALS):
+        dropped = pending.pop(0) if pending else []
+        if not dropped:
+            break
+        left = [part for part in kept if part not in dropped]
+        trial = without(form, left)
+        if trial.cost <= form.cost:
+            form, kept = trial, left
+        elif len(dropped) > 1:
+            middle = len(dropped) // 2
+            pending += [dropped[:middle], dropped[middle:]]
+    return form

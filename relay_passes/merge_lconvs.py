@@ -1,0 +1,139 @@
+"""Layers that restore reduced tensors as one, where their results meet (TeMCO, section 3.3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.branches import Branch, ByChannel, emit, side_by_side, summed
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    operator,
+    rebuild,
+    roles,
+    shape,
+    unused,
+    uses,
+    with_layer_names,
+    with_roles,
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="MergeLconvs")
+class MergeLconvs:
+    """Results of lconvs that are concatenated or added come from one lconv over the concatenated inputs.
+
+    What lies between an lconv and the place where it meets others has to be the same in all of them, up to
+    constants by channel, and read by nothing else; of a sum it may only be a bias. Branches of a
+    concatenation that are no lconvs stay; neighbours that agree are merged.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Variables of the concatenations and sums to treat; all by default.
+
+    Rewrite: ``concat(relu(lconv_a(x)), relu(lconv_b(y))) -> relu(lconv(concat(x, y)))`` with a
+    block-diagonal filter, ``add(lconv_a(x), lconv_b(y)) -> lconv(concat(x, y))`` with both filters side by
+    side. The role of the new layer is ``lconv``.
+    Preserves: values up to the order of sums, shapes, names of other layers.
+    """
+
+    def __init__(self, names: Collection[str] | None = None):
+        self.names = names
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        return _merged(mod, self.names)[0]
+
+
+def merge_sites(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Variables of the concatenations and sums that `MergeLconvs` treats."""
+    return tuple(dict.fromkeys(_merged(mod, None)[1]))
+
+
+def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModule, list[str]]:
+    counts, names, role_of = uses(mod), layer_names(mod), roles(mod)
+    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
+    sites: list[str] = []
+    branches: dict[relax.Var, Branch] = {}  # by variable of the result, what ends there and nowhere else
+
+    def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+        result = var.name if whole else f"{var.name}_part"
+        first, last = emit(builder, branch, f"{var.name}_lconv", result)
+        layer = unused(f"{layer_name(mod, var)}.lconv", taken)
+        taken.add(layer)
+        names[first.name], role_of[layer] = layer, "lconv"
+        branches[last] = branch
+        sites.append(var.name)
+        return last
+
+    def rewrite(builder, var, value):
+        alone, wanted = counts.get(var, 0) == 1, only is None or var.name in only
+        kind = operator(value)
+        if kind == "concat" and wanted:
+            parts = _merged_parts(value, branches)
+            if parts is None:
+                return None
+            whole = len(parts) == 1
+            made = [merged(builder, p, var, whole) if isinstance(p, Branch) else p for p in parts]
+            if not whole:
+                return relax.op.concat(made, axis=3)
+            branches.update({} if alone else {made[0]: None})
+            return made[0]
+        if kind == "add" and wanted and all(_linear(branches.get(arg)) for arg in value.args):
+            last = merged(builder, summed([branches[arg] for arg in value.args]), var)
+            branches.update({} if alone else {last: None})
+            return last
+        branch = _extended(value, branches, shape(var)) if alone else None
+        if role_of.get(layer_name(mod, var)) == "lconv" and alone:
+            branch = Branch.of(value)
+        if branch is None:
+            return None
+        new = builder.emit(value, name_hint=var.name)
+        branches[new] = branch
+        return new
+
+    new = rebuild(mod, rewrite)
+    return (with_roles(with_layer_names(new, names), role_of) if role_of else new), sites
+
+
+def _extended(
+    value: relax.Expr, branches: dict[relax.Var, Branch | None], dims: tuple[int, ...]
+) -> Branch | None:
+    """The branch that `value` goes on with."""
+    operation = ByChannel.of(value, dims[-1]) if dims else None
+    before = branches.get(operation.operand) if operation else None
+    return before.then(operation) if before else None
+
+
+def _linear(branch: Branch | None) -> bool:
+    """Whether nothing but a bias follows."""
+    return branch is not None and len(branch.biased.behind) == 1
+
+
+def _merged_parts(
+    value: relax.Call, branches: dict[relax.Var, Branch | None]
+) -> list[relax.Expr | Branch] | None:
+    """Operands of a concatenation, neighbouring branches that agree as one; None if none do."""
+    fields = list(getattr(value.args[0], "fields", ()))
+    if not fields or len(shape(fields[0])) != 4 or int(value.attrs.axis) % 4 != 3:
+        return None
+
+    def agreement(part: relax.Expr):
+        branch = branches.get(part)
+        return ("branch", branch.signature) if branch else ("other", id(part))
+
+    runs = [list(run) for _, run in itertools.groupby(fields, key=agreement)]
+    if all(len(run) == 1 or not branches.get(run[0]) for run in runs):
+        return None
+    parts: list[relax.Expr | Branch] = []
+    for run in runs:
+        if len(run) > 1 and branches.get(run[0]):
+            parts.append(side_by_side([branches[part] for part in run]))
+        else:
+            parts += run
+    return parts

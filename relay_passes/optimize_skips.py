@@ -1,0 +1,300 @@
+"""Skip connections kept in their reduced form and restored where they are used (TeMCO, section 3.1)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from pimflow.core.liveness import Liveness
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    rebuild,
+    roles,
+    substitute,
+    tensor_bytes,
+    unused,
+    with_layer_names,
+    with_roles,
+)
+from pimflow.relay_passes.layer_flops import layer_flops
+
+# Operators between two uses of a tensor from which on it counts as a skip connection. The paper names no
+# value: from one decomposed layer to the next there are three (bias, activation, fconv), across one layer
+# there are six or more.
+DISTANCE = 4
+RESTORED = "pimflow.restored"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """A tensor that outlives its making by far, and what makes it anew.
+
+    Attributes
+    ----------
+    name : str
+        Its variable.
+    size_bytes : int
+    uses : tuple of str
+        Variables whose operators get a copy before them: those far from the last use. What is used soon
+        after takes the same copy.
+    restores : tuple of str
+        Variables whose operators make it from its reduced form, in the order of execution, each once.
+    reduced : tuple of str
+        Variables that they read: results of cores, and inputs of the network.
+    flops : int
+        Of one copy (`layer_flops`).
+    flops_original : int
+        Of the layers, before they were decomposed, that the restoring ones are of: the paper's threshold.
+    peak_bytes : int
+        Live at once while it is restored.
+    operands_bytes : int
+        Its own, and of what its operator reads: what making it takes without a copy.
+    """
+
+    name: str
+    size_bytes: int
+    uses: tuple[str, ...]
+    restores: tuple[str, ...]
+    reduced: tuple[str, ...]
+    flops: int
+    flops_original: int
+    peak_bytes: int
+    operands_bytes: int
+
+    def worthwhile(self, flops: int | None = None) -> bool:
+        """Whether the paper copies it (algorithm 1, ``Overhead``).
+
+        Parameters
+        ----------
+        flops : int, optional
+            Most that a copy may take; `flops_original` by default.
+        """
+        most = self.flops_original if flops is None else flops
+        return self.flops <= most and self.peak_bytes <= self.operands_bytes
+
+
+def skips(
+    mod: tvm.IRModule, *, distance: int = DISTANCE, original_flops: Mapping[str, int] | None = None
+) -> tuple[Skip, ...]:
+    """Skip connections of a flat module with roles that can be restored from reduced tensors.
+
+    Parameters
+    ----------
+    distance : int
+        Operators between two uses from which on a tensor is restored for the later one.
+    original_flops : mapping of str to int, optional
+        By name of an ``lconv``, of the layer that was decomposed; its own if it is missing.
+    """
+    if "lconv" not in roles(mod).values():
+        return ()
+    program = _Program(mod)
+    restores, found = _restores(program), []
+    for life in program.liveness.lifetimes:
+        var = program.variables[life.name]
+        if life.pinned or var in program.copies or not restores[var]:
+            continue
+        uses = program.distant(life.begin, program.read_at[var], distance)
+        if uses:
+            found.append(_skip(program, var, restores[var], uses, original_flops or {}))
+    return tuple(found)
+
+
+def restored(mod: tvm.IRModule) -> dict[str, str]:
+    """By layer that `OptimizeSkips` made, the layer that it is a copy of."""
+    attrs = mod["main"].attrs
+    found = attrs[RESTORED] if attrs and RESTORED in attrs else {}
+    return {str(copy): str(layer) for copy, layer in found.items()}
+
+
+class _Program:
+    """The bindings of ``main`` as steps."""
+
+    def __init__(self, mod: tvm.IRModule):
+        self.mod, self.roles = mod, roles(mod)
+        self.bindings = main_bindings(mod)
+        self.params = list(mod["main"].params)
+        self.value = {b.var: b.value for b in self.bindings}
+        self.reads = {b.var: _operands(b.value) for b in self.bindings}
+        self.variables = {v.name: v for v in (*self.params, *self.value)}
+        self.size_bytes = {v.name: _bytes(v) for v in self.variables.values()}
+        self.read_at: dict[relax.Var, list[int]] = {v: [] for v in self.variables.values()}
+        for step, binding in enumerate(self.bindings):
+            for var in self.reads[binding.var]:
+                self.read_at[var].append(step)
+        # Copies, which stand right before what reads them, are no distance.
+        done = restored(mod)
+        self.copies = {var for var in self.value if layer_name(mod, var) in done}
+        self.clock = list(itertools.accumulate((b.var not in self.copies for b in self.bindings), initial=0))
+        returned = _operands(mod["main"].body.body)
+        for var in returned:  # a tuple's fields are returned with it
+            if var in self.value and not isinstance(self.value[var], relax.Call):
+                returned += self.reads[var]
+        names = list(dict.fromkeys(v.name for v in returned))
+        self.liveness = self.live(list(self.value), [v.name for v in self.params], names)
+
+    def role(self, var: relax.Var) -> str:
+        return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
+
+    def live(self, made: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
+        """Of the operators that make `made`, one after the other."""
+        steps = [([v.name for v in self.reads[var]], [var.name]) for var in made]
+        return Liveness.of(steps, self.size_bytes, inputs=inputs, outputs=outputs)
+
+    def distant(self, begin: int, read_at: list[int], distance: int) -> list[int]:
+        """Steps that are further than `distance` from the use before."""
+        pairs = zip([begin, *read_at], read_at)
+        return [use for before, use in pairs if self.clock[use] - self.clock[before] > distance]
+
+
+def _operands(expr: relax.Expr) -> list[relax.Var]:
+    return list(dict.fromkeys(relax.analysis.free_vars(expr)))
+
+
+def _bytes(var: relax.Var) -> int:
+    return tensor_bytes(var) if isinstance(var.ty, relax.TensorType) else 0
+
+
+@dataclass(frozen=True)
+class _Restore:
+    """``FindReduced`` of a tensor: its operators in order, its bytes, and those live while they run."""
+
+    order: tuple[relax.Var, ...]
+    size_bytes: int
+    peak_bytes: int
+
+
+def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
+    """By variable, what makes it from reduced tensors, in order (algorithm 2).
+
+    Nothing for what is reduced itself: results of fconvs and cores, and inputs of the network, at which the
+    search ends. What several operators read is made once.
+    """
+    found = {param: _Restore((), 0, 0) for param in program.params}
+    for binding in program.bindings:
+        var, reads = binding.var, program.reads[binding.var]
+        size_bytes = program.size_bytes[var.name]
+        role = program.role(var)
+        if role in ("fconv", "core"):
+            found[var] = _Restore((), 0, 0)
+        elif role == "lconv":
+            read_bytes = sum(program.size_bytes[v.name] for v in reads)
+            found[var] = _Restore((var,), size_bytes, size_bytes + read_bytes)
+        else:
+            # Compare(a, b): a.size + b.peak < b.size + a.peak.
+            before = sorted((found[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
+            order = dict.fromkeys(each for restore in before for each in restore.order)
+            peak_bytes = resident_bytes = 0
+            for restore in before:
+                peak_bytes = max(peak_bytes, resident_bytes + restore.peak_bytes)
+                resident_bytes += restore.size_bytes
+            peak_bytes = max(peak_bytes, resident_bytes + size_bytes)
+            found[var] = _Restore((*order, var), size_bytes, peak_bytes)
+    return {var: restore.order for var, restore in found.items()}
+
+
+def _skip(
+    program: _Program,
+    var: relax.Var,
+    restores: tuple[relax.Var, ...],
+    uses: list[int],
+    original_flops: Mapping[str, int],
+) -> Skip:
+    reads = dict.fromkeys(v for made in restores for v in program.reads[made] if v not in restores)
+    copy = program.live(list(restores), [v.name for v in reads], [var.name])
+    costs = {made: layer_flops(program.value[made]) for made in restores}
+    originals = {made: original_flops.get(layer_name(program.mod, made), costs[made]) for made in restores}
+    operands = sum(program.size_bytes[v.name] for v in program.reads[var])
+    return Skip(
+        name=var.name,
+        size_bytes=program.size_bytes[var.name],
+        uses=tuple(program.bindings[use].var.name for use in uses),
+        restores=tuple(v.name for v in restores),
+        reduced=tuple(v.name for v in reads),
+        flops=sum(costs.values()),
+        flops_original=sum(originals.values()),
+        peak_bytes=copy.peak_bytes,
+        operands_bytes=program.size_bytes[var.name] + operands,
+    )
+
+
+@tvm.transform.module_pass(opt_level=0, name="OptimizeSkips")
+class OptimizeSkips:
+    """Distant uses of a tensor read a copy of it, made right before them from its reduced form.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Variables of the skip connections to treat; those that the paper's test passes
+        (`Skip.worthwhile`) by default.
+    distance, original_flops
+        See `skips`.
+
+    Rewrite: ``v = relu(lconv(r)); y = f(v); z = g(y, v) -> v = relu(lconv(r)); y = f(v);
+    v' = relu(lconv(r)); z = g(y, v')``. Copies have names of their own and the roles of what they copy.
+    Preserves: values exactly, names, interface.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str] | None = None,
+        distance: int = DISTANCE,
+        original_flops: Mapping[str, int] | None = None,
+    ):
+        self.names, self.distance = names, distance
+        self.original_flops = dict(original_flops or {})
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        found = skips(mod, distance=self.distance, original_flops=self.original_flops)
+        chosen = [s for s in found if (s.worthwhile() if self.names is None else s.name in self.names)]
+        return copied(mod, chosen)
+
+
+def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
+    """`mod` with copies for every one of `chosen`, which are of `skips`."""
+    if not chosen:
+        return mod
+    at: dict[str, list[Skip]] = {}
+    for skip in chosen:
+        for use in skip.uses:
+            at.setdefault(use, []).append(skip)
+    values = {b.var.name: (b.var, b.value) for b in main_bindings(mod)}
+    names, role_of, copies = layer_names(mod), roles(mod), restored(mod)
+    taken = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
+    new_of: dict[relax.Var, relax.Expr] = {}  # variables of `mod` to those of the result
+    latest: dict[relax.Var, relax.Expr] = {}  # of a skip connection, which copy is read from now on
+
+    def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
+        for each in skip.restores:
+            var, value = values[each]
+            if var in here:
+                continue  # another skip connection that is used here has it too
+            here[var] = builder.emit(substitute(value, new_of | here), name_hint=f"{each}_copy")
+            layer = unused(f"{layer_name(mod, var)}.copy", taken)
+            taken.add(layer)
+            names[here[var].name], copies[layer] = layer, layer_name(mod, var)
+            if role := role_of.get(layer_name(mod, var)):
+                role_of[layer] = role
+
+    def rewrite(builder, var, value):
+        here: dict[relax.Var, relax.Expr] = {}
+        for skip in at.get(var.name, ()):
+            copy(builder, skip, here)
+        for skip in at.get(var.name, ()):
+            original = values[skip.name][0]
+            latest[new_of[original]] = here[original]
+        value = substitute(value, latest)
+        if isinstance(value, relax.Var):
+            new_of[var] = value
+            return None
+        new_of[var] = builder.emit(value, name_hint=var.name)
+        return new_of[var]
+
+    new = with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+    new["main"] = new["main"].with_attr(RESTORED, copies)
+    return new

@@ -1,0 +1,162 @@
+"""Layers that reduce concatenated tensors as one layer for each part (TeMCO, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.branches import ByChannel
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    operator,
+    rebuild,
+    roles,
+    shape,
+    unused,
+    uses,
+    with_layer_names,
+    with_roles,
+)
+
+
+@dataclass(eq=False)
+class _Site:
+    """A concatenation, operators by channel behind it, and the fconv that reads the last.
+
+    Attributes
+    ----------
+    parts : list of Var
+        Of the old module.
+    behind : list of ByChannel
+    fconv : VarBinding
+    total : Var, optional
+        Of the new module: the sum of the parts that are done.
+    """
+
+    parts: list[relax.Var]
+    behind: list[ByChannel]
+    fconv: relax.VarBinding
+    total: relax.Var | None = None
+    done: set[int] = field(default_factory=set)
+
+
+@tvm.transform.module_pass(opt_level=0, name="SplitConcat")
+class SplitConcat:
+    """An fconv of a concatenation becomes an fconv of each part, and their sum.
+
+    A part that nothing else reads is reduced as soon as it is there, so that only its reduced form waits
+    for the others. Between concatenation and fconv there may be operators by channel, such as a batch norm
+    and an activation.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Variables of the fconvs to treat; all by default.
+
+    Rewrite: ``fconv(relu(concat(x, y))) -> add(fconv_1(relu(x)), fconv_2(relu(y)))``.
+    Preserves: values up to the order of sums, shapes, names of other layers. New layers are called
+    ``a.fconv_1``, ``a.fconv_2`` and have the role of ``a.fconv``.
+    """
+
+    def __init__(self, names: Collection[str] | None = None):
+        self.names = names
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        wanted = self.names
+        while sites := [s for s in _sites(mod) if wanted is None or s.fconv.var.name in wanted]:
+            mod = _split(mod, sites)
+            if wanted is not None:  # a part may be a concatenation itself
+                made = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
+                wanted = {*wanted, *made}
+        return mod
+
+
+def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Variables of the fconvs that `SplitConcat` treats, but those that it makes itself."""
+    return tuple(site.fconv.var.name for site in _sites(mod))
+
+
+def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
+    names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
+    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
+    bound = {b.var for b in main_bindings(mod)}
+    of_part: dict[relax.Var, list[tuple[_Site, int]]] = {}
+    for site in sites:
+        for index, part in enumerate(site.parts):
+            if counts[part] == 1 and part in bound:
+                of_part.setdefault(part, []).append((site, index))
+    new_of: dict[relax.Var, relax.Expr] = {}
+    ending = {site.fconv.var: site for site in sites}
+
+    def reduced(builder, site: _Site, index: int) -> None:
+        part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
+        layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
+        taken.add(layer)
+        names[part.name], role_of[layer] = layer, "fconv"
+        site.done.add(index)
+        if site.total is not None:
+            part = builder.emit(relax.op.add(site.total, part), name_hint=f"{site.fconv.var.name}_sum")
+        site.total = part
+
+    def rewrite(builder, var, value):
+        if var in ending:
+            site = ending[var]
+            for index in range(len(site.parts)):
+                if index not in site.done:
+                    reduced(builder, site, index)
+            return site.total
+        if isinstance(value, relax.Var):
+            new_of[var] = value
+            return None
+        new_of[var] = builder.emit(value, name_hint=var.name)
+        for site, index in of_part.get(var, ()):
+            reduced(builder, site, index)
+        return new_of[var]
+
+    return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+
+
+def _sites(mod: tvm.IRModule) -> list[_Site]:
+    counts, role_of = uses(mod), roles(mod)
+    values = {b.var: b.value for b in main_bindings(mod)}
+    found = []
+    for binding in main_bindings(mod):
+        value = binding.value
+        plain = operator(value) == "nn.conv2d" and isinstance(value.args[1], tvm.ir.GenericConst)
+        if not plain or role_of.get(layer_name(mod, binding.var)) != "fconv" or int(value.attrs.groups) != 1:
+            continue
+        var, behind = value.args[0], []
+        while var in values and counts[var] == 1:
+            operation = ByChannel.of(values[var], shape(var)[3])
+            if operation is None:
+                break
+            behind.insert(0, operation)
+            var = operation.operand
+        joined = values.get(var)
+        if operator(joined) != "concat" or counts[var] != 1 or int(joined.attrs.axis) % 4 != 3:
+            continue
+        parts = list(getattr(joined.args[0], "fields", ()))
+        if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
+            found.append(_Site(parts, behind, binding))
+    return found
+
+
+def _partial(builder: relax.BlockBuilder, site: _Site, index: int, x: relax.Expr) -> relax.Var:
+    """The fconv of one part."""
+    begin = sum(shape(part)[3] for part in site.parts[:index])
+    end = begin + shape(site.parts[index])[3]
+    channels = sum(shape(part)[3] for part in site.parts)
+    name = f"{site.fconv.var.name}_{index + 1}"
+    for operation in site.behind:
+        constant = None if operation.constant is None else operation.by_channel(channels)[begin:end]
+        x = builder.emit(operation.applied(x, constant), name_hint=f"{name}_in")
+    call = site.fconv.value
+    filters = np.ascontiguousarray(call.args[1].value.numpy()[..., begin:end])
+    conv = relax.Call(call.op, [x, relax.const(filters, call.args[1].ty.dtype)], call.attrs)
+    return builder.emit(conv, name_hint=name)

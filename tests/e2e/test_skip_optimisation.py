@@ -1,0 +1,157 @@
+"""Does ``--optimize-skips`` make the pool of a compiled network smaller, and nothing else different?"""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import api, decomposed_network, frontend, skip_optimisation
+from pimflow.cli import main
+from pimflow.decomposition import Request
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.hardware import system
+
+
+def hourglass() -> onnx.ModelProto:
+    """A small U-Net: one level down, one up by a transposed convolution, and a concatenation."""
+    rng = np.random.default_rng(0)
+    sizes = {
+        "w1": (32, 3, 3, 3), "w2": (32, 32, 3, 3), "w3": (48, 32, 3, 3), "w4": (48, 32, 2, 2),
+        "w5": (24, 64, 3, 3), "w6": (4, 24, 1, 1),
+    }  # fmt: skip
+    weights = {
+        name: (rng.standard_normal(size) / np.sqrt(np.prod(size[1:]))).astype(np.float32)
+        for name, size in sizes.items()
+    }
+    same = dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    steps = [
+        ("Conv", ["x", "w1"], "a", same), ("Relu", ["a"], "ra", {}),
+        ("Conv", ["ra", "w2"], "b", same), ("Relu", ["b"], "skip", {}),
+        ("MaxPool", ["skip"], "down", dict(kernel_shape=[2, 2], strides=[2, 2])),
+        ("Conv", ["down", "w3"], "c", same), ("Relu", ["c"], "rc", {}),
+        ("ConvTranspose", ["rc", "w4"], "up", dict(kernel_shape=[2, 2], strides=[2, 2])),
+        ("Concat", ["skip", "up"], "both", dict(axis=1)),
+        ("Conv", ["both", "w5"], "d", same), ("Relu", ["d"], "rd", {}),
+        ("Conv", ["rd", "w6"], "y", dict(kernel_shape=[1, 1])),
+    ]  # fmt: skip
+    nodes = [helper.make_node(kind, ins, [out], out, **attrs) for kind, ins, out, attrs in steps]
+    graph = helper.make_graph(
+        nodes,
+        "hourglass",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 32, 32))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4, 32, 32))],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "hourglass.onnx"
+    path.write_bytes(hourglass().SerializeToString())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def decomposed():
+    return decomposed_network.decompose(frontend.load(hourglass()), Request.parse("tucker:0.1"))
+
+
+@pytest.fixture(scope="module")
+def found(decomposed):
+    originals = skip_optimisation.original_flops(decomposed)
+    return skip_optimisation.find(decomposed.network, system(), "pool", originals)
+
+
+def test_the_transposed_convolution_is_decomposed(decomposed):
+    assert [layer.layer for layer in decomposed.layers] == ["a", "b", "c", "up", "d", "y"]
+    (up,) = (layer for layer in decomposed.layers if layer.layer == "up")
+    assert up.method == "tucker" and [link.name for link in up.links] == ["fconv", "core", "lconv"]
+    assert up.links[-1].geometry.oh == 32
+
+
+def test_what_is_found_computes_the_same(decomposed, found):
+    assert found.changed and [skip.name for skip in found.copies] == ["skip"]
+    assert set(skip_optimisation.original_flops(decomposed)) >= {"a.lconv", "up.lconv"}
+    assert found.copies[0].flops_original == 2 * 32 * 32 * 32 * 32 * 9
+    inputs = decomposed.network.example_inputs()
+    (before,) = decomposed.network.reference(inputs)
+    after = frontend.load(found.network.module)
+    (result,) = after.reference(dict(zip(after.inputs, inputs.values(), strict=True)))
+    assert np.abs(before - result).max() <= 1e-4 * np.abs(before).max()
+
+
+def test_no_copy_is_left_that_saves_nothing(decomposed, found):
+    on = system()
+    pool_bytes = skip_optimisation.estimated_bytes(found.network.module, on)
+    assert pool_bytes < skip_optimisation.estimated_bytes(decomposed.network.module, on)
+    assert found.transformation == "split" and found.sites == ("d_fconv",)
+    assert found.flops_given < found.flops < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
+
+
+def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
+    settled = found.settled(lambda network: 100)
+    assert settled.network is found.given and not settled.copies and not settled.sites
+    assert "100 to 100 B" in settled.kept_because
+    assert settled.flops == settled.flops_given
+    settled = found.settled(lambda network: 100 if network is found.given else 99)
+    assert settled.changed and (settled.pool_given_bytes, settled.pool_bytes) == (100, 99)
+
+
+def test_memory_says_what_it_takes_before_and_after(path, capsys):
+    options = ["--decompose", "tucker:0.1", "--batch", "2", "--json", "--quiet"]
+    rows = {}
+    for name, more in (("without", []), ("with", ["--optimize-skips"])):
+        assert main(["memory", path, *options, *more]) == 0
+        rows[name] = json.loads(capsys.readouterr().out)
+    plain, row = rows["without"], rows["with"]
+    assert plain["skips"] is None and row["skips"]["changed"]
+    assert row["internal_peak_bytes"] == row["pool_bytes"] == row["skips"]["pool_bytes"]
+    assert row["skips"]["pool_given_bytes"] == plain["internal_peak_bytes"] > row["internal_peak_bytes"]
+    assert row["flops"] == row["skips"]["flops"] > plain["flops"]
+    both = ("internal_peak_bytes_original", "internal_peak_bytes_original_coalesced",
+            "internal_peak_bytes_decomposed", "weight_bytes_original", "flops_original")  # fmt: skip
+    assert all(plain[key] == row[key] for key in both)
+    # At the concatenation, in maps of 32 channels and 32 x 32 pixels: that which waits, that behind the
+    # transposed convolution, and both as one.
+    full = 2 * 32 * 32 * 32 * 4
+    assert row["internal_peak_bytes_original"] == 4 * full
+    assert row["weight_bytes"] < row["weight_bytes_original"] and row["flops"] < row["flops_original"]
+
+
+def test_compiled_and_verified_against_the_decomposed_network(path):
+    compiled = api.compile(path, decompose="tucker:0.1", optimize_skips="pool")
+    assert compiled.verification.verified and compiled.report["skips"]["changed"]
+    names = [region["name"] for region in compiled.report["regions"]]
+    assert "b.lconv.copy" in names
+    roles = {region.name: region.role for region in compiled.searched.graph.regions}
+    assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
+
+
+def test_a_copy_can_be_explained(path, capsys):
+    options = ["--decompose", "tucker:0.1", "--optimize-skips", "--cache", "none", "--quiet", "--json"]
+    assert main(["compile", path, "--explain", "b.lconv.copy", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["region"] == "b.lconv.copy" and found["candidates"]
+
+
+def test_by_the_paper_every_cheap_copy_is_made(decomposed):
+    originals = skip_optimisation.original_flops(decomposed)
+    by_paper = skip_optimisation.find(decomposed.network, system(), "paper", originals)
+    assert by_paper.copies and all(skip.worthwhile() for skip in by_paper.copies)
+    nothing = skip_optimisation.find(decomposed.network, system(), "paper", dict.fromkeys(originals, 0))
+    assert not nothing.copies
+
+
+def test_bad_input(path, capsys):
+    with pytest.raises(UsageError, match="--optimize-skips works on decomposed layers"):
+        skip_optimisation.find(frontend.load("toy"), system())
+    with pytest.raises(UnknownNameError, match="criterion"):
+        skip_optimisation.check_criterion("pools")
+    assert main(["memory", path, "--optimize-skips", "--quiet"]) == 2
+    assert "add --decompose" in capsys.readouterr().err
+    options = ["--decompose", "tucker:0.1", "--optimize-skips", "--skip-criterion", "pol", "--quiet"]
+    assert main(["compile", path, *options]) == 2
+    assert "pool" in capsys.readouterr().err

@@ -1,0 +1,228 @@
+"""Do merged lconvs and split fconvs compute what the layers did, and only where they may?"""
+
+import numpy as np
+import pytest
+import tvm
+from by_numpy import evaluated
+from graphs import inputs, names, operators, run
+from hypothesis import given, settings
+from skip_graphs import Graph, networks
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
+from pimflow.relay_passes.layer_flops import flops
+from pimflow.relay_passes.merge_lconvs import MergeLconvs
+from pimflow.relay_passes.optimize_skips import copied, skips
+from pimflow.relay_passes.split_concat import SplitConcat
+
+
+def close(before, after) -> bool:
+    (x,) = inputs(before)
+    a, b = evaluated(before, x), evaluated(after, x)
+    return a.shape == b.shape and np.abs(a - b).max() <= 1e-4 * np.abs(a).max()
+
+
+def joined(activations=("relu", "relu"), *, bias=(True, True), how="concat", tail="relu"):
+    """Two decomposed layers side by side that meet, and a third that reads them."""
+    graph = Graph(3)
+    parts = [
+        graph.layer(graph.x, 8, name, activation=activation, bias=with_bias)
+        for name, activation, with_bias in zip("ab", activations, bias)
+    ]
+    met = graph.concat(parts, "met") if how == "concat" else graph.add(*parts, "met")
+    met = graph.emit(relax.op.nn.relu(met), "after") if tail == "relu" else met
+    return graph.module(graph.emit(relax.op.nn.relu(graph.layer(met, 4, "c")), "result"))
+
+
+def filters_of(mod, name: str) -> np.ndarray:
+    return next(b.value.args[1].value.numpy() for b in main_bindings(mod) if b.var.name == name)
+
+
+def test_lconvs_that_are_concatenated_become_one():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor(
+            (1, 2, 2, 3), "float32"
+        ):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "b": "lconv"}})
+            with R.dataflow():
+                a = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                ra = R.nn.relu(a)
+                b = R.nn.conv2d(y, R.const([[[[3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                rb = R.nn.relu(b)
+                c = R.concat((ra, rb), axis=3)
+                R.output(c)
+            return c
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor(
+            (1, 2, 2, 3), "float32"
+        ):
+            R.func_attr(
+                {
+                    "pimflow.layer_names": {"c_lconv": "c.lconv"},
+                    "pimflow.roles": {"a": "lconv", "b": "lconv", "c.lconv": "lconv"},
+                }
+            )
+            with R.dataflow():
+                xy = R.concat((x, y), axis=3)
+                c_lconv = R.nn.conv2d(
+                    xy,
+                    R.const([[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]]),
+                    data_layout="NHWC",
+                    kernel_layout="OHWI",
+                )
+                c = R.nn.relu(c_lconv)
+                R.output(c)
+            return c
+
+    tvm.ir.assert_structural_equal(MergeLconvs()(Before), Expected)
+
+
+def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 2), "float32")) -> R.Tensor(
+            (1, 2, 2, 1), "float32"
+        ):
+            R.func_attr({"pimflow.layer_names": {"f": "c.fconv"}, "pimflow.roles": {"c.fconv": "fconv"}})
+            with R.dataflow():
+                c = R.concat((x, y), axis=3)
+                r = R.nn.relu(c)
+                f = R.nn.conv2d(r, R.const([[[[1.0, 2.0, 3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                z = R.sigmoid(f)
+                R.output(z)
+            return z
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 2), "float32")) -> R.Tensor(
+            (1, 2, 2, 1), "float32"
+        ):
+            R.func_attr(
+                {
+                    "pimflow.layer_names": {"f": "c.fconv", "f_1": "c.fconv_1", "f_2": "c.fconv_2"},
+                    "pimflow.roles": {"c.fconv": "fconv", "c.fconv_1": "fconv", "c.fconv_2": "fconv"},
+                }
+            )
+            with R.dataflow():
+                rx = R.nn.relu(x)
+                f_1 = R.nn.conv2d(rx, R.const([[[[1.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                ry = R.nn.relu(y)
+                f_2 = R.nn.conv2d(ry, R.const([[[[2.0, 3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                f = R.add(f_1, f_2)
+                z = R.sigmoid(f)
+                R.output(z)
+            return z
+
+    tvm.ir.assert_structural_equal(SplitConcat()(Before), Expected)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        joined(),
+        joined(bias=(True, False)),
+        joined((None, None), tail=""),
+        joined((None, None), how="add"),
+        joined((None, None), bias=(False, True), how="add"),
+    ],
+)
+def test_merged_lconvs_compute_the_same_on_llvm(before):
+    after = MergeLconvs()(before)
+    assert {"a_lconv", "b_lconv"} & {*names(after, "nn.conv2d")} == set()
+    assert roles(after)["met.lconv"] == "lconv"
+    (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
+    assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
+    tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", None])
+def test_split_fconvs_compute_the_same_on_llvm(activation):
+    before = joined((activation, "relu"))
+    after = SplitConcat()(before)
+    assert names(after, "nn.conv2d").count("c_fconv") == 0 and "concat" not in operators(after)
+    assert roles(after)["c.fconv_1"] == roles(after)["c.fconv_2"] == "fconv"
+    assert flops(after) == flops(before)
+    (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
+    assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
+    tvm.ir.assert_structural_equal(SplitConcat()(after), after)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(networks())
+def test_any_network_computes_the_same_in_every_form(before):
+    for base in (before, copied(before, skips(before))):
+        merged = MergeLconvs()(base)
+        for after in (merged, SplitConcat()(base), SplitConcat()(merged)):
+            assert close(before, after)
+            extract_regions(after)  # names are unique
+        tvm.ir.assert_structural_equal(MergeLconvs()(merged), merged)
+        split = SplitConcat()(merged)
+        tvm.ir.assert_structural_equal(SplitConcat()(split), split)
+
+
+def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
+    before = joined()
+    a, b = filters_of(before, "a_lconv")[:, 0, 0], filters_of(before, "b_lconv")[:, 0, 0]
+    zeros = np.zeros_like(a)
+    merged = filters_of(MergeLconvs()(before), "met_lconv")[:, 0, 0]
+    np.testing.assert_array_equal(merged, np.block([[a, zeros], [zeros, b]]))
+    before = joined((None, None), how="add")
+    a, b = filters_of(before, "a_lconv")[:, 0, 0], filters_of(before, "b_lconv")[:, 0, 0]
+    np.testing.assert_array_equal(filters_of(MergeLconvs()(before), "met_lconv")[:, 0, 0], np.block([[a, b]]))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        joined(("relu", "sigmoid")),
+        joined(("relu", None)),
+        joined(how="add"),  # a sum of activations is none of sums
+        with_roles(joined(), {"c.fconv": "fconv"}),  # as their shapes say, but no lconvs
+    ],
+)
+def test_lconvs_that_do_not_agree_stay(before):
+    tvm.ir.assert_structural_equal(MergeLconvs()(before), before)
+
+
+def test_an_lconv_that_others_read_stays():
+    graph = Graph(3)
+    a, b = graph.layer(graph.x, 8, "a"), graph.layer(graph.x, 8, "b")
+    both = graph.concat([a, b], "met")
+    mod = graph.module(graph.concat([both, graph.emit(relax.op.sigmoid(a), "other")], "result"))
+    tvm.ir.assert_structural_equal(MergeLconvs()(mod), mod)
+
+
+def test_what_is_no_fconv_of_a_concatenation_is_not_split():
+    for before in (
+        with_roles(joined(), {name: role for name, role in roles(joined()).items() if role != "fconv"}),
+        joined(how="add"),
+    ):
+        tvm.ir.assert_structural_equal(SplitConcat()(before), before)
+
+
+def test_neighbours_that_agree_are_merged_and_the_others_stay():
+    graph = Graph(3)
+    other = graph.conv(graph.x, 4, "kept")
+    parts = [graph.layer(graph.x, 8, name) for name in "ab"]
+    met = graph.concat([other, *parts], "met")
+    mod = graph.module(graph.emit(relax.op.nn.relu(graph.layer(met, 4, "c")), "result"))
+    after = MergeLconvs()(mod)
+    (met,) = (b for b in main_bindings(after) if b.var.name == "met" and operator(b.value) == "concat")
+    assert [shape(part)[3] for part in met.value.args[0].fields] == [4, 16]
+    assert close(mod, after)
+
+
+def test_a_part_is_reduced_as_soon_as_it_is_there():
+    after = SplitConcat()(joined())
+    order = [b.var.name for b in main_bindings(after)]
+    assert order.index("c_fconv_1") < order.index("b_fconv")  # the first part waits in its reduced form

@@ -1,0 +1,220 @@
+"""Do skip connections wait in their reduced form, copied where it pays, and compute the same?"""
+
+import numpy as np
+import pytest
+import tvm
+from by_numpy import evaluated
+from graphs import inputs, names, operators, same_bits
+from hypothesis import given, settings
+from skip_graphs import Graph, networks
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import main_bindings, rebuild, roles, with_roles
+from pimflow.relay_passes.optimize_skips import OptimizeSkips, copied, restored, skips
+
+
+def hourglass(*, role: str = "lconv", branch: int = 8):
+    """One long skip connection over two layers, added at the end."""
+    graph = Graph(3)
+    skip = graph.layer(graph.x, branch, "a")
+    y = graph.layer(graph.layer(skip, 8, "b"), branch, "c")
+    mod = graph.module(graph.emit(relax.op.nn.relu(graph.add(skip, y, "sum")), "result"))
+    found = roles(mod)
+    return with_roles(mod, found | {"a.lconv": role}) if role != "lconv" else mod
+
+
+def test_a_copy_is_made_right_before_the_distant_use():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
+            R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
+            with R.dataflow():
+                lv = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                v = R.nn.relu(lv)
+                a = R.sigmoid(v)
+                b = R.negative(a)
+                c = R.sigmoid(b)
+                y = R.add(v, c)
+                R.output(y)
+            return y
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
+            R.func_attr(
+                {
+                    "pimflow.layer_names": {
+                        "lv": "a.lconv",
+                        "lv_copy": "a.lconv.copy",
+                        "v_copy": "v.copy",
+                    },
+                    "pimflow.restored": {"a.lconv.copy": "a.lconv", "v.copy": "v"},
+                    "pimflow.roles": {"a.lconv": "lconv", "a.lconv.copy": "lconv"},
+                }
+            )
+            with R.dataflow():
+                lv = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                v = R.nn.relu(lv)
+                a = R.sigmoid(v)
+                b = R.negative(a)
+                c = R.sigmoid(b)
+                lv_copy = R.nn.conv2d(
+                    x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI"
+                )
+                v_copy = R.nn.relu(lv_copy)
+                y = R.add(v_copy, c)
+                R.output(y)
+            return y
+
+    after = OptimizeSkips(["v"], distance=2)(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    tvm.ir.assert_structural_equal(
+        OptimizeSkips(["v"], distance=3)(Before), Before
+    )  # three after the use before
+
+
+def test_the_same_bits_on_llvm_and_nothing_left_to_do():
+    before = hourglass()
+    after = OptimizeSkips(["a_out"])(before)
+    assert len(names(after, "nn.conv2d")) == len(names(before, "nn.conv2d")) + 1
+    assert same_bits(before, after)
+    tvm.ir.assert_structural_equal(OptimizeSkips(["a_out"])(after), after)
+    assert skips(after) == ()
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(networks())
+def test_any_network_computes_the_same_bits(before):
+    found = skips(before)
+    after = copied(before, found)
+    (x,) = inputs(before)
+    assert np.array_equal(evaluated(before, x), evaluated(after, x))
+    assert skips(after) == ()
+    extract_regions(after)  # names are unique
+    copies = restored(after)
+    assert {roles(after).get(copy, "") for copy in copies if roles(before).get(copies[copy])} <= {"lconv"}
+    for skip in found:
+        assert len(set(skip.restores)) == len(skip.restores)
+        assert not set(skip.reduced) & set(skip.restores)
+
+
+def test_what_is_live_between_is_the_reduced_tensor_alone():
+    before = hourglass()
+    (skip,) = skips(before)
+    assert (skip.name, skip.uses, skip.reduced) == ("a_out", ("sum",), ("a_core",))
+    assert skip.restores == ("a_lconv", "a_bias", "a_out")
+    bindings = main_bindings(copied(before, [skip]))
+    at = {b.var.name: step for step, b in enumerate(bindings)}
+    last = {v.name: step for step, b in enumerate(bindings) for v in relax.analysis.free_vars(b.value)}
+    assert last["a_out"] == at["b_fconv"] and last["a_core"] == at["a_lconv_copy"] == at["sum"] - 3
+
+
+def test_costs_of_a_copy_by_hand():
+    (skip,) = skips(hourglass(), original_flops={"a.lconv": 1000})
+    pixels, full, reduced = 16, 8, 2
+    assert skip.flops == 2 * pixels * full * reduced and skip.flops_original == 1000
+    assert skip.size_bytes == 4 * pixels * full
+    # The bias is added out of place here: its operand and result, and the reduced tensor before them.
+    assert skip.peak_bytes == 4 * pixels * 2 * full
+    assert skip.operands_bytes == 4 * pixels * 2 * full
+    assert skip.worthwhile() and not skip.worthwhile(flops=skip.flops - 1)
+    assert not skips(hourglass(), original_flops={"a.lconv": 1})[0].worthwhile()
+
+
+def test_the_paper_refuses_what_takes_more_memory_than_making_it():
+    """The sum of two restored tensors takes three maps, with one more to restore; here each is restored."""
+    graph = Graph(3)
+    left = graph.layer(graph.x, 8, "a")
+    skip = graph.emit(relax.op.nn.relu(graph.add(left, graph.layer(graph.x, 8, "b"), "both")), "skip")
+    y = graph.layer(graph.layer(skip, 8, "c"), 8, "d")
+    mod = graph.module(graph.add(skip, y, "sum"))
+    by_name = {each.name: each for each in skips(mod)}
+    assert by_name["skip"].peak_bytes > by_name["skip"].operands_bytes
+    assert not by_name["skip"].worthwhile()
+    tvm.ir.assert_structural_equal(
+        OptimizeSkips()(mod), copied(mod, [s for s in by_name.values() if s.worthwhile()])
+    )
+
+
+def test_shared_predecessors_are_restored_once():
+    graph = Graph(3)
+    base = graph.layer(graph.x, 8, "a")
+    left = graph.emit(relax.op.sigmoid(base), "left")
+    right = graph.emit(relax.op.negative(base), "right")
+    skip = graph.add(left, right, "skip")
+    y = graph.layer(graph.layer(skip, 8, "b"), 8, "c")
+    mod = graph.module(graph.emit(relax.op.nn.relu(graph.add(skip, y, "sum")), "result"))
+    (found,) = (s for s in skips(mod) if s.name == "skip")
+    assert sorted(found.restores) == sorted(["a_lconv", "a_bias", "a_out", "left", "right", "skip"])
+    after = copied(mod, [found])
+    assert sum("lconv_copy" in name for name in names(after, "nn.conv2d")) == 1
+    (x,) = inputs(mod)
+    assert np.array_equal(evaluated(mod, x), evaluated(after, x))
+
+
+def test_the_search_ends_at_inputs_of_the_network():
+    graph = Graph(3)
+    skip = graph.add(graph.conv(graph.x, 8, "kept"), graph.layer(graph.x, 8, "a"), "skip")
+    y = graph.layer(graph.layer(skip, 8, "b"), 8, "c")
+    mod = graph.module(graph.emit(relax.op.nn.relu(graph.add(skip, y, "sum")), "result"))
+    (found,) = (s for s in skips(mod) if s.name == "skip")
+    assert set(found.reduced) == {"x", "a_core"} and "kept" in found.restores
+    (x,) = inputs(mod)
+    assert np.array_equal(evaluated(mod, x), evaluated(copied(mod, [found]), x))
+
+
+def test_roles_come_from_the_attribute_and_not_from_shapes():
+    mod = hourglass(role="")
+    assert all(skip.name != "a_out" or "a_fconv" not in skip.restores for skip in skips(mod))
+    (found,) = skips(
+        mod
+    )  # restored by the convolution that looks like an lconv, from what is known as reduced
+    assert found.reduced == ("a_core",)
+    plain = with_roles(mod, {})
+    assert skips(plain) == ()
+    tvm.ir.assert_structural_equal(OptimizeSkips()(plain), plain)
+
+
+def test_results_and_short_connections_stay():
+    graph = Graph(3)
+    skip = graph.layer(graph.x, 8, "a")
+    y = graph.layer(graph.layer(skip, 8, "b"), 8, "c")
+    last = graph.emit(relax.op.nn.relu(graph.add(skip, y, "sum")), "result")
+    assert skips(graph.module(last, skip)) == ()  # the network returns it
+    graph = Graph(3)
+    skip = graph.layer(graph.x, 8, "a")
+    short = graph.add(graph.emit(relax.op.sigmoid(skip), "b"), skip, "sum")
+    assert skips(graph.module(graph.emit(relax.op.nn.relu(short), "result"))) == ()
+
+
+def test_uses_close_to_each_other_share_a_copy():
+    graph = Graph(3)
+    skip = graph.layer(graph.x, 8, "a")
+    y = graph.layer(graph.layer(skip, 8, "b"), 8, "c")
+    first = graph.add(skip, y, "first")
+    second = graph.add(skip, graph.emit(relax.op.sigmoid(first), "between"), "second")
+    mod = graph.module(graph.emit(relax.op.nn.relu(second), "result"))
+    (found,) = skips(mod)
+    assert found.uses == ("first",)
+    after = copied(mod, [found])
+    readers = {b.var.name: [v.name for v in relax.analysis.free_vars(b.value)] for b in main_bindings(after)}
+    assert "a_out_copy" in readers["first"] and "a_out_copy" in readers["second"]
+
+
+def test_a_network_without_decomposed_layers_is_left_alone():
+    graph = Graph(3)
+    mod = graph.module(graph.emit(relax.op.nn.relu(graph.conv(graph.x, 4, "conv")), "result"))
+    assert skips(mod) == () and operators(OptimizeSkips()(mod)) == operators(mod)
+    tvm.ir.assert_structural_equal(rebuild(mod, lambda *_: None), OptimizeSkips()(mod))
+
+
+@pytest.mark.parametrize("distance", [1, 4, 9])
+def test_a_larger_distance_never_finds_more(distance):
+    mod = hourglass()
+    nearer, further = (skips(mod, distance=d) for d in (distance, distance + 1))
+    assert {s.name for s in further} <= {s.name for s in nearer}
