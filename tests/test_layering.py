@@ -29,6 +29,7 @@ LAYERS = (
     (
         "frontend",
         "decomposed_network",
+        "activation_fusion",
         "targets",
         "kernels",
         "kernel_builds",

@@ -170,6 +170,11 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
         help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
         "vbmf, or a .toml file",
     )
+    sub.add_argument(
+        "--fuse-activations",
+        action="store_true",
+        help="with --decompose: one kernel from the end of a chain over activation and pooling to the next",
+    )
 
 
 def _system_options(sub: argparse.ArgumentParser) -> None:

@@ -100,6 +100,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         shapes=dict(map(zoo.parse_shape, args.shape)),
         batch=args.batch,
         decompose=args.decompose,
+        fuse_activations=args.fuse_activations,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -113,6 +114,8 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 def _check(args: argparse.Namespace) -> None:
     if args.decompose and _is_table(args.source):
         raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
+    if args.fuse_activations and _is_table(args.source):
+        raise UsageError(f"--fuse-activations: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -159,6 +162,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
         "order": network.order.summary() if network.order else None,
         "decomposition": network.decomposition,
+        "fused": network.fused,
     }
 
 
@@ -184,6 +188,8 @@ def _network_text(network: NetworkMemory) -> str:
         from pimflow.report import decomposition_text
 
         lines.append(decomposition_text(network.decomposition))
+    if network.fused:
+        lines.append(f"{len(network.fused)} runs of layers are one kernel each")
     return "\n".join(lines)
 
 

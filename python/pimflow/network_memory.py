@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from pimflow import frontend, layer_order, memory, pipeline, targets
+from pimflow.activation_fusion import fused_runs, require_decomposed, with_fused_activations
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
 from pimflow.decomposed_network import Decomposing, decomposed, requested
@@ -51,6 +52,8 @@ class NetworkMemory:
         In which order its layers run, where another one was looked for.
     decomposition : dict, optional
         What `DecomposedNetwork.summary` says, if layers were decomposed.
+    fused : list of list of str
+        Runs of layers that are one kernel each because it was asked for.
     """
 
     liveness: Liveness
@@ -64,6 +67,7 @@ class NetworkMemory:
     copies: tuple[Copied, ...]
     decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
+    fused: list[list[str]] = field(default_factory=list)
 
 
 def plan_memory(
@@ -74,6 +78,7 @@ def plan_memory(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     decompose: Decomposing | None = None,
+    fuse_activations: bool = False,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -92,6 +97,9 @@ def plan_memory(
         See `frontend.load`.
     decompose : Request or str, optional
         Layers to decompose before; see `decomposition.Request.parse`.
+    fuse_activations : bool
+        Of a decomposed network: whether what lies between two chains is one kernel; see
+        `relay_passes.fuse_groups.activation_chains`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -113,8 +121,10 @@ def plan_memory(
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
     request = requested(decompose)
+    require_decomposed(fuse_activations, request)
     network, change = decomposed(frontend.load(model, shapes, batch), request)
     summary, change = change.summary() if change else None, None  # which holds the original's weights
+    network = with_fused_activations(network) if fuse_activations else network
     on = targets.named_target(target)
     order = None
     if reorder:
@@ -147,6 +157,7 @@ def plan_memory(
         copies=copies(network.module, views=target_system.views),
         order=order,
         decomposition=summary,
+        fused=fused_runs(network),
     )
 
 

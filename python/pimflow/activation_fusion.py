@@ -1,0 +1,38 @@
+"""Decomposed networks without the tensors of full size between one chain and the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pimflow.errors import UsageError
+from pimflow.frontend import Network
+from pimflow.relay_passes.flat import fused
+from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
+
+
+def require_decomposed(fuse_activations: bool, decompose: object) -> None:
+    """Raise `UsageError` if activations of a network as it is are to be fused: it has no chains."""
+    if fuse_activations and not decompose:
+        raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
+
+
+def with_fused_activations(network: Network) -> Network:
+    """`network` with every run of lconv, activation, pooling, fconv as one kernel.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    runs = activation_chains(network.module)
+    if not runs:
+        raise UsageError(
+            f"'{network.name}': no activation to fuse: nowhere is all between an lconv and an fconv "
+            "elementwise, or a pooling, and read by nothing else"
+        )
+    return replace(network, module=FuseGroups(runs)(network.module))
+
+
+def fused_runs(network: Network) -> list[list[str]]:
+    """Layers of each kernel that `with_fused_activations` made."""
+    return fused(network.module)
