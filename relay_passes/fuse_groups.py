@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 
+from pimflow.relay_passes.extract_regions import region_groups
 from pimflow.relay_passes.flat import (
     fused,
     layer_name,
@@ -60,6 +61,20 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
             run = _grown(mod, role_of, [binding], readers, counts)
             found += [[layer_name(mod, b.var) for b in run]] if run else []
     return found
+
+
+def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
+    """Of `activation_chains`, those whose regions (`extract_regions`) follow one another; by region name."""
+    groups = region_groups(mod, views=views)
+    order = list(groups)
+    region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
+    found = []
+    for chain in activation_chains(mod):
+        names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
+        begin = order.index(names[0])
+        if tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
+            found.append(names)
+    return tuple(found)
 
 
 def _has_role(mod: tvm.IRModule, role_of: dict[str, str], binding: relax.VarBinding, role: str) -> bool:

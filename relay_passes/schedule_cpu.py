@@ -10,9 +10,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.relay_passes.fused_chain import chain
 from pimflow.relay_passes.lift_workspaces import STACK_BYTES
 from pimflow.relay_passes.loops import reduced, variables
-from pimflow.relay_passes.schedule_fused_cpu import chain, schedule_chain
+from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.task_workspaces import task_workspaces
 
 # Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.relay_passes.fused_chain import (
+    Reach,
+    Stage,
+    divisors,
+    extent,
+    is_dense,
+    pixels_side_by_side,
+    reach,
+)
 from pimflow.relay_passes.lift_workspaces import STACK_BYTES
-from pimflow.relay_passes.loops import reduced
 from pimflow.relay_passes.wide_maps import LANES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
@@ -24,55 +30,12 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A reduction and the block that takes its sums out of registers: the elementwise operators behind it."""
-
-    main: SBlockRV
-    result: SBlockRV
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What of one axis of its operand a reduction reads: every `stride`-th place, `window` from there on."""
-
-    stride: int
-    window: int
-
-    def extent(self, outputs: int) -> int:
-        return (outputs - 1) * self.stride + self.window
-
-
-@dataclass(frozen=True)
 class Tile:
     """Rows and columns of the result, and channels of the last sum that are there at once."""
 
     rows: int
     columns: int
     chunk: int
-
-
-def chain(sch: s_tir.Schedule) -> list[Stage]:
-    """The reductions of a kernel that computes one convolution after the other; empty if it is none such.
-
-    Elementwise operators join the last one behind each reduction, or before the first.
-    """
-    mains = [nest for nest in _nests(sch) if reduced(sch.get(nest))]
-    dense = [_is_dense(sch.get(nest)) for nest in mains]
-    if sum(dense) < 2 or not dense[0] or not dense[-1] or not all(_reach(sch.get(nest)) for nest in mains):
-        return []
-    for nest in _nests(sch):
-        readers = [reduced(sch.get(reader)) for reader in sch.get_consumers(nest)]
-        if not reduced(sch.get(nest)) and readers and not any(readers):
-            sch.compute_inline(nest)
-    stages = []
-    for main, following in zip(mains, [*mains[1:], None], strict=True):
-        behind = sch.get_consumers(main)
-        alone = len(behind) == 1 and not reduced(sch.get(behind[0]))
-        result = behind[0] if alone else sch.cache_write(main, 0, "global")
-        if _names(sch, sch.get_consumers(result)) != _names(sch, [following] if following else []):
-            return []
-        stages.append(Stage(main, result))
-    return stages
 
 
 def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
@@ -87,35 +50,30 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
     given = sch.get_producers(stages[0].main)
     operand = given[0] if given else sch.cache_read(stages[0].main, 0, "global")
     by_pixels = [_lanes(width) % VECTOR == 0 for width in widths]
-    _pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
+    pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
     for stage, vectors in zip(before, by_pixels, strict=True):
-        _pixels_side_by_side(sch, [stage.main, stage.result] if vectors else [])
+        pixels_side_by_side(sch, [stage.main, stage.result] if vectors else [])
 
     n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
     y, rows = sch.split(y, [None, tile.rows])
     x, columns = sch.split(x, [None, tile.columns])
     over, chunk = sch.split(over, [None, tile.chunk])
-    channel, channels = sch.split(channel, [None, _block(_extent(sch, channel), tile.columns)])
+    channel, channels = sch.split(channel, [None, _block(extent(sch, channel), tile.columns)])
     sch.reorder(n, y, x, over, channel, rows, ry, rx, chunk, channels, columns)
     sch.reverse_compute_at(last.result, x, preserve_unit_loops=True)
     sums, at, following = [(last.main, over)], over, last
     for stage, vectors in zip(reversed(before), reversed(by_pixels), strict=True):
-        at = x if following is not last and _is_dense(sch.get(following.main)) else at
+        at = x if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_inside(sch, stage, at, vectors))
         following = stage
     sch.compute_at(operand, x, preserve_unit_loops=True)
     sch.unroll(channels)
     sch.vectorize(columns)
     tasks = sch.fuse(n, y)
-    tasks, _ = sch.split(tasks, [_tasks(_extent(sch, tasks)), None])
+    tasks, _ = sch.split(tasks, [_tasks(extent(sch, tasks)), None])
     sch.parallel(tasks)
     for nest, loop in sums:
         sch.decompose_reduction(nest, loop)
-
-
-def _pixels_side_by_side(sch: s_tir.Schedule, nests: Sequence[SBlockRV]) -> None:
-    for nest in nests:
-        sch.transform_layout(nest, ("write", 0), lambda n, y, x, c: (n, c, y, x))
 
 
 def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:
@@ -126,8 +84,8 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     sch.compute_at(stage.result, at, preserve_unit_loops=True)
     n, y, *inner = sch.get_loops(stage.result)[-4:]
     vector, scalar = inner if by_pixels else reversed(inner)
-    vector, lanes = sch.split(vector, [None, _lanes(_extent(sch, vector))])
-    scalar, places = sch.split(scalar, [None, _block(_extent(sch, scalar), _extent(sch, lanes))])
+    vector, lanes = sch.split(vector, [None, _lanes(extent(sch, vector))])
+    scalar, places = sch.split(scalar, [None, _block(extent(sch, scalar), extent(sch, lanes))])
     sch.reorder(n, y, vector, scalar, places, lanes)
     sch.compute_at(stage.main, scalar, preserve_unit_loops=True)
     kinds = [axis.iter_type for axis in sch.get(stage.main).iter_vars]
@@ -145,8 +103,8 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
 def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
-    _, height, width, _, _, _, channels = (_extent(sch, loop) for loop in sch.get_loops(main))
-    reaches = [_reach(sch.get(stage.main)) for stage in reversed(stages)]
+    _, height, width, _, _, _, channels = (extent(sch, loop) for loop in sch.get_loops(main))
+    reaches = [reach(sch.get(stage.main)) for stage in reversed(stages)]
     columns = _lanes(width)
     extents = [columns]
     for _, horizontal in reaches[:-1]:
@@ -164,71 +122,33 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]
         too_large = places(rows) * CHUNK * ELEMENT_BYTES / CACHE_BYTES
         return _work([vertical for vertical, _ in reaches], rows) * max(1.0, too_large)
 
-    rows = min(_divisors(height, height), key=lambda each: (round(cost(each), 6), each))
+    rows = min(divisors(height, height), key=lambda each: (round(cost(each), 6), each))
     most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
-    if _divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
+    if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
         most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
-    return Tile(rows, columns, _divisors(channels, most)[-1]), extents[:0:-1]
+    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:
     """Rows of all stages that a tile of so many rows computes, for each of them."""
-    total, extent, scale = 1.0, rows, 1
-    for reach in reaches[:-1]:
-        extent, scale = reach.extent(extent), scale * reach.stride
-        total += extent / (rows * scale)
+    total, computed, scale = 1.0, rows, 1
+    for each in reaches[:-1]:
+        computed, scale = each.extent(computed), scale * each.stride
+        total += computed / (rows * scale)
     return total
 
 
-def _lanes(extent: int) -> int:
+def _lanes(places: int) -> int:
     """Places of a vector; as many as there are if vectors would not be full."""
-    return next((lanes for lanes in LANES if extent % lanes == 0), _divisors(extent, LANES[0])[-1])
+    return next((lanes for lanes in LANES if places % lanes == 0), divisors(places, LANES[0])[-1])
 
 
 def _block(places: int, lanes: int) -> int:
     """How many vectors of sums fit in registers, beside an operand of as many and a scalar."""
     vectors = ceil(lanes / VECTOR)
-    return _divisors(places, max(1, (REGISTERS - 1 - vectors) // vectors))[-1]
+    return divisors(places, max(1, (REGISTERS - 1 - vectors) // vectors))[-1]
 
 
 def _tasks(rows: int) -> int:
-    few = _divisors(rows, TASKS)[-1]
+    few = divisors(rows, TASKS)[-1]
     return few if few > 1 else rows
-
-
-def _divisors(extent: int, most: int) -> list[int]:
-    return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
-
-
-def _is_dense(block: s_tir.SBlock) -> bool:
-    """Whether it sums over channels: a convolution, and no pooling, which has each channel for itself."""
-    return len(block.reads) == 2 and len(block.iter_vars) == 7 and len(reduced(block)) == 3
-
-
-def _reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
-    """Of rows and columns, if its operand and result are maps, and it reads evenly spaced places."""
-    axes, (written,) = block.iter_vars, block.writes
-    spatial = [axis.var for axis in axes if axis.iter_type == tirx.IterVar.DataPar]
-    if len(spatial) != 4 or len(written.region) != 4 or len(block.reads[0].region) != 4:
-        return None
-    found = []
-    for own, dim in zip(spatial[1:3], block.reads[0].region[1:3], strict=True):
-        factors = tvm.sym.detect_linear_equation(dim.min, [axis.var for axis in axes])
-        if not factors or not all(isinstance(f, tirx.IntImm) for f in factors):
-            return None
-        by_axis = {axis.var: (int(f), int(axis.dom.extent)) for axis, f in zip(axes, factors, strict=False)}
-        stride, _ = by_axis.pop(own)
-        found.append(Reach(stride, 1 + sum(f * (extent - 1) for f, extent in by_axis.values())))
-    return found[0], found[1]
-
-
-def _names(sch: s_tir.Schedule, nests: Sequence[SBlockRV]) -> list[str]:
-    return [sch.get(nest).name_hint for nest in nests]
-
-
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
-
-
-def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
+from pimflow.hardware import System
 from pimflow.relay_passes.flat import fused
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
 
 
 def require_decomposed(fuse_activations: bool, decompose: object) -> None:
@@ -24,13 +26,30 @@ def with_fused_activations(network: Network) -> Network:
     UsageError
         If there is none.
     """
+    return replace(network, module=FuseGroups(require_chains(network))(network.module))
+
+
+def require_chains(network: Network) -> list[list[str]]:
+    """`activation_chains` of `network`; raises `UsageError` if there is none."""
     runs = activation_chains(network.module)
     if not runs:
         raise UsageError(
             f"'{network.name}': no activation to fuse: nowhere is all between an lconv and an fconv "
             "elementwise, or a pooling, and read by nothing else"
         )
-    return replace(network, module=FuseGroups(runs)(network.module))
+    return runs
+
+
+def with_runs(graph: RegionGraph, network: Network, system: System) -> RegionGraph:
+    """`graph`, the regions of `network`, with the runs of them that may be one kernel.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    require_chains(network)
+    return replace(graph, runs=region_runs(network.module, views=system.views))
 
 
 def fused_runs(network: Network) -> list[list[str]]:

@@ -173,6 +173,7 @@ def _compile(args: argparse.Namespace) -> None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
+            options |= {"fuse_activations": args.fuse_activations}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
@@ -191,6 +192,7 @@ def _compile(args: argparse.Namespace) -> None:
             shapes=shapes,
             batch=args.batch,
             decompose=args.decompose,
+            fuse_activations=args.fuse_activations,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_graphs import constant, convolution, graph, kernels
+from kernel_graphs import constant, convolution, fused_chain, graph, kernels
 from tvm import relax
 from tvm.relax import op
 
@@ -22,30 +22,6 @@ from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.targets import named_target
 
 CPU = named_target("llvm+pim")
-
-
-def chain(x_shape, channels, outputs, *, activation="relu", pool=None, mean=False) -> tvm.IRModule:
-    """lconv, bias, activation, pooling by `pool` (window, stride, padding), fconv; with their roles."""
-
-    def network(emit, x):
-        y = emit(convolution(x, constant(channels, 1, 1, x_shape[3])), name_hint="lconv")
-        y = emit(op.add(y, constant(1, 1, 1, channels)), name_hint="bias")
-        if activation == "silu":
-            y = emit(op.multiply(y, emit(op.sigmoid(y), name_hint="gate")), name_hint="act")
-        elif activation:
-            y = emit(op.nn.relu(y), name_hint="act")
-        if pool:
-            window, step, padding = pool
-            kind = op.nn.avg_pool2d if mean else op.nn.max_pool2d
-            more = {"count_include_pad": True} if mean else {}
-            y = kind(y, [window] * 2, [step] * 2, [padding] * 4, layout="NHWC", **more)
-            y = emit(y, name_hint="pool")
-        filters = constant(outputs, 1, 1, channels)
-        return emit(convolution(y, filters), name_hint="fconv")
-
-    mod = relax.transform.CanonicalizeBindings()(graph(network, x_shape))
-    last = main_bindings(mod)[-1].var.name
-    return with_roles(mod, {"lconv": "lconv", last: "fconv"})
 
 
 def lowered(mod: tvm.IRModule) -> tvm.IRModule:
@@ -65,7 +41,7 @@ def chains(draw) -> tvm.IRModule:
     pool = (window, step, draw(st.integers(0, window // 2))) if window else None
     n, h, w = draw(st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 21)))
     r, c, o = draw(st.sampled_from([(5, 36, 7), (1, 64, 13), (16, 8, 1), (3, 17, 40)]))
-    return chain(
+    return fused_chain(
         (n, h, w, r),
         c,
         o,
@@ -112,7 +88,7 @@ def allocated_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
 @pytest.mark.parametrize("pool", [None, (2, 2, 0), (3, 2, 1)])
 def test_tensors_between_are_gone(pool):
     """What a kernel holds beside its operands is little of the tensor that it does not hold."""
-    mod = chain((1, 112, 112, 6), 64, 6, pool=pool)
+    mod = fused_chain((1, 112, 112, 6), 64, 6, pool=pool)
     (kernel,) = kernels(lowered(FuseGroups(activation_chains(mod))(mod))).values()
     assert max(allocated_bytes(kernel)) < STACK_BYTES
     held = sum(map(prod, workspaces(kernel)))
@@ -120,7 +96,7 @@ def test_tensors_between_are_gone(pool):
 
 
 def test_chains_are_found_by_role_not_by_shape():
-    mod = chain((1, 8, 8, 4), 32, 4)
+    mod = fused_chain((1, 8, 8, 4), 32, 4)
     assert len(activation_chains(mod)) == 1
     assert activation_chains(with_roles(mod, {"lconv": "lconv"})) == []
 
@@ -158,7 +134,7 @@ def test_a_run_whose_inside_is_read_is_no_kernel():
 
 
 def test_naming_runs_twice_changes_nothing():
-    mod = chain((1, 8, 8, 4), 32, 4)
+    mod = fused_chain((1, 8, 8, 4), 32, 4)
     runs = activation_chains(mod)
     once = FuseGroups(runs)(mod)
     assert fused(once) == fused(FuseGroups(runs)(once)) == runs
