@@ -23,6 +23,7 @@ from pimflow.relay_passes.wide_maps import LANES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
 VECTOR = 4  # elements of such
+GATHERED = 8  # channels of a vector: their filters are far apart, gathered one by one
 CHUNK = 8  # channels, at least, that share the work of reading and writing the last sums
 CACHE_BYTES = 8192  # of a tensor of a tile: several share the first level of a cache (32 KiB, assumed)
 TASKS = 16  # into which the rows are cut, where each needs a workspace of its own (cores, assumed)
@@ -49,10 +50,12 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
     tile, widths = _tile(sch, stages)
     given = sch.get_producers(stages[0].main)
     operand = given[0] if given else sch.cache_read(stages[0].main, 0, "global")
-    by_pixels = [_lanes(width) % VECTOR == 0 for width in widths]
+    fitting = [_lanes(width) % VECTOR == 0 for width in widths]
+    by_pixels = _by_pixels(sch, before, fitting)
     pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
-    for stage, vectors in zip(before, by_pixels, strict=True):
-        pixels_side_by_side(sch, [stage.main, stage.result] if vectors else [])
+    for stage, side_by_side, vectors in zip(before, fitting, by_pixels, strict=True):
+        pixels_side_by_side(sch, [stage.result] if side_by_side else [])
+        pixels_side_by_side(sch, [stage.main] if vectors else [])
 
     n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
     y, rows = sch.split(y, [None, tile.rows])
@@ -76,6 +79,14 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
         sch.decompose_reduction(nest, loop)
 
 
+def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[bool]) -> list[bool]:
+    """Whether vectors of a stage are of pixels: of a pooling as its operand lies, else where full."""
+    found = list[bool]()
+    for stage, fits in zip(before, fitting, strict=True):
+        found.append(fits if is_dense(sch.get(stage.main)) else found[-1])
+    return found
+
+
 def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:
     """`stage` computed in the loop `at`, as far as it is read there; its sum, and its first loop.
 
@@ -84,7 +95,8 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     sch.compute_at(stage.result, at, preserve_unit_loops=True)
     n, y, *inner = sch.get_loops(stage.result)[-4:]
     vector, scalar = inner if by_pixels else reversed(inner)
-    vector, lanes = sch.split(vector, [None, _lanes(extent(sch, vector))])
+    places = extent(sch, vector)
+    vector, lanes = sch.split(vector, [None, _lanes(places) if by_pixels else divisors(places, GATHERED)[-1]])
     scalar, places = sch.split(scalar, [None, _block(extent(sch, scalar), extent(sch, lanes))])
     sch.reorder(n, y, vector, scalar, places, lanes)
     sch.compute_at(stage.main, scalar, preserve_unit_loops=True)
