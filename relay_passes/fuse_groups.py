@@ -50,15 +50,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     size would have to be there anyway. The convolutions take every pixel once. What others read too, such
     as a skip connection, is no run.
     """
-    readers: dict[relax.Var, list[relax.VarBinding]] = {}
+    role_of, found = roles(mod), []
     for binding in main_bindings(mod):
-        for var in set(relax.analysis.free_vars(binding.value)):
-            readers.setdefault(var, []).append(binding)
-    role_of, counts = roles(mod), uses(mod)
-    found = []
-    for binding in main_bindings(mod):
-        if _has_role(mod, role_of, binding, "lconv"):
-            run = _grown(mod, role_of, [binding], readers, counts)
+        if has_role(mod, role_of, binding, "lconv"):
+            run = grown(mod, role_of, [binding])
             found += [[layer_name(mod, b.var) for b in run]] if run else []
     return found
 
@@ -77,7 +72,17 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
     return tuple(found)
 
 
-def _has_role(mod: tvm.IRModule, role_of: dict[str, str], binding: relax.VarBinding, role: str) -> bool:
+def readers_of(mod: tvm.IRModule) -> dict[relax.Var, list[relax.VarBinding]]:
+    """Bindings that read each variable of ``main``."""
+    readers: dict[relax.Var, list[relax.VarBinding]] = {}
+    for binding in main_bindings(mod):
+        for var in set(relax.analysis.free_vars(binding.value)):
+            readers.setdefault(var, []).append(binding)
+    return readers
+
+
+def has_role(mod: tvm.IRModule, role_of: dict[str, str], binding: relax.VarBinding, role: str) -> bool:
+    """Whether `binding` is a dense convolution of that role which takes every pixel once."""
     kind = operator(binding.value)
     if kind != "nn.conv2d" or role_of.get(layer_name(mod, binding.var)) != role:
         return False
@@ -103,14 +108,9 @@ def _is_along_channels(dims: tuple[int, ...]) -> bool:
     return all(dim == 1 for dim in dims[:-1])
 
 
-def _grown(
-    mod: tvm.IRModule,
-    role_of: dict[str, str],
-    run: list[relax.VarBinding],
-    readers: dict[relax.Var, list[relax.VarBinding]],
-    counts: dict[relax.Var, int],
-) -> list[relax.VarBinding]:
+def grown(mod: tvm.IRModule, role_of: dict[str, str], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
     """`run` up to the ``fconv`` behind it; empty if there is none, or others read what is between."""
+    readers, counts = readers_of(mod), uses(mod)
     inside, pooled = {b.var for b in run}, False
     order = {b.var: position for position, b in enumerate(main_bindings(mod))}
     while True:
@@ -121,7 +121,7 @@ def _grown(
             return []
         binding = min(ready, key=lambda b: order[b.var])
         kind = operator(binding.value)
-        if _has_role(mod, role_of, binding, "fconv"):
+        if has_role(mod, role_of, binding, "fconv"):
             return [*run, binding] if len({b.var for b in waiting}) == 1 else []
         if kind in POOLS and not pooled and _fusible_pooling(binding.value):
             pooled = True

@@ -10,12 +10,18 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.flat import fused
 from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.separate_phases import SeparatePhases
 
 
 def require_decomposed(fuse_activations: bool, decompose: object) -> None:
     """Raise `UsageError` if activations of a network as it is are to be fused: it has no chains."""
     if fuse_activations and not decompose:
         raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
+
+
+def with_phases_apart(network: Network) -> Network:
+    """`network` with runs over transposed convolutions as runs of each phase; see `SeparatePhases`."""
+    return replace(network, module=SeparatePhases()(network.module))
 
 
 def with_fused_activations(network: Network) -> Network:
@@ -26,7 +32,8 @@ def with_fused_activations(network: Network) -> Network:
     UsageError
         If there is none.
     """
-    return replace(network, module=FuseGroups(require_chains(network))(network.module))
+    apart = with_phases_apart(network)
+    return replace(apart, module=FuseGroups(require_chains(apart))(apart.module))
 
 
 def require_chains(network: Network) -> list[list[str]]:

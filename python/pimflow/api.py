@@ -132,6 +132,7 @@ def search(
     request, plan = requested(decompose), _plan(plan)
     activation_fusion.require_decomposed(fuse_activations, request)
     network, _ = decomposed(frontend.load(model, shapes, batch), request)
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
     if reorder:
         network = network_memory.reordered(network, target_system or system(), plan=plan).network
     return search_network(
@@ -286,6 +287,7 @@ def compile(
     expected = network.reference(inputs)
     decomposition = change.summary(inputs, expected) if change else None
     network, change = network.without_reference(), None
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
 
     order = None
     if reorder:
