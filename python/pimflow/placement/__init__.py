@@ -231,7 +231,7 @@ def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
     if choice.schedule:
         fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]
     if not fitting:
-        known = ", ".join(c.name for c in runs) or "none"
+        known = ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
         raise PlanError(
             f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
         )
