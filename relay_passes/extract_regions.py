@@ -116,10 +116,11 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
     operands.sort(key=lambda v: v not in _feeding(group))
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    geometry = None if group.anchor is None else layer_geometry(group.anchor.var.name, group.anchor.value)
+    alone = group.anchor is not None and not group.run
+    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if alone else None
     return Region(
         name=name,
-        operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
+        operator=_kind(group.anchor, geometry) if alone else "fused" if group.run else kinds[0],
         operators=tuple(kinds),
         geometry=geometry,
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
@@ -131,8 +132,8 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
         anchored=group.anchor is not None,
         view=group.view,
-        role=role,
-        pooling=_pooling(group.anchor) if group.anchor is not None else None,
+        role="" if group.run else role,
+        pooling=_pooling(group.anchor) if alone else None,
     )
 
 

@@ -84,6 +84,21 @@ def roles(mod: tvm.IRModule) -> dict[str, str]:
     return {str(layer): str(role) for layer, role in found.items()}
 
 
+FUSED = "pimflow.fused"
+
+
+def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
+    """`mod`, remembering runs of layers, by name, each of which is to be one kernel."""
+    mod["main"] = mod["main"].with_attr(FUSED, runs)
+    return mod
+
+
+def fused(mod: tvm.IRModule) -> list[list[str]]:
+    """What `with_fused` keeps."""
+    attrs = mod["main"].attrs
+    return [[str(layer) for layer in run] for run in (attrs[FUSED] if attrs and FUSED in attrs else [])]
+
+
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
 
 

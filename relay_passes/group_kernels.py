@@ -8,6 +8,7 @@ from tvm import relax
 from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
 from pimflow.relay_passes.sink_layout import BINARY
+from pimflow.relay_passes.wide_maps import wide_maps
 
 
 @tvm.transform.module_pass(opt_level=0, name="GroupKernels")
@@ -65,7 +66,8 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
     `FuseTIR` takes no tensor constants inside, so they become parameters; the scalars of arithmetic become
     immediates before it sees them.
     """
-    inside = {b.var for b in group.bindings}
+    bindings = wide_maps(group.bindings, group.run) if group.run else group.bindings
+    inside = {b.var for b in bindings}
     operands: list[relax.Expr] = []
     params: list[relax.Var] = []
     env: dict[relax.Var, relax.Expr] = {}
@@ -88,7 +90,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
 
     lifted = [
         (b.var, b.value, [lift(arg, operator(b.value) not in BINARY) for arg in b.value.args])
-        for b in group.bindings
+        for b in bindings
     ]
     builder = relax.BlockBuilder()
     with builder.function("primitive", params, attrs={"Primitive": True}, private=True):
@@ -98,7 +100,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
                     value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args
                 )
                 env[var] = builder.emit(call)
-            results = [env[var] for var in (*group.kept, group.result)]
+            results = [env[var] for var in (*group.kept, bindings[-1].var)]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
     return operands, builder.get()["primitive"]

@@ -11,7 +11,11 @@ from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.relay_passes import schedule_primitives
+from pimflow.relay_passes.fused_chain import chain
+from pimflow.relay_passes.lift_workspaces import STACK_BYTES
 from pimflow.relay_passes.loops import reduced, variables
+from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
+from pimflow.relay_passes.task_workspaces import task_workspaces
 
 # Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
 STRIDED = (4, 8)  # lanes, places beside one another: a vector of strided loads must serve many places
@@ -31,7 +35,7 @@ class ScheduleCpu:
 
     What is cheap to compute is computed where it is read: paddings, layouts, sums of two tensors. A
     reduction is formed a tile at a time, whose sums go from registers through the elementwise operators
-    behind it into the result.
+    behind it into the result. Of a run of convolutions see `schedule_fused_cpu`.
 
     Rewrite: ``p = pad(x); c = conv(p, w); y = relu(c + b) -> for tile: c' = conv(x, w); y = relu(c' + b)``,
     marked as scheduled.
@@ -53,6 +57,9 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     nests = _nests(sch)
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
+    fused = _fused(sch)
+    if fused is not None:
+        return fused.with_attr("tirx.is_scheduled", True)
     for nest in nests:
         if not schedule_primitives.is_stage(sch, nest) and _may_inline(sch, nest):
             sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
@@ -62,6 +69,19 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
             sch = _tried(sch, _tile if reduced(sch.get(nest)) else _spread, nest)
     # The sums of a tile are declared inside its loop: only there are they as small as a tile.
     return schedule_primitives.one_at_a_time(_PLACED(sch.mod)["main"]).with_attr("tirx.is_scheduled", True)
+
+
+def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
+    """The kernel of a run of layers, in tiles; None of any other."""
+    attempt = sch.copy()
+    try:
+        stages = chain(attempt)
+        if not stages:
+            return None
+        schedule_chain(attempt, stages)
+    except s_tir.ScheduleError:
+        return None
+    return task_workspaces(_PLACED(attempt.mod), STACK_BYTES)["main"]
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:

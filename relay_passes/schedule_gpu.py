@@ -21,6 +21,7 @@ from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.loops import BLOCK, WARP, bind, reduced, reduction, variables
+from pimflow.relay_passes.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedule_tensor_cores import TensorCores
 
 
@@ -45,6 +46,7 @@ class ScheduleGpu:
     def __init__(self, multiprocessors: int = 30):
         gpu = dl.gpu
         self.rules = (
+            FusedRun(),
             Depthwise(multiprocessors),
             TensorCores(multiprocessors),
             gpu.Matmul(),

@@ -33,6 +33,7 @@ LAYERS = (
         "decomposition_report",
         "skip_optimisation",
         "internal_memory",
+        "activation_fusion",
         "targets",
         "kernels",
         "kernel_builds",

@@ -13,6 +13,7 @@ import numpy as np
 import tvm
 
 from pimflow import (
+    activation_fusion,
     allocation,
     artifact,
     compilation,
@@ -99,6 +100,7 @@ def search(
     reorder: bool = False,
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
+    fuse_activations: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
@@ -122,6 +124,8 @@ def search(
         Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
     optimize_skips : str, optional
         See `plan_memory`.
+    fuse_activations : bool
+        See `compile`.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
@@ -131,13 +135,17 @@ def search(
     Goal(**goal)  # refused before the work, not after it
     request, plan = requested(decompose), _plan(plan)
     skip_optimisation.check_criterion(optimize_skips)
+    activation_fusion.require_decomposed(fuse_activations, request)
     on = target_system or system()
     network, change = decomposed(frontend.load(model, shapes, batch), request)
     if reduced := network_memory.with_reduced_skips(network, change, optimize_skips, on):
         network = reduced.network
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
     if reorder:
         network = network_memory.reordered(network, on, plan=plan).network
-    return search_network(network, target_system, plan, profiling=profiling, **goal)
+    return search_network(
+        network, target_system, plan, fuse_activations=fuse_activations, profiling=profiling, **goal
+    )
 
 
 def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
@@ -158,13 +166,15 @@ def search_network(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
     *,
+    fuse_activations: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
     """`search` for a network that was loaded."""
     target_system = target_system or system()
     costs = Costs(target_system, profiling or Profiling())
-    return _search(regions(network, target_system), target_system, _plan(plan), costs, Goal(**goal))
+    graph = regions(network, target_system, fuse_activations=fuse_activations)
+    return _search(graph, target_system, _plan(plan), costs, Goal(**goal))
 
 
 def _plan(plan: AnyPlan | None) -> Plan | None:
@@ -173,9 +183,13 @@ def _plan(plan: AnyPlan | None) -> Plan | None:
     return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
 
 
-def regions(network: Network, target_system: System | None = None) -> RegionGraph:
-    """What the search places of a network."""
-    return extract_regions(network.module, network.name, views=(target_system or system()).views)
+def regions(
+    network: Network, target_system: System | None = None, *, fuse_activations: bool = False
+) -> RegionGraph:
+    """What the search places of a network; see `compile` for `fuse_activations`."""
+    target_system = target_system or system()
+    graph = extract_regions(network.module, network.name, views=target_system.views)
+    return activation_fusion.with_runs(graph, network, target_system) if fuse_activations else graph
 
 
 def _search(
@@ -202,6 +216,7 @@ def compile(
     batch: int | None = None,
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
+    fuse_activations: bool = False,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -234,6 +249,9 @@ def compile(
         network, and the report says how far these are from the original's.
     optimize_skips : str, optional
         See `plan_memory`; outputs are still those of the decomposed network.
+    fuse_activations : bool
+        Of a decomposed network: whether what lies between two chains may be one GPU kernel
+        (`relay_passes.fuse_groups.activation_chains`), where that is faster.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -271,6 +289,7 @@ def compile(
     target_system.require_network_dtype()
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
+    activation_fusion.require_decomposed(fuse_activations, request)
     progress("loading")
     network = frontend.load(model, shapes, batch)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
@@ -284,6 +303,7 @@ def compile(
     reduced = network_memory.with_reduced_skips(network, change, optimize_skips, target_system, target)
     skips, change = reduced and reduced.summary(), None
     network, reduced = (reduced.network if reduced else network).without_reference(), None
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
 
     order = None
     if reorder:
@@ -293,10 +313,12 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     costs = Costs(target_system, profiling or Profiling())
-    searched = _search(regions(network, target_system), target_system, plan, costs, wanted)
+    graph = regions(network, target_system, fuse_activations=fuse_activations)
+    searched = _search(graph, target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin
     other_copies = replace(target_system, copies="made" if target_system.views else "elided")
-    compare = _comparison(searched, plan, regions(network, other_copies), other_copies)
+    other_graph = regions(network, other_copies, fuse_activations=fuse_activations)
+    compare = _comparison(searched, plan, other_graph, other_copies)
 
     progress("generating code")
     names = dict.fromkeys([target, "llvm+pim"])
@@ -356,7 +378,8 @@ def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs:
     """What the report says of the layers' order, and how long the network takes in the given one."""
     given = searched
     if order.changed:
-        graph = regions(order.given, searched.system)
+        runs = bool(searched.graph.runs)
+        graph = regions(order.given, searched.system, fuse_activations=runs)
         given = _search(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
@@ -405,7 +428,9 @@ def relax_pipeline(
         network = frontend.load(mod)
         searched = search_network(network, target_system, plan, **goal)
         splits, programs = searched.splits(), searched.programs()
-        applied = pipeline.apply_plan(network.module, splits, programs, searched.pipelines(), target_system)
+        applied = pipeline.apply_plan(
+            network.module, splits, programs, searched.pipelines(), target_system, searched.fused()
+        )
         return pipeline.lower(applied, target, target_system)
 
     return run_pipeline

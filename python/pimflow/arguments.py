@@ -188,6 +188,11 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
         help="pool: what makes the planned pool smaller; paper: what TeMCO's algorithm 1 says "
         "(default: %(default)s)",
     )
+    sub.add_argument(
+        "--fuse-activations",
+        action="store_true",
+        help="with --decompose: one kernel from the end of a chain over activation and pooling to the next",
+    )
 
 
 def _system_options(sub: argparse.ArgumentParser) -> None:

@@ -175,6 +175,7 @@ def _compile(args: argparse.Namespace) -> None:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
             options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
+            options |= {"fuse_activations": args.fuse_activations}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
@@ -194,6 +195,7 @@ def _compile(args: argparse.Namespace) -> None:
             batch=args.batch,
             decompose=args.decompose,
             optimize_skips=args.skip_criterion if args.optimize_skips else None,
+            fuse_activations=args.fuse_activations,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

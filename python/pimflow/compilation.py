@@ -65,7 +65,9 @@ class Build:
 def build(network: Network, searched: Searched, target: tvm.target.Target) -> Build:
     """`network` as `searched` plans it, for `target`."""
     programs, splits = searched.programs(), searched.splits()
-    applied = pipeline.apply_plan(network.module, splits, programs, searched.pipelines(), searched.system)
+    applied = pipeline.apply_plan(
+        network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
+    )
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)

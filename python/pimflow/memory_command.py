@@ -101,6 +101,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         batch=args.batch,
         decompose=args.decompose,
         optimize_skips=args.skip_criterion if args.optimize_skips else None,
+        fuse_activations=args.fuse_activations,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -116,6 +117,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
     if args.optimize_skips and _is_table(args.source):
         raise UsageError(f"--optimize-skips: {args.source} is a table of buffers, not a network")
+    if args.fuse_activations and _is_table(args.source):
+        raise UsageError(f"--fuse-activations: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -164,6 +167,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "decomposition": network.decomposition,
         "skips": network.skips.summary() if network.skips else None,
         **network.internal.summary(),
+        "fused": network.fused,
     }
 
 
@@ -193,6 +197,8 @@ def _network_text(network: NetworkMemory) -> str:
         from pimflow.decomposition_report import decomposition_text
 
         lines.append(decomposition_text(network.decomposition))
+    if network.fused:
+        lines.append(f"{len(network.fused)} runs of layers are one kernel each")
     return "\n".join(lines)
 
 

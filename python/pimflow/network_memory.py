@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from pimflow import frontend, layer_order, memory, pipeline, skip_optimisation, targets
+from pimflow.activation_fusion import fused_module, fused_runs, require_decomposed, with_fused_activations
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
 from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decomposed, requested
@@ -58,6 +59,8 @@ class NetworkMemory:
         What became of its skip connections, where that was asked for.
     internal : InternalMemory
         Of the network as it came, beside that as it is.
+    fused : list of list of str
+        Runs of layers that are one kernel each because it was asked for.
     """
 
     liveness: Liveness
@@ -73,6 +76,7 @@ class NetworkMemory:
     decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
     skips: SkipOptimisation | None = None
+    fused: list[list[str]] = field(default_factory=list)
 
 
 def plan_memory(
@@ -84,6 +88,7 @@ def plan_memory(
     batch: int | None = None,
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
+    fuse_activations: bool = False,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -105,6 +110,9 @@ def plan_memory(
     optimize_skips : str, optional
         One of `skip_optimisation.CRITERIA`: skip connections of a decomposed network wait in their reduced
         form.
+    fuse_activations : bool
+        Of a decomposed network: whether what lies between two chains is one kernel; see
+        `relay_passes.fuse_groups.activation_chains`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -128,19 +136,24 @@ def plan_memory(
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
     skip_optimisation.check_criterion(optimize_skips)
     request = requested(decompose)
+    require_decomposed(fuse_activations, request)
     original = frontend.load(model, shapes, batch)
     network, change = decomposed(original, request)
     summary, originals = change.summary() if change else None, skip_optimisation.original_flops(change)
     on = targets.named_target(target)
     planner = functools.partial(memory.plan, policy=policy, seconds=seconds)
     placing = dict(in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, plan=planner)
+    placing["fuse_activations"] = fuse_activations
     pool_bytes = _pool_bytes(target_system, target, **placing)
     before = Before.of(original, network if change else None, on, target_system, planner)
     original = change = None  # whose weights are not needed any more
     skips = order = None
     if optimize_skips is not None:
-        skips = skip_optimisation.find(network, target_system, optimize_skips, originals).settled(pool_bytes)
+        skips = skip_optimisation.find(
+            network, target_system, optimize_skips, originals, fuse_activations=fuse_activations
+        ).settled(pool_bytes)
         network = skips.network
+    network = with_fused_activations(network) if fuse_activations else network
     if reorder:
         order = layer_order.find(network, target_system, seconds=min(seconds, SEARCH_SECONDS))
         order = order.settled(pool_bytes)
@@ -168,6 +181,7 @@ def plan_memory(
         order=order,
         skips=skips,
         decomposition=summary,
+        fused=fused_runs(network),
     )
 
 
@@ -201,13 +215,15 @@ def _pool_bytes(
     in_place: bool = True,
     weights: str = "",
     alignment_bytes: int | None = None,
+    fuse_activations: bool = False,
     plan: Callable[[Sequence[Lifetime]], MemoryPlan] = memory.plan,
 ) -> Callable[[frontend.Network], int]:
     """What finds the pool of a network; see `plan_memory`."""
     on = targets.named_target(target)
 
     def pool_bytes(candidate: frontend.Network) -> int:
-        found = buffers(pipeline.allocate(candidate.module, on, target_system), in_place=in_place)
+        module = fused_module(candidate.module) if fuse_activations else candidate.module
+        found = buffers(pipeline.allocate(module, on, target_system), in_place=in_place)
         return plan(_aligned(found.liveness(weights), alignment_bytes).lifetimes).pool_bytes
 
     return pool_bytes

@@ -22,6 +22,7 @@ from pimflow.relay_passes.allocate_each import AllocateEach
 from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.flat import layer_name, main_bindings
+from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.keep_views import KeepViews
 from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
@@ -49,6 +50,7 @@ def apply_plan(
     programs: Mapping[str, PimProgram],
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
+    fused: Sequence[str] = (),
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
 
@@ -64,6 +66,8 @@ def apply_plan(
         Runs that are done in stages.
     system : System, optional
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
+    fused : sequence of str
+        Layers at which runs begin that are one kernel each; see `fuse_groups.activation_chains`.
     """
     on = system or default_system()
     names = _variables(mod, splits, programs)
@@ -76,6 +80,7 @@ def apply_plan(
         SplitBatch(along["batch"]),
         DecomposeToMatrixVector(names),
         OutlinePim(names),
+        FuseGroups([chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []),
     ]
     return tvm.transform.Sequential(phases)(mod)
 

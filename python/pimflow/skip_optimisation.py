@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 
 from pimflow import memory
+from pimflow.activation_fusion import fused_module
 from pimflow.decomposed_network import DecomposedNetwork
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
@@ -143,6 +144,7 @@ def find(
     originals: Mapping[str, int] | None = None,
     *,
     distance: int = DISTANCE,
+    fuse_activations: bool = False,
 ) -> SkipOptimisation:
     """The copies and the transformation that `criterion` asks for, not yet `settled`.
 
@@ -156,6 +158,8 @@ def find(
         What `original_flops` says: the threshold of the paper.
     distance : int
         See `optimize_skips.skips`.
+    fuse_activations : bool
+        Whether runs between chains will be one kernel each, which keeps their tensors to itself.
 
     Raises
     ------
@@ -171,7 +175,7 @@ def find(
             "add --decompose"
         )
     found = skips(network.module, distance=distance, original_flops=originals)
-    form = _Forms(network.module, system).best(found, criterion)
+    form = _Forms(network.module, system, fuse_activations).best(found, criterion)
     changed = bool(form.copies or form.transformation)
     return SkipOptimisation(
         given=network,
@@ -188,13 +192,10 @@ def find(
     )
 
 
-def estimated_bytes(module: tvm.IRModule, system: System) -> int:
-    """Pool of `module`, a kernel a step: what the search compares.
-
-    Lowering is too slow for it. Whatever else decides about tensors of the compiled network, such as
-    kernels that keep them to themselves, belongs in front of `kernel_liveness` here.
-    """
-    liveness = kernel_liveness(module, views=system.views)
+def estimated_bytes(module: tvm.IRModule, system: System, fuse_activations: bool = False) -> int:
+    """Pool of `module`, a kernel a step: what the search compares, since lowering is too slow for it."""
+    lowered = fused_module(module) if fuse_activations else module
+    liveness = kernel_liveness(lowered, views=system.views)
     return memory.plan(liveness.lifetimes, "best").pool_bytes
 
 
@@ -212,8 +213,8 @@ class _Form:
 class _Forms:
     """Ways to write `module`."""
 
-    def __init__(self, module: tvm.IRModule, system: System):
-        self.module, self.system = module, system
+    def __init__(self, module: tvm.IRModule, system: System, fuse_activations: bool = False):
+        self.module, self.system, self.fuse = module, system, fuse_activations
 
     def best(self, found: Sequence[Skip], criterion: str) -> _Form:
         """By `criterion`; of equal ones that with less done."""
@@ -253,7 +254,7 @@ class _Forms:
             chosen = [site for site in sites(module) if only is None or site in only]
             module = step(chosen)(module) if chosen else module
             done += chosen
-        cost = (estimated_bytes(module, self.system), flops(module))
+        cost = (estimated_bytes(module, self.system, self.fuse), flops(module))
         return _Form(tuple(copies), transformation if done else "", tuple(done), module, cost)
 
 

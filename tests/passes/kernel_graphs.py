@@ -7,6 +7,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from pimflow.relay_passes.flat import main_bindings, with_roles
+
 RNG = np.random.default_rng(0)
 
 
@@ -38,6 +40,30 @@ def stored_too(emit, x):
     total = emit(op.add(x, constant(1, 1, 1, 16)))
     y = emit(convolution(total, constant(16, 3, 3, 16), padding=1))
     return emit(op.add(emit(op.nn.max_pool2d(y, layout="NHWC")), total))
+
+
+def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mean=False) -> tvm.IRModule:
+    """lconv, bias, activation, pooling by `pool` (window, stride, padding), fconv; with their roles."""
+
+    def network(emit, x):
+        y = emit(convolution(x, constant(channels, 1, 1, x_shape[3])), name_hint="lconv")
+        y = emit(op.add(y, constant(1, 1, 1, channels)), name_hint="bias")
+        if activation == "silu":
+            y = emit(op.multiply(y, emit(op.sigmoid(y), name_hint="gate")), name_hint="act")
+        elif activation:
+            y = emit(op.nn.relu(y), name_hint="act")
+        if pool:
+            window, step, padding = pool
+            kind = op.nn.avg_pool2d if mean else op.nn.max_pool2d
+            more = {"count_include_pad": True} if mean else {}
+            y = kind(y, [window] * 2, [step] * 2, [padding] * 4, layout="NHWC", **more)
+            y = emit(y, name_hint="pool")
+        filters = constant(outputs, 1, 1, channels)
+        return emit(convolution(y, filters), name_hint="fconv")
+
+    mod = relax.transform.CanonicalizeBindings()(graph(network, x_shape))
+    last = main_bindings(mod)[-1].var.name
+    return with_roles(mod, {"lconv": "lconv", last: "fconv"})
 
 
 OPERATORS = {

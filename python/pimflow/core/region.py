@@ -275,17 +275,21 @@ class RegionGraph:
     regions : tuple of Region
     outputs : tuple of str
         Regions whose results the network returns.
+    runs : tuple of tuple of str
+        Regions, one behind the other, that may be one kernel on the GPU.
     """
 
     name: str
     regions: tuple[Region, ...]
     outputs: tuple[str, ...]
+    runs: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> RegionGraph:
         """From what `dataclasses.asdict` makes of one, through JSON or not."""
         regions = tuple(_region(region) for region in plain["regions"])
-        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]))
+        runs = _frozen(list(plain.get("runs", ())))
+        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]), runs=runs)
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""

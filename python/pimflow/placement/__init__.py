@@ -15,7 +15,7 @@ from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError
 from pimflow.hardware import System
-from pimflow.placement import pipelines
+from pimflow.placement import fused, pipelines
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
@@ -92,6 +92,11 @@ class Searched:
             if candidate.rewrite.mode == "SPLIT"
         }
 
+    def fused(self) -> tuple[str, ...]:
+        """First regions of the runs that are one kernel."""
+        together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
+        return tuple(candidate.covers[0] for candidate in together)
+
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The runs that are done in stages."""
         staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
@@ -101,8 +106,9 @@ class Searched:
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """Every candidate of every region with its cost."""
     maker.prepare()
-    runs = pipelines.candidates(maker)
-    candidates = {r.name: (*maker.all(r), *runs.get(r.name, ())) for r in graph.regions}
+    runs, kernels = pipelines.candidates(maker), fused.candidates(maker)
+    several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}
+    candidates = {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions}
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
     table = CostTable(
@@ -138,7 +144,7 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes)
     table = profile(graph, maker)
-    whole = _gpu_only(graph, maker)
+    whole = _gpu_only(maker)
     gpu_only = evaluate(graph, whole, table, system)
     minimiser = Minimiser(graph, table, system, goal)
     found = minimiser.best()
@@ -186,10 +192,9 @@ def apply(
         raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {odd[0]}")
     maker = Candidates(graph, system, costs)
     table = profile(graph, maker)
-    whole = _gpu_only(graph, maker)
-    gpu_only = evaluate(graph, whole, table, system)
-    if all(choice.mode == "GPU" and not choice.covers for choice in plan.choices):
-        candidates = whole
+    gpu_only = evaluate(graph, _gpu_only(maker), table, system)
+    if all(choice.mode == "GPU" for choice in plan.choices):
+        candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
     solution = _known(candidates, evaluate(graph, candidates, table, system))
@@ -227,16 +232,23 @@ def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
     if choice.schedule:
         fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]
     if not fitting:
-        known = ", ".join(c.name for c in runs) or "none"
+        known = ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
         raise PlanError(
             f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
         )
     return min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
 
 
-def _gpu_only(graph: RegionGraph, maker: Candidates) -> tuple[Candidate, ...]:
+def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
+    """The candidate of a plan without PIM: all memory channels serve the GPU."""
     channels = maker.system.gpu.memory_channels
-    return tuple(maker.make(region, "GPU", gpu_channels=channels) for region in graph.regions)
+    if len(choice.regions) > 1:
+        return fused.make(maker, _chosen_run(table, choice).covers, channels)
+    return maker.make(maker.graph.region(choice.region), "GPU", gpu_channels=channels)
+
+
+def _gpu_only(maker: Candidates) -> tuple[Candidate, ...]:
+    return fused.on_gpu(maker, maker.system.gpu.memory_channels)
 
 
 def _searched(

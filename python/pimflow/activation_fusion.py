@@ -1,0 +1,73 @@
+"""Decomposed networks without the tensors of full size between one chain and the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tvm
+
+from pimflow.core.region import RegionGraph
+from pimflow.errors import UsageError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.relay_passes.flat import fused
+from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.separate_phases import SeparatePhases
+
+
+def require_decomposed(fuse_activations: bool, decompose: object) -> None:
+    """Raise `UsageError` if activations of a network as it is are to be fused: it has no chains."""
+    if fuse_activations and not decompose:
+        raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
+
+
+def with_phases_apart(network: Network) -> Network:
+    """`network` with runs over transposed convolutions as runs of each phase; see `SeparatePhases`."""
+    return replace(network, module=SeparatePhases()(network.module))
+
+
+def with_fused_activations(network: Network) -> Network:
+    """`network` with every run of lconv, activation, pooling, fconv as one kernel.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    require_chains(with_phases_apart(network))
+    return replace(network, module=fused_module(network.module))
+
+
+def fused_module(module: tvm.IRModule) -> tvm.IRModule:
+    """`module` with every run as one kernel, if there is any."""
+    apart = SeparatePhases()(module)
+    runs = activation_chains(apart)
+    return FuseGroups(runs)(apart) if runs else apart
+
+
+def require_chains(network: Network) -> list[list[str]]:
+    """`activation_chains` of `network`; raises `UsageError` if there is none."""
+    runs = activation_chains(network.module)
+    if not runs:
+        raise UsageError(
+            f"'{network.name}': no activation to fuse: nowhere is all between an lconv and an fconv "
+            "elementwise, or a pooling, and read by nothing else"
+        )
+    return runs
+
+
+def with_runs(graph: RegionGraph, network: Network, system: System) -> RegionGraph:
+    """`graph`, the regions of `network`, with the runs of them that may be one kernel.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    require_chains(network)
+    return replace(graph, runs=region_runs(network.module, views=system.views))
+
+
+def fused_runs(network: Network) -> list[list[str]]:
+    """Layers of each kernel that `with_fused_activations` made."""
+    return fused(network.module)

@@ -1,0 +1,131 @@
+"""Runs of layers as one kernel, which never holds the tensors between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.flat import (
+    fused,
+    layer_name,
+    main_bindings,
+    operator,
+    roles,
+    uses,
+    with_fused,
+)
+from pimflow.relay_passes.sink_layout import BINARY, UNARY
+from pimflow.relay_passes.wide_maps import POOLS
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseGroups")
+class FuseGroups:
+    """Runs of layers are named, so that `kernel_groups` makes one kernel of each.
+
+    Parameters
+    ----------
+    runs : sequence of sequence of str
+        Names of layers in execution order. None but the last may be read from outside of its run.
+
+    Rewrite: none of the graph; the attribute `flat.FUSED` of ``main``.
+    Preserves: everything.
+    """
+
+    def __init__(self, runs: Sequence[Sequence[str]]):
+        self.runs = runs
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        known = fused(mod)
+        new = [list(run) for run in self.runs if list(run) not in known]
+        return with_fused(tvm.IRModule(mod.functions, attrs=mod.attrs), known + new) if new else mod
+
+
+def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
+    """Of a decomposed module, the runs ``lconv``, what is elementwise, a pooling or none, ``fconv``.
+
+    Layers are known by their roles. What is elementwise takes constants besides: a tensor of the full
+    size would have to be there anyway. The convolutions take every pixel once. What others read too, such
+    as a skip connection, is no run.
+    """
+    role_of, found = roles(mod), []
+    for binding in main_bindings(mod):
+        if has_role(mod, role_of, binding, "lconv"):
+            run = grown(mod, role_of, [binding])
+            found += [[layer_name(mod, b.var) for b in run]] if run else []
+    return found
+
+
+def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
+    """Of `activation_chains`, those whose regions (`extract_regions`) follow one another; by region name."""
+    groups = region_groups(mod, views=views)
+    order = list(groups)
+    region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
+    found = []
+    for chain in activation_chains(mod):
+        names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
+        begin = order.index(names[0])
+        if tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
+            found.append(names)
+    return tuple(found)
+
+
+def readers_of(mod: tvm.IRModule) -> dict[relax.Var, list[relax.VarBinding]]:
+    """Bindings that read each variable of ``main``."""
+    readers: dict[relax.Var, list[relax.VarBinding]] = {}
+    for binding in main_bindings(mod):
+        for var in set(relax.analysis.free_vars(binding.value)):
+            readers.setdefault(var, []).append(binding)
+    return readers
+
+
+def has_role(mod: tvm.IRModule, role_of: dict[str, str], binding: relax.VarBinding, role: str) -> bool:
+    """Whether `binding` is a dense convolution of that role which takes every pixel once."""
+    kind = operator(binding.value)
+    if kind != "nn.conv2d" or role_of.get(layer_name(mod, binding.var)) != role:
+        return False
+    attrs = binding.value.attrs
+    plain = not any(map(int, attrs.padding)) and all(int(stride) == 1 for stride in attrs.strides)
+    return int(attrs.groups) == 1 and plain
+
+
+def _fusible_pooling(call: relax.Call) -> bool:
+    """Whether its windows all count alike: those of a mean that leaves padding out do not."""
+    attrs = call.attrs
+    fixed = operator(call) == "nn.max_pool2d" or not any(map(int, attrs.padding)) or attrs.count_include_pad
+    return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode
+
+
+def _constants(call: relax.Call) -> list[tuple[int, ...]]:
+    """Shapes of its constant operands."""
+    return [tuple(map(int, arg.value.shape)) for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
+
+
+def _is_along_channels(dims: tuple[int, ...]) -> bool:
+    """Whether a constant is the same for all places of a map, and can be added to a wider one."""
+    return all(dim == 1 for dim in dims[:-1])
+
+
+def grown(mod: tvm.IRModule, role_of: dict[str, str], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
+    """`run` up to the ``fconv`` behind it; empty if there is none, or others read what is between."""
+    readers, counts = readers_of(mod), uses(mod)
+    inside, pooled = {b.var for b in run}, False
+    order = {b.var: position for position, b in enumerate(main_bindings(mod))}
+    while True:
+        waiting = [b for v in inside for b in readers.get(v, []) if b.var not in inside]
+        # Of those that read what is inside, one reads nothing else; in execution order the first does.
+        ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
+        if not ready or any(counts[v] != len(readers.get(v, [])) for v in inside):
+            return []
+        binding = min(ready, key=lambda b: order[b.var])
+        kind = operator(binding.value)
+        if has_role(mod, role_of, binding, "fconv"):
+            return [*run, binding] if len({b.var for b in waiting}) == 1 else []
+        if kind in POOLS and not pooled and _fusible_pooling(binding.value):
+            pooled = True
+        elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
+            return []
+        run = [*run, binding]
+        inside.add(binding.var)

@@ -1,0 +1,166 @@
+"""Loops of a kernel of several convolutions onto a CPU: tiles of pixels, whose channels come in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from pimflow.relay_passes.fused_chain import (
+    Reach,
+    Stage,
+    divisors,
+    extent,
+    is_dense,
+    pixels_side_by_side,
+    reach,
+)
+from pimflow.relay_passes.lift_workspaces import STACK_BYTES
+from pimflow.relay_passes.wide_maps import LANES
+
+REGISTERS = 16  # of 128 bits (x86-64, Armv8)
+VECTOR = 4  # elements of such
+GATHERED = 8  # channels of a vector: their filters are far apart, gathered one by one
+CHUNK = 8  # channels, at least, that share the work of reading and writing the last sums
+CACHE_BYTES = 8192  # of a tensor of a tile: several share the first level of a cache (32 KiB, assumed)
+TASKS = 16  # into which the rows are cut, where each needs a workspace of its own (cores, assumed)
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the result, and channels of the last sum that are there at once."""
+
+    rows: int
+    columns: int
+    chunk: int
+
+
+def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
+    """A tile of the last result at a time: what it needs of the others is computed in its loop.
+
+    Pixels lie side by side, so that vectors of them meet scalars of the filters whatever the number of
+    channels. Where nothing between needs all channels of a tensor, they are computed a chunk at a time,
+    and the last sums grow from chunk to chunk. Every sum keeps its order.
+    """
+    *before, last = stages
+    tile, widths = _tile(sch, stages)
+    given = sch.get_producers(stages[0].main)
+    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "global")
+    fitting = [_lanes(width) % VECTOR == 0 for width in widths]
+    by_pixels = _by_pixels(sch, before, fitting)
+    pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
+    for stage, side_by_side, vectors in zip(before, fitting, by_pixels, strict=True):
+        pixels_side_by_side(sch, [stage.result] if side_by_side else [])
+        pixels_side_by_side(sch, [stage.main] if vectors else [])
+
+    n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
+    y, rows = sch.split(y, [None, tile.rows])
+    x, columns = sch.split(x, [None, tile.columns])
+    over, chunk = sch.split(over, [None, tile.chunk])
+    channel, channels = sch.split(channel, [None, _block(extent(sch, channel), tile.columns)])
+    sch.reorder(n, y, x, over, channel, rows, ry, rx, chunk, channels, columns)
+    sch.reverse_compute_at(last.result, x, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over)], over, last
+    for stage, vectors in zip(reversed(before), reversed(by_pixels), strict=True):
+        at = x if following is not last and is_dense(sch.get(following.main)) else at
+        sums.append(_inside(sch, stage, at, vectors))
+        following = stage
+    sch.compute_at(operand, x, preserve_unit_loops=True)
+    sch.unroll(channels)
+    sch.vectorize(columns)
+    tasks = sch.fuse(n, y)
+    tasks, _ = sch.split(tasks, [_tasks(extent(sch, tasks)), None])
+    sch.parallel(tasks)
+    for nest, loop in sums:
+        sch.decompose_reduction(nest, loop)
+
+
+def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[bool]) -> list[bool]:
+    """Whether vectors of a stage are of pixels: of a pooling as its operand lies, else where full."""
+    found = list[bool]()
+    for stage, fits in zip(before, fitting, strict=True):
+        found.append(fits if is_dense(sch.get(stage.main)) else found[-1])
+    return found
+
+
+def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:
+    """`stage` computed in the loop `at`, as far as it is read there; its sum, and its first loop.
+
+    Vectors are of pixels, or of channels.
+    """
+    sch.compute_at(stage.result, at, preserve_unit_loops=True)
+    n, y, *inner = sch.get_loops(stage.result)[-4:]
+    vector, scalar = inner if by_pixels else reversed(inner)
+    places = extent(sch, vector)
+    vector, lanes = sch.split(vector, [None, _lanes(places) if by_pixels else divisors(places, GATHERED)[-1]])
+    scalar, places = sch.split(scalar, [None, _block(extent(sch, scalar), extent(sch, lanes))])
+    sch.reorder(n, y, vector, scalar, places, lanes)
+    sch.compute_at(stage.main, scalar, preserve_unit_loops=True)
+    kinds = [axis.iter_type for axis in sch.get(stage.main).iter_vars]
+    loops = list(zip(sch.get_loops(stage.main)[-len(kinds) :], kinds, strict=True))
+    over = [loop for loop, kind in loops if kind == tirx.IterVar.CommReduce]
+    n, y, *inner = (loop for loop, kind in loops if kind == tirx.IterVar.DataPar)
+    sum_lanes, sum_places = inner if by_pixels else reversed(inner)
+    sch.reorder(*over, n, y, sum_places, sum_lanes)
+    for nest in ((places, lanes), (sum_places, sum_lanes)):
+        sch.unroll(nest[0])
+        sch.vectorize(nest[1])
+    return stage.main, over[0]
+
+
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
+    """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
+    main = stages[-1].main
+    _, height, width, _, _, _, channels = (extent(sch, loop) for loop in sch.get_loops(main))
+    reaches = [reach(sch.get(stage.main)) for stage in reversed(stages)]
+    columns = _lanes(width)
+    extents = [columns]
+    for _, horizontal in reaches[:-1]:
+        extents.append(horizontal.extent(extents[-1]))
+
+    def places(rows: int) -> int:
+        """Of the largest tensor between the stages, of one channel."""
+        sizes = []
+        for (vertical, _), wide in zip(reaches[:-1], extents[1:], strict=True):
+            rows = vertical.extent(rows)
+            sizes.append(rows * wide)
+        return max(sizes)
+
+    def cost(rows: int) -> float:
+        too_large = places(rows) * CHUNK * ELEMENT_BYTES / CACHE_BYTES
+        return _work([vertical for vertical, _ in reaches], rows) * max(1.0, too_large)
+
+    rows = min(divisors(height, height), key=lambda each: (round(cost(each), 6), each))
+    most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
+    if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
+        most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
+    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
+
+
+def _work(reaches: Sequence[Reach], rows: int) -> float:
+    """Rows of all stages that a tile of so many rows computes, for each of them."""
+    total, computed, scale = 1.0, rows, 1
+    for each in reaches[:-1]:
+        computed, scale = each.extent(computed), scale * each.stride
+        total += computed / (rows * scale)
+    return total
+
+
+def _lanes(places: int) -> int:
+    """Places of a vector; as many as there are if vectors would not be full."""
+    return next((lanes for lanes in LANES if places % lanes == 0), divisors(places, LANES[0])[-1])
+
+
+def _block(places: int, lanes: int) -> int:
+    """How many vectors of sums fit in registers, beside an operand of as many and a scalar."""
+    vectors = ceil(lanes / VECTOR)
+    return divisors(places, max(1, (REGISTERS - 1 - vectors) // vectors))[-1]
+
+
+def _tasks(rows: int) -> int:
+    few = divisors(rows, TASKS)[-1]
+    return few if few > 1 else rows

@@ -1,0 +1,140 @@
+"""Blocks for a kernel of several convolutions: a tile of its result each, the rest in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from pimflow.core.fused_tile import GPU_TILE
+from pimflow.relay_passes.fused_chain import (
+    Stage,
+    chain,
+    divisors,
+    extent,
+    is_dense,
+    pixels_side_by_side,
+    reach,
+)
+
+THREADS = 128  # of a block
+CHUNK = 32  # channels of the last sum that are there at once, at most
+SHARED_BYTES = 40960  # of 48 KiB that every block may have: the rest for what else the compiler puts there
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the result that a block computes, and channels of the last sum at once."""
+
+    rows: int
+    columns: int
+    chunk: int
+
+
+class FusedRun(GPUScheduleRule):
+    """Runs of convolutions, such as ``lconv``, activation, pooling, ``fconv`` (TeMCO, Listing 1).
+
+    A block computes all channels of a tile of pixels, so that nothing before is computed anew for other
+    channels. Its threads form a chunk of channels of each earlier result in shared memory, then add its
+    products to sums in registers; neighbouring threads have neighbouring pixels.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        if not self.is_target_available(target):
+            return None
+        sch = s_tir.Schedule(func)
+        stages = chain(sch)
+        if not stages:
+            return None
+        tile = _tile(sch, stages)
+        if tile is None:
+            return None
+        _schedule(sch, stages, tile)
+        return sch
+
+
+def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
+    *before, last = stages
+    given = sch.get_producers(stages[0].main)
+    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "shared")
+    pixels_side_by_side(sch, [operand, *(stage.result for stage in before)])
+    n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
+    y, rows = sch.split(y, [None, tile.rows])
+    x, columns = sch.split(x, [None, tile.columns])
+    over, chunk = sch.split(over, [None, tile.chunk])
+    pixels = tile.rows * tile.columns
+    beside = divisors(extent(sch, channel), max(1, THREADS // pixels))[-1]
+    channels, lane = sch.split(channel, [None, beside])
+    sch.reorder(n, y, x, lane, rows, columns, over, ry, rx, chunk, channels)
+    block, thread = sch.fuse(n, y, x), sch.fuse(lane, rows, columns)
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    threads = extent(sch, thread)
+    sch.unroll(channels)
+    sch.set_scope(last.main, 0, "local")
+    sch.reverse_compute_at(last.result, thread, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over)], over, last
+    for stage in reversed(before):
+        at = thread if following is not last and is_dense(sch.get(following.main)) else at
+        sums.append(_shared(sch, stage, at, threads))
+        following = stage
+    _spread(sch, operand, thread, threads)
+    for nest, loop in sums:
+        # Where threads are more than elements TVM refuses; then a branch in the loop begins the sum.
+        with contextlib.suppress(s_tir.ScheduleError):
+            sch.decompose_reduction(nest, loop)
+
+
+def _shared(sch: s_tir.Schedule, stage: Stage, at: LoopRV, threads: int) -> tuple[SBlockRV, LoopRV]:
+    """`stage` in shared memory, as far as it is read in the loop `at`; its sum, and its first loop."""
+    turn = _spread(sch, stage.result, at, threads)
+    sch.set_scope(stage.main, 0, "local")
+    sch.compute_at(stage.main, turn, preserve_unit_loops=True)
+    kinds = [axis.iter_type for axis in sch.get(stage.main).iter_vars]
+    loops = sch.get_loops(stage.main)[-len(kinds) :]
+    over = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce]
+    return stage.main, over[0]
+
+
+def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> LoopRV:
+    """`nest` in shared memory, all threads of a block at work; the loop in which one makes an element."""
+    sch.set_scope(nest, 0, "shared")
+    sch.compute_at(nest, at, preserve_unit_loops=True)
+    n, y, x, channel = sch.get_loops(nest)[-4:]
+    sch.reorder(n, channel, y, x)
+    _, thread = sch.split(sch.fuse(n, channel, y, x), [None, threads])
+    sch.bind(thread, "threadIdx.x")
+    return thread
+
+
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
+    """The largest tile that fits in shared memory; None if none does."""
+    _, height, width, _, _, _, channels = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
+    shapes = product(divisors(height, GPU_TILE), divisors(width, GPU_TILE))
+    for rows, columns in sorted(shapes, key=prod, reverse=True):
+        for chunk in reversed(divisors(channels, CHUNK)):
+            if _shared_bytes(sch, stages, rows, columns, chunk) <= SHARED_BYTES:
+                return Tile(rows, columns, chunk)
+    return None
+
+
+def _shared_bytes(sch: s_tir.Schedule, stages: Sequence[Stage], rows: int, columns: int, chunk: int) -> int:
+    """Of the tensors between the stages, and of the first operand."""
+    total, channels = 0, chunk
+    for stage in reversed(stages):
+        block = sch.get(stage.main)
+        vertical, horizontal = reach(block)
+        rows, columns = vertical.extent(rows), horizontal.extent(columns)
+        source = block.reads[0].source
+        if stage is not stages[-1] and is_dense(block):
+            channels = int(source.shape[-1])
+        total += rows * columns * channels * tvm.DataType(str(source.dtype)).itemsize
+    return total

@@ -1,0 +1,140 @@
+"""Runs over transposed convolutions as runs of each phase, between which no pixels move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    operator,
+    rebuild,
+    roles,
+    shape,
+    substitute,
+    with_layer_names,
+    with_roles,
+)
+from pimflow.relay_passes.fuse_groups import grown, has_role, readers_of
+from pimflow.relay_passes.wide_maps import POOLS
+
+INTERLEAVED = [
+    0,
+    1,
+    4,
+    2,
+    5,
+    3,
+    6,
+]  # of (n, h, w, group, row, column, channel), as `SubpixelConvolution` moves
+
+
+@tvm.transform.module_pass(opt_level=0, name="SeparatePhases")
+class SeparatePhases:
+    """What `SubpixelConvolution` makes of a transposed convolution, once decomposed, a phase at a time.
+
+    A phase is one place of each s x s block of the larger map; its channels are a part of those of
+    ``lconv``. Up to ``fconv`` every place is computed alike, so its few results are interleaved instead.
+
+    Rewrite: ``fconv(relu(depth_to_space(lconv(x)))) ->
+    depth_to_space(concat(fconv(relu(lconv_p(x)))))`` over the phases p; of layer ``a`` the new ones are
+    called ``a.phase0`` and so on, with its role.
+    Preserves: values exactly, names and shapes of all other layers.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        found = {run.last.var: run for run in _runs(mod)}
+        if not found:
+            return mod
+        names, role_of = layer_names(mod), roles(mod)
+
+        operands: dict[relax.Var, relax.Expr] = {}  # of convolutions, over new variables
+
+        def rewrite(builder, var, value):
+            if operator(value) == "nn.conv2d":
+                operands[var] = value.args[0]
+            if var not in found:
+                return None
+            run = found[var]
+            x, phases = operands[run.first.var], range(run.rows * run.columns)
+            parts = [_phase(mod, builder, run, number, x, names, role_of) for number in phases]
+            role_of.pop(layer_name(mod, var))
+            joined = builder.emit(op.concat(parts, 3))
+            n, h, w, c = shape(parts[0])
+            blocks = builder.emit(op.reshape(joined, (n, h, w, run.rows, run.columns, c)))
+            moved = builder.emit(op.permute_dims(blocks, [0, 1, 3, 2, 4, 5]))
+            return op.reshape(moved, (n, h * run.rows, w * run.columns, c))
+
+        return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """``lconv``, what is elementwise behind the interleaving of `rows` x `columns` phases, ``fconv``."""
+
+    first: relax.VarBinding
+    interleaved: relax.Var
+    rest: list[relax.VarBinding]
+    rows: int
+    columns: int
+
+    @property
+    def last(self) -> relax.VarBinding:
+        return self.rest[-1]
+
+
+def _runs(mod: tvm.IRModule) -> list[_Run]:
+    readers, role_of = readers_of(mod), roles(mod)
+    found = []
+    for first in main_bindings(mod):
+        if not has_role(mod, role_of, first, "lconv"):
+            continue
+        moves = [first]
+        while len(moves) < 4 and len(readers.get(moves[-1].var, [])) == 1:
+            moves.append(readers[moves[-1].var][0])
+        if [operator(b.value) for b in moves[1:]] != ["reshape", "permute_dims", "reshape"]:
+            continue
+        blocks = shape(moves[1].var)
+        axes = [int(a) for a in moves[2].value.attrs.axes]
+        if len(blocks) != 7 or blocks[3] != 1 or axes != INTERLEAVED:
+            continue
+        run = grown(mod, role_of, moves)
+        if run and not any(operator(b.value) in POOLS for b in run):
+            found.append(_Run(first, moves[3].var, run[4:], blocks[4], blocks[5]))
+    return found
+
+
+def _phase(
+    mod: tvm.IRModule,
+    builder: relax.BlockBuilder,
+    run: _Run,
+    number: int,
+    x: relax.Expr,
+    names: dict[str, str],
+    role_of: dict[str, str],
+) -> relax.Var:
+    """The results of one phase; its layers are noted in `names` and `role_of`."""
+    call = run.first.value
+    filters = np.from_dlpack(call.args[1].value)
+    channels = len(filters) // (run.rows * run.columns)
+    part = np.ascontiguousarray(filters[number * channels : (number + 1) * channels])
+
+    def bind(old: relax.VarBinding, value: relax.Expr) -> relax.Var:
+        var = builder.emit(value, name_hint=f"{old.var.name}_phase{number}")
+        layer = layer_name(mod, old.var)
+        names[var.name] = f"{layer}.phase{number}"
+        if layer in role_of:
+            role_of[names[var.name]] = role_of[layer]
+        return var
+
+    args = [x, relax.const(part, str(call.args[1].ty.dtype))]
+    env = {run.interleaved: bind(run.first, relax.Call(call.op, args, call.attrs, call.ty_args))}
+    for binding in run.rest:
+        env[binding.var] = bind(binding, substitute(binding.value, env))
+    return env[run.last.var]

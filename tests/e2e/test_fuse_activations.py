@@ -1,0 +1,106 @@
+"""Does ``--fuse-activations`` reach the plan, the kernels, the memory and the errors?"""
+
+import json
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from pimflow import api, frontend, pipeline
+from pimflow.activation_fusion import with_fused_activations
+from pimflow.cli import main
+from pimflow.decomposed_network import decomposed, requested
+from pimflow.hardware import system
+from pimflow.placement import fused
+from pimflow.placement.candidates import Candidates
+
+OPTIONS = {"decompose": "tucker:0.5", "fuse_activations": True}
+RUN = ("widen.conv.lconv", "down.conv.fconv")
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return api.search("toy", **OPTIONS)
+
+
+def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
+    """Outputs and every PIM region are verified by `compile` itself."""
+    assert searched.graph.runs == (RUN,)
+    assert searched.doing[RUN[0]] is searched.doing[RUN[1]]
+    compiled = api.compile("toy", plan=searched.plan, **OPTIONS)
+    assert compiled.verification.verified
+    (row,) = (r for r in compiled.report["regions"] if r["name"] == RUN[1])
+    assert row["covers"] == list(RUN) and row["mode"] == "GPU"
+    assert row["latency_ns"] == 0.0, "its time is that of the run, at the first region"
+
+
+def test_the_plan_file_keeps_runs(searched, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(searched.plan.to_json())
+    again = api.search("toy", plan=path, **OPTIONS)
+    assert again.evaluation == searched.evaluation
+    assert again.plan.choices == searched.plan.choices
+
+
+def test_a_run_moves_what_is_outside_of_it(searched):
+    maker = Candidates(searched.graph, searched.system)
+    first, last = (searched.graph.region(name) for name in RUN)
+    found = fused.kernel([first, last], "fp16")
+    assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
+    assert found.output_bytes == 2 * np.prod(last.output_shape)
+    assert found.macs == first.geometry.macs + last.geometry.macs
+    alone = sum(maker.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
+    assert fused.make(maker, RUN).tasks[0].moved_bytes < alone
+
+
+def test_without_pim_runs_are_fused_too():
+    """The network that a plan is compared with fuses as the plan does."""
+    alone = system(pim_channels=0)
+    together, apart = api.search("toy", alone, **OPTIONS), api.search("toy", alone, decompose="tucker:0.5")
+    assert together.fused() == (RUN[0],)
+    assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
+
+
+def test_same_values_and_less_memory(capsys):
+    network, _ = decomposed(frontend.load("toy"), requested("tucker:0.5"))
+    plans, results = [], []
+    for each in (network, with_fused_activations(network)):
+        machine = relax.VirtualMachine(
+            pipeline.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
+        )
+        arguments = [tvm.runtime.tensor(value) for value in network.example_inputs().values()]
+        found = machine["main"](*arguments)
+        results.append((found if hasattr(found, "numpy") else found[0]).numpy())
+    (expected,) = network.reference(network.example_inputs())
+    for result in results:
+        assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
+    command = ["memory", "toy", "--json", "--quiet", "--decompose", "tucker:0.5"]
+    assert main(command) == 0
+    apart = json.loads(capsys.readouterr().out)
+    assert main([*command, "--fuse-activations"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["eager_bytes"] < apart["eager_bytes"] and apart["fused"] == []
+    assert told["pool_bytes"] == plans[1].pool_bytes <= plans[0].pool_bytes
+    assert [run[0] for run in told["fused"]] == [RUN[0]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["memory", "toy", "--fuse-activations"], "give --decompose too"),
+        (["compile", "toy", "--fuse-activations"], "give --decompose too"),
+        (["memory", "buffers.csv", "--fuse-activations"], "a table of buffers, not a network"),
+    ],
+)
+def test_what_cannot_be_fused_is_said(argv, said, capsys):
+    assert main([*argv, "--quiet"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_chain_to_fuse(tmp_path, capsys):
+    ranks = tmp_path / "ranks.toml"
+    ranks.write_text('"down.conv" = [1, 1]\n')
+    options = ["--decompose", f"tucker:{ranks}", "--fuse-activations", "--quiet"]
+    assert main(["memory", "toy", *options]) == 2
+    assert "no activation to fuse" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""Is a run of layers one kernel, which gives the same and never holds the tensors between them?"""
+
+from math import prod
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_graphs import constant, convolution, fused_chain, graph, kernels
+from tvm import relax
+from tvm.relax import op
+
+from pimflow import pipeline
+from pimflow.hardware import system
+from pimflow.relay_passes.flat import fused, layer_name, main_bindings, with_roles
+from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.lift_workspaces import STACK_BYTES, WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.targets import named_target
+
+CPU = named_target("llvm+pim")
+
+
+def lowered(mod: tvm.IRModule) -> tvm.IRModule:
+    phases = [*pipeline.kernel_phases(CPU, "fp32"), ScheduleCpu(), LiftWorkspaces()]
+    with CPU:
+        return tvm.transform.Sequential(phases)(mod)
+
+
+def ran(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
+    machine = relax.VirtualMachine(pipeline.build(mod, CPU, system()), tvm.cpu())
+    return machine["main"](tvm.runtime.tensor(x)).numpy()
+
+
+@st.composite
+def chains(draw) -> tvm.IRModule:
+    window, step = draw(st.sampled_from([(0, 0), (2, 2), (3, 2), (3, 1)]))
+    pool = (window, step, draw(st.integers(0, window // 2))) if window else None
+    n, h, w = draw(st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 21)))
+    r, c, o = draw(st.sampled_from([(5, 36, 7), (1, 64, 13), (16, 8, 1), (3, 17, 40)]))
+    return fused_chain(
+        (n, h, w, r),
+        c,
+        o,
+        activation=draw(st.sampled_from(["relu", "silu", ""])),
+        pool=pool,
+        mean=draw(st.booleans()),
+    )
+
+
+@given(mod=chains())
+@settings(max_examples=6, deadline=None)
+def test_one_kernel_gives_the_same(mod):
+    runs = activation_chains(mod)
+    assert runs == [[layer_name(mod, b.var) for b in main_bindings(mod)]]
+    together = FuseGroups(runs)(mod)
+    assert len(kernel_groups(together)) == 1
+    (kernel,) = kernels(lowered(together)).values()
+    assert kernel.attrs["tirx.is_scheduled"]
+    assert max(allocated_bytes(kernel)) < STACK_BYTES
+    assert len(workspaces(kernel)) == int(kernel.attrs.get(WORKSPACES, 0)), "a part for each task: tiles"
+    (x,) = mod["main"].params
+    values = np.random.default_rng(0).standard_normal([int(d) for d in x.ty.shape]).astype(np.float32)
+    expected = ran(mod, values)
+    assert np.allclose(ran(together, values), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def workspaces(func: tvm.tirx.PrimFunc) -> list[list[int]]:
+    """Shapes of what the tasks of a kernel have a part of each: that of a tile of a map, and the task."""
+    return [[int(d) for d in p.shape] for p in func.params if len(p.shape) == 5]
+
+
+def allocated_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
+    """Sizes of what is declared in the loops of a kernel."""
+    found = [0]
+
+    def visit(block: tvm.s_tir.SBlock) -> None:
+        for held in block.alloc_buffers:
+            found.append(prod(int(d) for d in held.shape) * tvm.DataType(str(held.dtype)).itemsize)
+
+    tvm_ffi.structural_walk(func.body, [(tvm.s_tir.SBlock, visit)], order="pre")
+    return found
+
+
+@pytest.mark.parametrize("pool", [None, (2, 2, 0), (3, 2, 1)])
+def test_tensors_between_are_gone(pool):
+    """What a kernel holds beside its operands is little of the tensor that it does not hold."""
+    mod = fused_chain((1, 112, 112, 6), 64, 6, pool=pool)
+    (kernel,) = kernels(lowered(FuseGroups(activation_chains(mod))(mod))).values()
+    assert max(allocated_bytes(kernel)) < STACK_BYTES
+    held = sum(map(prod, workspaces(kernel)))
+    assert held * 16 < 112 * 112 * 64
+
+
+def test_chains_are_found_by_role_not_by_shape():
+    mod = fused_chain((1, 8, 8, 4), 32, 4)
+    assert len(activation_chains(mod)) == 1
+    assert activation_chains(with_roles(mod, {"lconv": "lconv"})) == []
+
+
+def read_twice(emit, x):
+    y = emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")
+    y = emit(op.nn.relu(y), name_hint="act")
+    z = emit(convolution(y, constant(32, 1, 1, 32)), name_hint="fconv")
+    return emit(op.add(z, y), name_hint="skip")
+
+
+def residual(emit, x):
+    y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
+    y = emit(op.add(y, x), name_hint="sum")
+    return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")))
+
+
+def windowed_twice(emit, x):
+    y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
+    y = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool1")
+    y = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool2")
+    return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")))
+
+
+@pytest.mark.parametrize("network", [read_twice, residual, windowed_twice])
+def test_what_others_need_stays(network):
+    mod = relax.transform.CanonicalizeBindings()(graph(network, (1, 8, 8, 8)))
+    assert activation_chains(with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})) == []
+
+
+def test_a_run_whose_inside_is_read_is_no_kernel():
+    mod = relax.transform.CanonicalizeBindings()(graph(read_twice, (1, 8, 8, 8)))
+    named = FuseGroups([["lconv", "act", "fconv"]])(mod)
+    assert len(kernel_groups(named)) == len(kernel_groups(mod)) == 2
+
+
+def test_naming_runs_twice_changes_nothing():
+    mod = fused_chain((1, 8, 8, 4), 32, 4)
+    runs = activation_chains(mod)
+    once = FuseGroups(runs)(mod)
+    assert fused(once) == fused(FuseGroups(runs)(once)) == runs
+    tvm.ir.assert_structural_equal(once["main"].without_attr("pimflow.fused"), mod["main"])
