@@ -22,7 +22,7 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native", "decomposition"),
+    ("errors", "core", "hardware", "interrupts", "native", "decomposition"),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("deep_fusion",),
     ("placement",),
@@ -73,6 +73,7 @@ WITHOUT_TVM = (
     "errors",
     "core",
     "hardware",
+    "interrupts",
     "native",
     "decomposition",
     "simulators",

@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow import frontend, pipeline, targets
+from pimflow import frontend, interrupts, pipeline, targets
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -159,8 +159,9 @@ class _Program:
         for _ in range(2):  # in the first, what watches allocates for itself
             gc.collect()
             self.counted = _Counted(heap)
-            self.watched.set_instrument(tvm.runtime.convert(self.counted))
-            self.run(self.watched)
+            with interrupts.held() as hold:
+                self.watched.set_instrument(tvm.runtime.convert(hold.releasing(self.counted)))
+                self.run(self.watched)
 
     def time(self) -> None:
         faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter_ns()
