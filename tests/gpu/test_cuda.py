@@ -5,10 +5,12 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+from tvm import relax
 
 import pimflow
-from pimflow import relay, zoo
+from pimflow import pipeline, relay, zoo
 from pimflow.relay import graph_executor
+from pimflow.targets import local_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,3 +44,17 @@ def test_the_snippet_on_a_device(tmp_path):
     m.run()
     assert np.abs(m.get_output(0).numpy() - reference).max() <= 2e-3 * np.abs(reference).max()
     assert m.benchmark(dev, repeat=2, number=2).mean > 0
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_running_sum_along_any_axis(axis):
+    x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(builder.emit(relax.op.cumsum(x, axis=axis)))
+        builder.emit_func_output(y)
+    machine = relax.VirtualMachine(pipeline.build(builder.get(), local_cuda()), tvm.cuda())
+    values = np.random.default_rng(0).standard_normal((6, 40, 5)).astype("float32")
+    result = machine["main"](tvm.runtime.tensor(values, tvm.cuda())).numpy()
+    np.testing.assert_allclose(result, values.cumsum(axis), atol=0.1)  # stored in fp16
