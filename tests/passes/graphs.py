@@ -12,9 +12,10 @@ from pimflow import pipeline
 from pimflow.execution import infer, pack
 from pimflow.frontend import relax_module
 from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.targets import TARGETS
 
 # What LLVM makes faster does not matter here, and costs more than the passes under test.
-PLAIN_CODE = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
 
 
 def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
@@ -40,7 +41,7 @@ def same_bits(before: tvm.IRModule, after: tvm.IRModule, *operands: np.ndarray) 
 def runs_alike(mod: tvm.IRModule) -> None:
     """Built kernel by kernel, `mod` gives what TVM's own fusion gives, within rounding."""
     operands = inputs(mod)
-    machine = relax.VirtualMachine(pipeline.build(mod), tvm.cpu())
+    machine = relax.VirtualMachine(pipeline.build(mod, PLAIN_CODE), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(x) for x in operands))
     results = [results] if isinstance(results, tvm.runtime.Tensor) else results
     for result, expected in zip(results, run(mod, *operands), strict=True):
@@ -75,6 +76,6 @@ def onnx_model(
 
 
 def outputs(mod: tvm.IRModule, operands: list[np.ndarray]) -> list[np.ndarray]:
-    """What `mod` computes, compiled as pimflow compiles it."""
-    packed = pack(pipeline.build(mod), relax_module.inputs(mod), relax_module.outputs(mod))
+    """What `mod` computes, by the passes that pimflow compiles it with."""
+    packed = pack(pipeline.build(mod, PLAIN_CODE), relax_module.inputs(mod), relax_module.outputs(mod))
     return infer(packed, dict(zip(relax_module.inputs(mod), operands, strict=True)))
