@@ -392,6 +392,3 @@ HANDLERS = {
     "models": _models,
     "devices": _devices,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -67,3 +67,9 @@ def held() -> Iterator[Hold]:
             signal.signal(number, signal.default_int_handler)
         if hold.waiting:
             raise KeyboardInterrupt
+
+
+def ignore() -> None:
+    """When all is done: Python's own end would die of a signal, and not say that the work is there."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -123,3 +123,13 @@ def test_a_pass_that_is_interrupted_says_so():
 
     with pytest.raises(KeyboardInterrupt):
         tvm.transform.Sequential([interrupted_pass])(tvm.IRModule())
+
+
+def test_what_is_done_is_not_interrupted():
+    try:
+        interrupts.ignore()
+        for each in SIGNALS:
+            signal.raise_signal(each)
+    finally:
+        for each in SIGNALS:
+            signal.signal(each, signal.default_int_handler)
