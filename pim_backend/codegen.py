@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tvm_ffi
 from tvm import relax
 
-from pimflow import native
+from pimflow import interrupts, native
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.layout import memory_image
@@ -39,16 +40,19 @@ def add_region(module: object, symbol: str, program: PimProgram, image: MemoryIm
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 
-def observe(observer: Callable[[str, np.ndarray, np.ndarray], None] | None) -> None:
-    """Have `observer` called with (symbol, input, output) after every PIM region; None stops it."""
-    if observer is None:
-        _set_observer(None)
-        return
+@contextlib.contextmanager
+def observed(observer: Callable[[str, np.ndarray, np.ndarray], None]) -> Iterator[None]:
+    """Have `observer` called with (symbol, input, output) after every PIM region that runs meanwhile."""
+    with interrupts.held() as hold:
 
-    def copy(symbol: str, x: object, y: object) -> None:
-        observer(str(symbol), np.from_dlpack(x), np.from_dlpack(y))
+        def call(symbol: str, x: object, y: object) -> None:
+            observer(str(symbol), np.from_dlpack(x), np.from_dlpack(y))
 
-    _set_observer(tvm_ffi.convert(copy))
+        _set_observer(tvm_ffi.convert(hold.releasing(call)))
+        try:
+            yield
+        finally:
+            _set_observer(None)
 
 
 def register() -> None:

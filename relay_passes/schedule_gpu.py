@@ -21,6 +21,7 @@ from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.loops import BLOCK, WARP, bind, reduced, reduction, variables
+from pimflow.relay_passes.registers import own_registers
 from pimflow.relay_passes.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedule_tensor_cores import TensorCores
 
@@ -35,7 +36,8 @@ class ScheduleGpu:
         Of the GPU; tiles are chosen so that there is work for all.
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
-    Preserves: values up to the order of sums, signatures, what is marked as scheduled already.
+    Preserves: values up to the order of sums, signatures; what is marked as scheduled already, but for
+    registers that its threads would share (`own_registers`).
 
     Raises
     ------
@@ -58,7 +60,7 @@ class ScheduleGpu:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
-            gv: self._scheduled(gv.name_hint, f) if isinstance(f, tirx.PrimFunc) else f
+            gv: own_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)

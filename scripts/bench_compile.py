@@ -24,7 +24,7 @@ def profile_seconds() -> dict[str, float]:
         seconds = {}
         for cache in ("empty", "full"):
             begin = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "pimflow.cli", *options], check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", "pimflow", *options], check=True, capture_output=True)
             seconds[cache] = time.perf_counter() - begin
         return seconds
 

@@ -22,7 +22,7 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "native", "decomposition", "primitives"),
+    ("errors", "core", "hardware", "interrupts", "native", "decomposition", "primitives"),
     ("primitive_kernels",),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("deep_fusion",),
@@ -81,6 +81,7 @@ WITHOUT_TVM = (
     "errors",
     "core",
     "hardware",
+    "interrupts",
     "native",
     "decomposition",
     "primitives",

@@ -6,6 +6,7 @@
  * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied.
  */
 #include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/reflection/registry.h>
 #include <tvm/ffi/tvm_ffi.h>
@@ -174,6 +175,7 @@ class PimModuleObj : public ffi::ModuleObj {
         TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
+      if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();  // else Ctrl-C waits for the last region
       static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
       ffi::Tensor operand = ToHost(x), result = HostTensor(y.shape(), kFloat32);

@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow import frontend, pipeline, targets
+from pimflow import frontend, interrupts, pipeline, targets
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -156,11 +156,17 @@ class _Program:
     def watch(self) -> None:
         """Run under observation: what is allocated, and when."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
-        for _ in range(2):  # in the first, what watches allocates for itself
-            gc.collect()
-            self.counted = _Counted(heap)
-            self.watched.set_instrument(tvm.runtime.convert(self.counted))
-            self.run(self.watched)
+        gc.collect()
+        gc.freeze()  # else each collection, one a kernel, goes through everything that Python holds
+        try:
+            for _ in range(2):  # in the first, what watches allocates for itself
+                gc.collect()
+                self.counted = _Counted(heap)
+                with interrupts.held() as hold:
+                    self.watched.set_instrument(tvm.runtime.convert(hold.releasing(self.counted)))
+                    self.run(self.watched)
+        finally:
+            gc.unfreeze()
 
     def time(self) -> None:
         faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter_ns()

@@ -397,6 +397,3 @@ HANDLERS = {
     "models": _models,
     "devices": _devices,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow import interrupts
 from pimflow.compilation import Build
 
 
@@ -57,8 +58,10 @@ def kernel_times(
             times[symbol] = float(evaluator(*args).median) * 1e9
         return 0
 
-    machine.set_instrument(tvm.runtime.convert(measure))
-    machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()))
+    arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
+    with interrupts.held() as hold:
+        machine.set_instrument(tvm.runtime.convert(hold.releasing(measure)))
+        machine["main"](*arguments)
     return tuple(KernelTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
 
 

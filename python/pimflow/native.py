@@ -27,6 +27,7 @@ def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
 
 
 # A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 for _error in (
     errors.UsageError,
     errors.UnknownNameError,

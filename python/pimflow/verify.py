@@ -127,11 +127,8 @@ def verify(
         split = built.splits.get(region, WHOLE)
         checks.append(check_region(program, split.pim_filters(weights[region]), x, y))
 
-    codegen.observe(check)
-    try:
+    with codegen.observed(check):
         outputs = infer(built.module, inputs, built.device)
-    finally:
-        codegen.observe(None)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
     violations = None

@@ -23,7 +23,7 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cli") / "toy"
     arguments = ["compile", "toy", "-o", str(directory), "--emit-traces", "--quiet", "--json"]
-    done = subprocess.run([sys.executable, "-m", "pimflow.cli", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "pimflow", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return directory, json.loads(done.stdout)

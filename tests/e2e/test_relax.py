@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tvm
+from branching import randomly_wired
 from tvm import relax
 from tvm.relax.frontend import onnx as relax_onnx
 
@@ -41,7 +42,7 @@ def test_targets_are_known_by_name():
 def test_wrong_uses_of_the_pipeline(module):
     with pytest.raises(UsageError, match=r"llvm\+pim"):
         tvm.compile(module, target="llvm", relax_pipeline=pimflow.relax_pipeline())
-    other = pimflow.search("mobilenet-v2").plan
+    other = pimflow.search(randomly_wired(3, seed=1)).plan
     with pytest.raises(PlanError, match="another network"):
         tvm.compile(module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(plan=other))
     with pytest.raises(UnknownNameError, match="dp"):

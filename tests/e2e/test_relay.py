@@ -16,8 +16,6 @@ from tvm.contrib import graph_executor
 from pimflow import zoo
 from pimflow.errors import ArtifactError, PlanError, UnknownNameError, UsageError
 
-PAPER_NETWORKS = ("mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "resnet-50", "vgg-16")
-
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
@@ -43,22 +41,6 @@ def built(toy):
 def close(y, reference):
     assert y.shape == reference.shape
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
-
-
-@pytest.mark.parametrize("name", PAPER_NETWORKS)
-def test_the_classic_snippet(name, tmp_path):
-    path, x, reference = on_disk(name, tmp_path)
-    model = onnx.load(path)
-    shape_dict = {"input": (1, 3, 224, 224)}
-    mod, params = relay.frontend.from_onnx(model, shape_dict)
-    with tvm.transform.PassContext(opt_level=3):
-        lib = relay.build(mod, target="llvm+pim", params=params)
-    dev = tvm.cpu()
-    m = graph_executor.GraphModule(lib["default"](dev))
-    m.set_input("input", x)
-    m.run()
-    assert m.get_num_outputs() == 1
-    close(m.get_output(0).numpy(), reference)
 
 
 def test_a_fresh_process_needs_only_pimflow(toy, built, tmp_path):
@@ -237,11 +219,3 @@ def test_cuda_builds_anywhere(toy, tmp_path):
         for each in (lib, again):
             with pytest.raises(ArtifactError, match=r"llvm\+pim|pimflow\[cuda\]"):
                 each["default"](tvm.cuda())
-
-
-@pytest.mark.parametrize("name", PAPER_NETWORKS)
-def test_the_paper_networks_build_for_cuda(name):
-    mod, params = relay.frontend.from_onnx(zoo.load(name))
-    lib = relay.build(mod, target="cuda+pim", params=params)
-    assert "mma_sync" in lib.kernels.source  # tensor cores
-    assert lib.kernels.compiler or "found" in lib.kernels.flaw

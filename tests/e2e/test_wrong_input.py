@@ -232,7 +232,7 @@ def test_running_without_the_device(capsys, tmp_path):
 
 
 def start(folder, *argv, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pimflow.cli", *map(str, argv)]
+    command = [sys.executable, "-m", "pimflow", *map(str, argv)]
     return subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )

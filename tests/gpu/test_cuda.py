@@ -5,10 +5,12 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+from tvm import relax
 
 import pimflow
-from pimflow import relay, zoo
+from pimflow import pipeline, relay, zoo
 from pimflow.relay import graph_executor
+from pimflow.targets import local_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,3 +53,17 @@ def test_a_fused_run_computes_the_same(tmp_path):
     y = pimflow.run(tmp_path / "out")
     twin = pimflow.run(tmp_path / "out", target="llvm+pim")
     assert np.abs(y[0] - twin[0]).max() <= 4e-3 * np.abs(twin[0]).max()
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_running_sum_along_any_axis(axis):
+    x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(builder.emit(relax.op.cumsum(x, axis=axis)))
+        builder.emit_func_output(y)
+    machine = relax.VirtualMachine(pipeline.build(builder.get(), local_cuda()), tvm.cuda())
+    values = np.random.default_rng(0).standard_normal((6, 40, 5)).astype("float32")
+    result = machine["main"](tvm.runtime.tensor(values, tvm.cuda())).numpy()
+    np.testing.assert_allclose(result, values.cumsum(axis), atol=0.1)  # stored in fp16

@@ -274,12 +274,19 @@ def test_results_that_the_importer_lacks(read):
         onnx_graph.from_onnx(model)
 
 
-def test_an_index_beyond_a_table_is_no_crash():
-    """As `pimflow run` may be given one."""
-    table = onnx_model([node("Gather", "w x", "y")], {"x": (2,)}, {"w": weight(5, 3)}, ["y"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_table_is_one_kernel(axis):
+    """Negative indices count from the end; `pimflow run` may be given others, which are no crash."""
+    table = onnx_model([node("Gather", "w x", "y", axis=axis)], {"x": (2, 2)}, {"w": weight(5, 3)}, ["y"])
     table.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    (y,) = outputs(onnx_graph.from_onnx(table), [np.array([1, 2**40])])
-    np.testing.assert_array_equal(y, weight(5, 3)[[1, 4]])
+    mod = onnx_graph.from_onnx(table)
+    assert operators(mod) == ["take"]
+    indices = np.array([[0, 2], [-1, -3]])
+    (y,) = outputs(mod, [indices])
+    (expected,) = reference(table, {"x": indices})
+    np.testing.assert_array_equal(y, expected)
+    (y,) = outputs(mod, [np.full((2, 2), 2**40)])
+    assert np.isin(y, weight(5, 3)).all()
 
 
 def test_nodes_that_share_a_name_are_refused():

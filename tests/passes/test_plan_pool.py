@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs
+from graphs import PLAIN_CODE, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
@@ -39,7 +39,7 @@ def allocated(mod: tvm.IRModule, on: System = ELIDED) -> tvm.IRModule:
 
 def execute(mod: tvm.IRModule, on: System = ELIDED) -> tuple[list[np.ndarray], list[int]]:
     """Results of `mod` as pimflow builds it, and the bytes of every storage that the machine allocates."""
-    machine = relax.VirtualMachine(pipeline.build(mod, system=on), tvm.cpu())
+    machine = relax.VirtualMachine(pipeline.build(mod, PLAIN_CODE, on), tvm.cpu())
     storages: list[int] = []
 
     def watch(_function, name, before, _result, *args):
@@ -66,8 +66,7 @@ def kept_apart(mod: tvm.IRModule) -> list[np.ndarray]:
     lower = tvm.transform.module_pass(
         lambda module, _: tvm.transform.Sequential(phases)(allocated(module, MADE)), opt_level=0, name="apart"
     )
-    target = named_target("llvm+pim")
-    machine = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=lower), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, PLAIN_CODE, relax_pipeline=lower), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(x) for x in inputs(mod)))
     results = [results] if isinstance(results, tvm.runtime.Tensor) else results
     return [result.numpy() for result in results]

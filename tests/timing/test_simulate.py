@@ -134,7 +134,7 @@ def test_interrupt(tmp_path):
     """While it waits for a trace that is still being written."""
     path = tmp_path / "endless.pim"
     os.mkfifo(path)
-    command = [sys.executable, "-m", "pimflow.cli", "simulate", str(path)]
+    command = [sys.executable, "-m", "pimflow", "simulate", str(path)]
     # The pipe opens once the other side reads.
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, path.open("wb") as pipe:
         pipe.write(TEXT)

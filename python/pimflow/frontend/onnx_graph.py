@@ -95,6 +95,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
+        elif op_name == "Gather" and _is_table(*node_inputs):
+            result = relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         else:
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
             if operator(result) == "take":  # the importer's reads what lies beyond the tensor
@@ -123,6 +125,12 @@ def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
     computed = not isinstance(data, tvm.ir.GenericConst) and isinstance(data.ty, relax.TensorType)
     known = computed and isinstance(data.ty.shape, relax.ShapeExpr)
     return known and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
+
+
+def _is_table(data: relax.Expr, index: relax.Expr) -> bool:
+    """Whether a Gather takes computed elements of a tensor, for which the importer emits three kernels."""
+    tensors = isinstance(data.ty, relax.TensorType) and isinstance(index.ty, relax.TensorType)
+    return tensors and not isinstance(index, tvm.ir.GenericConst)
 
 
 def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:

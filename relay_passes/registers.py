@@ -1,0 +1,37 @@
+"""Registers of TVM's own GPU kernels."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import tirx
+
+
+def own_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with what it keeps in registers allocated by each thread for itself.
+
+    TVM's scans (``topi.gpu.scan``: running sums and products) allocate them around the launch, which makes
+    them arguments of the kernel: one word of memory that all threads write.
+
+    Rewrite: ``alloc_local b; launch { … b … } -> launch { alloc_local b; … b … }``.
+    Preserves: everything else, and registers that threads allocate already.
+    """
+
+    def inward(sequence: tirx.SeqStmt) -> tirx.Stmt:
+        local = [s for s in sequence.seq if isinstance(s, tirx.AllocBuffer) and s.buffer.scope() == "local"]
+        rest = [s for s in sequence.seq if not any(s.same_as(each) for each in local)]
+        if not local or len(rest) != 1 or not _launches(rest[0]):
+            return sequence
+        return _inside(rest[0], local)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, inward)]))
+
+
+def _launches(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent"
+
+
+def _inside(stmt: tirx.Stmt, local: list[tirx.Stmt]) -> tirx.Stmt:
+    """`stmt` with `local` in front of what its threads do."""
+    if _launches(stmt):
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, local))
+    return tirx.SeqStmt([*local, *(stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt])])

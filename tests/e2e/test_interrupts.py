@@ -1,0 +1,135 @@
+"""Does Ctrl-C end whatever runs, at any instant, as KeyboardInterrupt?"""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import tvm
+import tvm_ffi
+
+from pimflow import api, compilation, frontend, interrupts, targets
+from pimflow.hardware import system
+from pimflow.verify import verify
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def as_on_the_command_line():
+    before = {each: signal.signal(each, signal.default_int_handler) for each in SIGNALS}
+    yield
+    assert [signal.getsignal(each) for each in SIGNALS] == [signal.default_int_handler] * 2
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Verifies a compiled network."""
+    network, on = frontend.load("toy"), system()
+    searched = api.search_network(network, on, None)
+    built = compilation.build(network, searched, targets.named_target("llvm+pim"))
+    inputs = network.example_inputs()
+    expected = network.reference(inputs)
+    return lambda: verify(network, built, on, inputs, expected)
+
+
+def interrupted(call, delay_seconds: float, stop: signal.Signals) -> bool:
+    """Whether `call` was ended by `stop`, sent after a while."""
+    timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), stop))
+    ended = False
+    try:
+        timer.start()
+        call()
+        timer.join()
+        time.sleep(0.01)  # the signal is taken here at the latest
+    except KeyboardInterrupt:
+        ended = True
+    timer.join()
+    return ended
+
+
+def test_verification_ends_at_any_instant_and_is_right_afterwards(run):
+    run()
+    begin = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - begin
+    draw = random.Random(0)
+    for _ in range(60):
+        assert interrupted(run, draw.uniform(0, seconds), draw.choice(SIGNALS))
+    run().require()
+
+
+@pytest.mark.parametrize("stop", SIGNALS)
+def test_an_interrupt_waits_while_cpp_code_runs(stop):
+    seen = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        signal.raise_signal(stop)
+        seen.append("held")
+    assert seen == ["held"]
+
+
+@pytest.mark.parametrize("stop", SIGNALS)
+def test_a_callback_ends_the_call(stop):
+    seen = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held() as hold:
+        callback = tvm_ffi.convert(hold.releasing(seen.append))
+        callback("runs")
+        signal.raise_signal(stop)
+        callback("does not run")
+        seen.append("not reached")
+    assert seen == ["runs"]
+
+
+def test_an_error_gives_way_to_an_interrupt():
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("what TVM makes of it")
+
+
+def test_handlers_of_others_stay():
+    def other(_number, _frame) -> None:
+        raise ValueError("theirs")
+
+    signal.signal(signal.SIGTERM, other)
+    with interrupts.held():
+        assert signal.getsignal(signal.SIGTERM) is other
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is other
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def test_another_thread_takes_no_signals():
+    seen = []
+
+    def work() -> None:
+        with interrupts.held() as hold:
+            seen.append(hold.releasing(lambda: signal.getsignal(signal.SIGINT))())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def test_a_pass_that_is_interrupted_says_so():
+    @tvm.transform.module_pass(opt_level=0, name="interrupted")
+    def interrupted_pass(mod, _context):
+        signal.raise_signal(signal.SIGINT)
+        return mod
+
+    with pytest.raises(KeyboardInterrupt):
+        tvm.transform.Sequential([interrupted_pass])(tvm.IRModule())
+
+
+def test_what_is_done_is_not_interrupted():
+    try:
+        interrupts.ignore()
+        for each in SIGNALS:
+            signal.raise_signal(each)
+    finally:
+        for each in SIGNALS:
+            signal.signal(each, signal.default_int_handler)

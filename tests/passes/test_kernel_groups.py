@@ -1,0 +1,273 @@
+"""Is a kernel what the cost model takes it for?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import runs_alike
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_group_kernels import Epilogue, Residual
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+
+BIAS = np.arange(2, dtype=np.float32)
+
+
+def grouping(mod: tvm.IRModule) -> list[list[str]]:
+    return [[b.var.name for b in group.bindings] for group in kernel_groups(mod)]
+
+
+def kept(mod: tvm.IRModule) -> list[str]:
+    return [var.name for group in kernel_groups(mod) for var in group.kept]
+
+
+@I.ir_module
+class Gelu:
+    """As exporters write it, and a norm: elementwise all, so one kernel with the layer."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            error = R.erf(R.divide(conv, R.const(1.41421354)))
+            half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
+            power = R.power(half, R.const(2.0))
+            y = R.sqrt(power)
+            R.output(y)
+        return y
+
+
+def test_elementwise_operators_join_their_layer():
+    assert len(grouping(Gelu)) == 1
+    runs_alike(Gelu)
+
+
+@I.ir_module
+class AfterOpaque:
+    """What a PIM region leaves pending: bias and activation go into the kernel that reads them."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+            sum = R.add(pim, R.const(BIAS))
+            active = R.nn.relu(sum)
+            conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
+            y = R.nn.relu(conv)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class TwoReaders:
+    """Two convolutions read the activation: it stays with the one that made it."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            stem = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            a = R.nn.relu(stem)
+            left = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+            right = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+            y = R.add(left, right)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class TwoActivations:
+    """The convolution's result is read twice: nothing joins its kernel."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            a = R.nn.relu(conv)
+            b = R.negative(conv)
+            y = R.add(a, b)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class EarlyReader:
+    """An elementwise operator reads the sum before the convolution does: the sum cannot wait for it."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            sum = R.add(x, x)
+            early = R.negative(sum)
+            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+            y = R.add(conv, early)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Detour:
+    """The pool reads the sum that the convolution's kernel stores: that kernel cannot wait for the pool."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            sum = R.add(x, x)
+            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+            pool = R.nn.max_pool2d(sum, layout="NHWC")
+            joined = R.add(conv, pool)
+            again = R.nn.max_pool2d(pool, layout="NHWC")
+            y = R.add(joined, again)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Gathered:
+    """A concatenation belongs to its only reader, if that has an anchor, not to what it joins."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 1), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            left = R.nn.max_pool2d(x, layout="NHWC")
+            right = R.nn.softmax(x)
+            both = R.concat((left, right), axis=3)
+            active = R.nn.relu(both)
+            conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
+            R.output(conv)
+        return conv
+
+
+@pytest.mark.parametrize(
+    ("mod", "expected", "stored"),
+    [
+        (AfterOpaque, [["pim"], ["sum", "active", "conv", "y"]], []),
+        (TwoReaders, [["stem", "a"], ["left"], ["right", "y"]], []),
+        (TwoActivations, [["conv"], ["a"], ["b", "y"]], []),
+        (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
+        (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
+        (Gathered, [["left"], ["right"], ["both", "active", "conv"]], []),
+        (Residual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
+        (Epilogue, [["conv", "sum", "scaled", "y"]], []),
+    ],
+    ids=[
+        "after-opaque",
+        "two-readers",
+        "two-activations",
+        "early-reader",
+        "detour",
+        "gathered",
+        "residual",
+        "epilogue",
+    ],
+)
+def test_which_operators_share_a_kernel(mod, expected, stored):
+    assert grouping(mod) == expected
+    assert kept(mod) == stored
+    if mod is not AfterOpaque:
+        runs_alike(mod)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_only_a_kernels_own_operands_read_goes_there_too(shared):
+    """A bias that PIM left, before a SiLU: the sum is read twice, but by one kernel."""
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 8), "float32"))
+    filters = relax.const(np.ones((8, 1, 1, 8), np.float32))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            total = builder.emit(relax.op.add(x, relax.const(np.ones(8, np.float32))))
+            gate = builder.emit(relax.op.sigmoid(total))
+            silu = builder.emit(relax.op.multiply(total, gate))
+            conv = relax.op.nn.conv2d(silu, filters, data_layout="NHWC", kernel_layout="OHWI")
+            y = builder.emit(conv)
+            out = builder.emit_output(relax.Tuple([y, total]) if shared else y)
+        builder.emit_func_output(out)
+    mod = builder.get()
+    group, *rest = kernel_groups(mod)
+    assert [operator(b.value) for b in group.bindings] == ["add", "sigmoid", "multiply", "nn.conv2d"]
+    assert len(group.kept) == shared and not any(other.fusible for other in rest)
+    runs_alike(mod)
+
+
+# ---- any graph ----
+
+FILTERS = {c: np.random.default_rng(c).standard_normal((2, 1, 1, c), np.float32) for c in (2, 4)}
+
+
+@st.composite
+def graphs_of_operators(draw, opaque: bool):
+    """Up to twelve operators over two inputs of 2 channels; all results that nothing reads are outputs."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(name, relax.TensorType((1, 2, 2, 2), "float32")) for name in ("x", "y")]
+    kinds = ["relu", "add", "add", "conv", "pool", "concat", "transpose"] + ["opaque"] * 2 * opaque
+    with builder.function("main", params):
+        with builder.dataflow():
+            pairs, quads, read = list(params), [], set()
+
+            def operand(pool):
+                var = pool[-1 - draw(st.integers(0, min(4, len(pool) - 1)))]
+                read.add(var)
+                return var
+
+            for _ in range(draw(st.integers(1, 12))):
+                kind = draw(st.sampled_from(kinds))
+                wide = bool(quads) and draw(st.booleans())
+                pool = quads if wide else pairs
+                a = operand(pool)
+                if kind == "relu":
+                    value = relax.op.nn.relu(a)
+                elif kind == "add":
+                    value = relax.op.add(a, operand(pool))
+                elif kind == "conv":
+                    filters = relax.const(FILTERS[4 if wide else 2])
+                    value = relax.op.nn.conv2d(a, filters, data_layout="NHWC", kernel_layout="OHWI")
+                    pool = pairs
+                elif kind == "pool":
+                    value = relax.op.nn.max_pool2d(a, layout="NHWC")
+                elif kind == "concat" and not wide:
+                    value, pool = relax.op.concat([a, operand(pairs)], axis=3), quads
+                elif kind == "opaque":
+                    value = relax.op.call_dps_packed("pim", [a], out_ty=a.ty)
+                else:
+                    value = relax.op.permute_dims(a, [0, 2, 1, 3])
+                pool.append(builder.emit(value))
+            results = [v for v in (*pairs[2:], *quads) if v not in read]
+            output = builder.emit_output(relax.Tuple(results) if len(results) > 1 else results[0])
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def results(group: KernelGroup) -> set[relax.Var]:
+    return {group.result, *group.kept}
+
+
+@settings(max_examples=300)
+@given(graphs_of_operators(opaque=True))
+def test_groups_of_any_graph_can_run_one_after_the_other(mod):
+    bindings, groups = main_bindings(mod), kernel_groups(mod)
+    assert sorted(bindings.index(b) for g in groups for b in g.bindings) == list(range(len(bindings)))
+    known = set(mod["main"].params)
+    for group in groups:
+        inside = [b.var for b in group.bindings]
+        if not group.fusible:
+            assert len(inside) == 1
+        for index, binding in enumerate(group.bindings):
+            assert set(relax.analysis.free_vars(binding.value)) <= known | set(inside[:index])
+        assert results(group) <= set(inside)
+        known |= results(group)
+    anchored = [b for g in groups for b in g.bindings if b is g.anchor]
+    assert len(anchored) == sum(g.anchor is not None for g in groups)
+    assert mod["main"].body.body in known
+
+
+@settings(max_examples=25)
+@given(graphs_of_operators(opaque=False))
+def test_any_graph_keeps_its_values(mod):
+    runs_alike(mod)
+    after = GroupKernels()(mod)
+    tvm.ir.assert_structural_equal(GroupKernels()(after), after)

@@ -1,0 +1,76 @@
+"""Does every thread of TVM's own kernels have its registers for itself?"""
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.script import tirx as T
+
+from pimflow import pipeline
+from pimflow.hardware import system
+from pimflow.relay_passes.registers import own_registers
+from pimflow.targets import named_target
+
+
+@T.prim_func(s_tir=True)
+def shared(x: T.Buffer((2, 4), "int32"), y: T.Buffer((2, 4), "int32")):
+    for step in range(2):
+        place = T.alloc_local((1,), "int32")
+        with T.launch_thread("threadIdx.x", 4) as thread:
+            block = T.launch_thread("blockIdx.x", 2)
+            place[0] = thread + step
+            if place[0] < 4:
+                y[block, place[0]] = x[block, thread]
+
+
+@T.prim_func(s_tir=True)
+def own(x: T.Buffer((2, 4), "int32"), y: T.Buffer((2, 4), "int32")):
+    for step in range(2):
+        with T.launch_thread("threadIdx.x", 4) as thread:
+            block = T.launch_thread("blockIdx.x", 2)
+            place = T.alloc_local((1,), "int32")
+            place[0] = thread + step
+            if place[0] < 4:
+                y[block, place[0]] = x[block, thread]
+
+
+def test_rewrite():
+    named = own.with_attr("global_symbol", "shared")
+    tvm.ir.assert_structural_equal(own_registers(shared), named)
+    tvm.ir.assert_structural_equal(own_registers(named), named)
+
+
+def allocated_outside(body: tirx.Stmt) -> list[tirx.Buffer]:
+    """Registers that no thread allocates."""
+    found, inside = [], []
+
+    def launch(stmt: tirx.AttrStmt) -> None:
+        if stmt.attr_key == "thread_extent":
+            tvm_ffi.structural_walk(stmt.body, [(tirx.AllocBuffer, lambda each: inside.append(each.buffer))])
+
+    visitors = [
+        (tirx.AttrStmt, launch),
+        (tirx.AllocBuffer, lambda each: found.append(each.buffer)),
+    ]
+    tvm_ffi.structural_walk(body, visitors)
+    return [b for b in found if b.scope() == "local" and not any(b.same_as(each) for each in inside)]
+
+
+SCANS = [(relax.op.cumsum, axis, exclusive) for axis in (0, 1, 2) for exclusive in (False, True)]
+
+
+@pytest.mark.parametrize(("scan", "axis", "exclusive"), [*SCANS, (relax.op.cumprod, 1, False)])
+def test_scans_along_any_axis(scan, axis, exclusive):
+    x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(builder.emit(scan(x, axis=axis, exclusive=exclusive)))
+        builder.emit_func_output(y)
+    lowered = pipeline.allocate(builder.get(), named_target("cuda+pim"), system())
+    kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert kernels and not any(allocated_outside(kernel.body) for kernel in kernels)
+
+
+def test_registers_outside_are_found():
+    assert len(allocated_outside(shared.body)) == 1 and not allocated_outside(own.body)
