@@ -16,7 +16,7 @@ from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement import pipelines
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.accel_sim_kernels import write_traces
 from pimflow.simulators.profiler import KernelRequest

@@ -12,7 +12,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Candidates
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 from pimflow.simulators.accel_sim_kernels import kernel_name
 from pimflow.simulators.accel_sim_launch import Launch
 from pimflow.simulators.accel_sim_trace import read_kernels_list, read_trace
