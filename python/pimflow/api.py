@@ -217,7 +217,10 @@ def compile(
             interface=interface,
             plan=searched.plan,
             placed=artifact.Placed(
-                graph=searched.graph, gpu=target_system.gpu.name, dtype=target_system.dtype
+                graph=searched.graph,
+                gpu=target_system.gpu.name,
+                dtype=target_system.dtype,
+                padding=target_system.padding,
             ),
             timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
