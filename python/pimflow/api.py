@@ -265,6 +265,8 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
+    *,
+    reorder: bool = False,
     **goal: str | float | None,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
@@ -275,6 +277,8 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
+    reorder : bool
+        As in `compile`.
     **goal
         As in `search`.
 
@@ -291,6 +295,8 @@ def relax_pipeline(
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
+        if reorder:
+            network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
         searched = search_network(network, target_system, plan, **goal)
         splits, programs = searched.splits(), searched.programs()
         applied = pipeline.apply_plan(network.module, splits, programs, searched.pipelines(), target_system)
