@@ -156,7 +156,7 @@ class PimProgram:
                 for name in self.__dataclass_fields__
                 if name not in ("geometry", "channels")
             },
-            "geometry": dict(self.geometry.__dict__),
+            "geometry": _fields(self.geometry),
         }
         lines = [json.dumps(header)[:-1] + ', "channels": [']
         for index, nodes in enumerate(self.channels):
@@ -244,7 +244,7 @@ class PimProgram:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
         if self.tile_gangs > self.gangs:
             raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
-        for name, value in self.geometry.__dict__.items():
+        for name, value in _fields(self.geometry).items():
             least = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
@@ -344,6 +344,10 @@ class MemoryImage:
     def placed_bytes(self) -> int:
         """Bytes written into the banks of all channels."""
         return int((self.table >= 0).sum()) * self.pages[0].nbytes if len(self.pages) else 0
+
+
+def _fields(geometry: ConvGeometry) -> dict[str, object]:
+    return {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
 
 
 def _check_names(what: str, table: object, cls: type) -> None:

@@ -47,16 +47,22 @@ class Candidates:
         self.costs = costs or Costs(system, Profiling())
         self.tasks = Tasks(system, self.costs)
         self._layers: dict[ConvGeometry, splits.Layer] = {}
+        self._found: dict[str, list[Candidate]] = {}
 
     def prepare(self) -> None:
         """Time all that the candidates of the network need, at once."""
         self.costs.time_layers(self.layers())
-        with self.costs.together():
-            for region in self.graph.regions:
-                self.all(region)
-                self.make(region, "GPU", gpu_channels=self.system.gpu.memory_channels)
-                if not self.refusal(region):
-                    self.settle(region), self.absorb(region)
+        self._found = self.costs.together(self._everything)
+
+    def _everything(self) -> dict[str, list[Candidate]]:
+        """By region, its candidates; what else is asked about it is asked too."""
+        found = {}
+        for region in self.graph.regions:
+            found[region.name] = self._all(region)
+            self.make(region, "GPU", gpu_channels=self.system.gpu.memory_channels)
+            if not self.refusal(region):
+                self.settle(region), self.absorb(region)
+        return found
 
     @property
     def splitting(self) -> str:
@@ -67,11 +73,7 @@ class Candidates:
         """What PIM is asked to do."""
         capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
         missing = [region for geometry, region in capable.items() if geometry not in self._layers]
-        if self.splitting == "exact":
-            with self.costs.together():
-                for region in missing:
-                    self._asked(region)
-        self._layers |= {region.geometry: self._asked(region) for region in missing}
+        self._layers |= self.costs.together(lambda: {r.geometry: self._asked(r) for r in missing})
         return [self._layers[geometry] for geometry in capable]
 
     def _asked(self, region: Region) -> splits.Layer:
@@ -101,6 +103,9 @@ class Candidates:
 
     def all(self, region: Region) -> list[Candidate]:
         """GPU; PIM and SPLIT where PIM can run the region."""
+        return list(self._found.get(region.name) or self._all(region))
+
+    def _all(self, region: Region) -> list[Candidate]:
         found = [self.make(region, "GPU")]
         if self.refusal(region):
             return found

@@ -306,12 +306,9 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
         for stage in range(len(run.rows[position]))
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
-    with maker.costs.together():
-        for run in wanted:
-            make(maker, run.pipeline)
+    made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in wanted])
     best: dict[tuple, tuple[float, Candidate]] = {}
-    for run in wanted:
-        candidate = make(maker, run.pipeline)
+    for run, candidate in zip(wanted, made, strict=True):
         latency_ns = makespan_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
