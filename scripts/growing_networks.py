@@ -10,7 +10,7 @@ ROWS = 14
 WIDTHS = tuple(range(48, 144, 8))
 BLOCKS_OF_A_WIDTH = 4
 EXPANSION = 4
-REGIONS_OF_A_RESIDUAL, REGIONS_OF_A_JOIN = 3, 8
+REGIONS_OF_A_RESIDUAL, REGIONS_OF_A_JOIN = 3, 7
 
 
 def _width(block: int) -> int:
