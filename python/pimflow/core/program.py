@@ -25,6 +25,7 @@ from pimflow.core.commands import (
     check_size,
     encode,
     expand,
+    expand_table,
     leaves,
     parse_nodes,
     print_nodes,
@@ -116,6 +117,10 @@ class PimProgram:
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
         yield from expand(self.channels[channel], (), self.readres_bursts)
+
+    def table(self, channel: int) -> np.ndarray:
+        """The same as an array; see `expand_table`."""
+        return expand_table(self.channels[channel], self.readres_bursts)
 
     def encoded(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.
