@@ -197,6 +197,10 @@ def check_size(name: str, value: object, least: int) -> None:
 _OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
 _NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
+_AFFINE = {
+    cls: {name: field.type == "Affine" for name, field in cls.__dataclass_fields__.items()}
+    for cls in _NAMES.values()
+}
 _TEXT = {cls: name for name, cls in _NAMES.items()}
 
 
@@ -250,16 +254,17 @@ def _parse(node: object, depth: int, where: str) -> Node:
         if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
         return Loop(extent=operands[0], body=parse_nodes(operands[1], depth + 1, where))
-    fields = cls.__dataclass_fields__
+    fields = _AFFINE[cls]
     if len(operands) != len(fields):
         raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")
-    values = {}
-    for (name, spec), value in zip(fields.items(), operands):
-        affine = spec.type == "Affine"
+    # A program has tens of thousands of nodes: past `__init__`, one takes half of the time.
+    made = object.__new__(cls)
+    values = made.__dict__
+    for (name, affine), value in zip(fields.items(), operands):
         numbers = value if affine else [value]
-        if not isinstance(numbers, list) or not numbers or any(type(v) is not int for v in numbers):
+        if type(numbers) is not list or set(map(type, numbers)) != {int}:
             raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
         if affine and len(numbers) > depth + 1:
             raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
         values[name] = Affine(value[0], tuple(value[1:])) if affine else value
-    return cls(**values)
+    return made

@@ -270,13 +270,13 @@ class PimProgram:
                 check_size(name, getattr(node, name), 1)
 
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
+            low = high = affine.base
             if len(affine.coefficients) > len(extents):
                 raise ValueError(f"{what} of {type(node).__name__} uses more loops than enclose it")
-            for coefficient in affine.coefficients:
+            for coefficient, extent in zip(affine.coefficients, extents):
                 check_size(f"{what} coefficient", abs(coefficient), 0)
-            reach = [c * (n - 1) for c, n in zip(affine.coefficients, extents)]
-            low = affine.base + sum(min(0, r) for r in reach)
-            high = affine.base + sum(max(0, r) for r in reach)
+                reach = coefficient * (extent - 1)
+                low, high = low + min(0, reach), high + max(0, reach)
             if low < begin or high >= end:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
