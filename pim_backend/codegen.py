@@ -26,7 +26,7 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
         program = PimProgram.from_json(str(function.attrs["pim.program"]))
         values = [binding.value for binding in function.body.blocks[0].bindings]
         product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
-        weights = product.args[1].value.numpy().T
+        weights = np.from_dlpack(product.args[1].value).T
         image = memory_image(program, weights, PimSpec.load(program.pim))
         add_region(module, str(function.attrs["global_symbol"]), program, image)
     return [module]

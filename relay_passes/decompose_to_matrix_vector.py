@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -36,7 +37,7 @@ class DecomposeToMatrixVector:
             if not (wanted and _dense(value)):
                 return None
             windows = _windows(builder, value, var.name)
-            filters = value.args[1].value.numpy()
+            filters = np.from_dlpack(value.args[1].value)
             matrix = relax.const(filters.reshape(filters.shape[0], -1).T.copy())
             return builder.emit(relax.op.matmul(windows, matrix), name_hint=var.name)
 

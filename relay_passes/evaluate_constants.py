@@ -58,7 +58,7 @@ class EvaluateConstants:
                 result = arrays[0].reshape(shape(var))
             else:
                 result = _EVALUATE[kind](*arrays)
-            constant = relax.const(np.ascontiguousarray(result).reshape(result.shape), var.ty.dtype)
+            constant = _constant(np.asarray(result), str(var.ty.dtype))
             emitted = builder.emit(constant, name_hint=var.name)
             constants[emitted] = constant
             return emitted
@@ -66,10 +66,17 @@ class EvaluateConstants:
         return rebuild(mod, rewrite)
 
 
+def _constant(value: np.ndarray, dtype: str) -> relax.Expr:
+    """`value`, copied once: weights may be most of a machine's memory."""
+    tensor = tvm.runtime.empty(value.shape, dtype)
+    np.from_dlpack(tensor)[...] = value
+    return relax.const(tensor)
+
+
 def _array(expr: relax.Expr) -> np.ndarray | None:
-    """The value of a constant tensor or scalar; None if `expr` is neither."""
+    """The value of a constant tensor, in its memory, or scalar; None if `expr` is neither."""
     if isinstance(expr, tvm.ir.GenericConst):
-        return expr.value.numpy()
+        return np.from_dlpack(expr.value)
     if isinstance(expr, tirx.FloatImm | tirx.IntImm):
         return np.asarray(expr.value, str(expr.ty.dtype))
     return None

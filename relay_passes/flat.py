@@ -25,13 +25,17 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
     """`expr` with variables replaced by `env`, through calls and tuples."""
     if isinstance(expr, relax.Var):
         return env.get(expr, expr)
-    if isinstance(expr, relax.Call):
-        args = [substitute(arg, env) for arg in expr.args]
-        return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
-    if isinstance(expr, relax.Tuple):
-        return relax.Tuple([substitute(field, env) for field in expr.fields])
+    if isinstance(expr, relax.Call | relax.Tuple):
+        before = list(expr.args if isinstance(expr, relax.Call) else expr.fields)
+        after = [substitute(part, env) for part in before]
+        if all(new.same_as(old) for new, old in zip(after, before)):
+            return expr
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple(after)
+        return relax.Call(expr.op, after, expr.attrs, expr.ty_args)
     if isinstance(expr, relax.TupleGetItem):
-        return relax.TupleGetItem(substitute(expr.tuple_value, env), expr.index)
+        of = substitute(expr.tuple_value, env)
+        return expr if of.same_as(expr.tuple_value) else relax.TupleGetItem(of, expr.index)
     return expr
 
 
@@ -117,6 +121,9 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
             for binding in bindings:
                 value = substitute(binding.value, env)
                 new = rewrite(builder, binding.var, value)
+                if new is None and value.same_as(binding.value) and _keeps_name(builder, binding.var):
+                    builder.emit_normalized(binding)  # which is quicker than to infer its type again
+                    continue
                 if new is None:
                     new = value
                 done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
@@ -136,6 +143,11 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     functions[mod.get_global_var("main")] = main
     result = tvm.IRModule(functions, attrs=mod.attrs)
     return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
+
+
+def _keeps_name(builder: relax.BlockBuilder, var: relax.Var) -> bool:
+    """Whether `var` can be bound again as it is: inside the block, and under a name that is free."""
+    return isinstance(var, relax.DataflowVar) and builder.get_unique_name(var.name) == var.name
 
 
 def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -62,5 +63,5 @@ def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
     """Of a tensor: a slice of a variable, a constant of a constant."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
-        return relax.const(x.value.numpy().take(range(begin, end), axis))
+        return relax.const(np.from_dlpack(x.value).take(range(begin, end), axis))
     return relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True)

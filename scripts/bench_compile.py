@@ -1,20 +1,124 @@
-"""Time of each phase of a compilation, and of profiling: ``bench_compile.py [MODEL] [--json]``.
+"""Time and memory of compilation: ``bench_compile.py [MODEL…] [--zoo] [--growth] [--jobs N] [--json]``.
 
-Profiles the paper's five networks from an empty cache and from the full one, each time by a command of its
-own, its start included. Measured on this machine.
+Without options, the phases of one compilation, and the profiling of the paper's five networks from an empty
+cache and from the full one. ``--zoo`` compiles every network of the zoo, or those named, and ``--growth``
+generated ones of more and more regions, from an empty and from the full cache: each time in a process of its
+own. Measured on this machine; what other processes take of it is in the wall time, hardly in the CPU time.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pimflow
+from pimflow import zoo
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
+CACHES = ("empty", "full")
+REGIONS = (50, 100, 200, 400)
+COUNTED = ("searching", "generating code")  # search, rewrite and code generation
+TARGET_SECONDS = {"empty": 60.0, "full": 10.0}
+TARGET_BYTES = 4 << 30
+# Of outputs of generated networks: hundreds of layers with drawn weights add up their rounding. PIM regions
+# are held to their own bound whatever it is.
+GROWN_TOLERANCE = 0.1
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
+    """Figures of one compilation in this process."""
+    from pimflow.placement import Profiling
+    from pimflow.placement.cache import ResultCache
+    from pimflow.placement.executors import Processes
+
+    profiling = Profiling(cache=ResultCache(cache) if cache else None, executor=Processes(jobs))
+    begins = [("starting", 0.0, time.perf_counter())]
+
+    def mark(phase: str) -> None:
+        begins.append((phase, cpu_seconds(), time.perf_counter()))
+
+    compiled = pimflow.compile(model, profiling=profiling, tolerance=tolerance, progress=mark)
+    mark("end")
+    return {
+        "model": model,
+        "regions": len(compiled.searched.graph.regions),
+        "wall_seconds": compiled.report["wall_seconds"],
+        "search_seconds": compiled.report["search_seconds"],
+        "phase_seconds": {one[0]: other[2] - one[2] for one, other in itertools.pairwise(begins[1:])},
+        "phase_cpu_seconds": {one[0]: other[1] - one[1] for one, other in itertools.pairwise(begins)},
+        "cpu_seconds": cpu_seconds(),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def compile_twice(model: str, jobs: int, *more: str) -> dict:
+    """`compile_once` from an empty and from the full cache, each in a process of its own."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--once", "--jobs", str(jobs), "--cache", f"{folder}/profiles.sqlite", *more]
+        for cache in CACHES:
+            print(f"{model}, {cache} cache …", file=sys.stderr)
+            command = [sys.executable, __file__, model, *options]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            found[cache] = json.loads(done.stdout)
+    return found
+
+
+def grown(kind: str, regions: int, jobs: int) -> dict:
+    """`compile_twice` of a generated network."""
+    from build_zoo import strip
+    from growing_networks import KINDS
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{kind}-{regions}.onnx"
+        path.write_bytes(strip(KINDS[kind](regions), path.stem).SerializeToString())
+        found = compile_twice(str(path), jobs, "--tolerance", str(GROWN_TOLERANCE))
+    for each in found.values():
+        each["model"] = path.stem
+    return found
+
+
+def counted_seconds(row: dict, of: str = "phase_cpu_seconds") -> float:
+    """Of search, rewrite and code generation."""
+    return sum(row[of][phase] for phase in COUNTED)
+
+
+def table(rows: list[dict]) -> str:
+    """A row a network; CPU seconds of one process."""
+    lines = [
+        "| network | regions | search, empty cache (s) | full (s) | rewrite and code (s) | verify (s) "
+        "| whole, empty cache (s) | full (s) | peak (GiB) | within the targets |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        empty, full = row["empty"], row["full"]
+        phases = full["phase_cpu_seconds"]
+        peak_bytes = max(row[cache]["peak_memory_bytes"] for cache in CACHES)
+        late = [c for c in CACHES if counted_seconds(row[c]) > TARGET_SECONDS[c]]
+        beyond = [f"no: {cache} cache" for cache in late]
+        beyond += ["no: memory"] if peak_bytes > TARGET_BYTES else []
+        figures = (
+            empty["phase_cpu_seconds"]["searching"],
+            phases["searching"],
+            phases["generating code"],
+            phases["verifying"],
+            empty["cpu_seconds"],
+            full["cpu_seconds"],
+        )
+        cells = [empty["model"], str(empty["regions"]), *(f"{each:.1f}" for each in figures)]
+        lines.append(f"| {' | '.join(cells)} | {peak_bytes / 2**30:.2f} | {', '.join(beyond) or 'yes'} |")
+    return "\n".join(lines)
 
 
 def profile_seconds() -> dict[str, float]:
@@ -22,42 +126,53 @@ def profile_seconds() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         options = ["profile", *NETWORKS, "--quiet", "--cache", f"{folder}/profiles.sqlite"]
         seconds = {}
-        for cache in ("empty", "full"):
+        for cache in CACHES:
             begin = time.perf_counter()
             subprocess.run([sys.executable, "-m", "pimflow", *options], check=True, capture_output=True)
             seconds[cache] = time.perf_counter() - begin
         return seconds
 
 
+def phases_text(figures: dict) -> str:
+    """What is printed without options."""
+    peak_gib = figures["peak_memory_bytes"] / 2**30
+    lines = [f"{figures['model']}: {figures['wall_seconds']:.1f} s, peak {peak_gib:.2f} GiB"]
+    lines += [f"  {phase:<23} {seconds:>6.2f} s" for phase, seconds in figures["phase_seconds"].items()]
+    lines.append(f"{len(NETWORKS)} networks profiled")
+    for cache, seconds in figures["profile_seconds"].items():
+        lines.append(f"  {f'{cache} cache':<23} {seconds:>6.2f} s")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", nargs="?", default="mobilenet-v2")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: mobilenet-v2; with --zoo, all")
+    parser.add_argument("--zoo", action="store_true", help="from an empty and from the full cache")
+    parser.add_argument("--growth", action="store_true", help="generated networks, in the same way")
+    parser.add_argument(
+        "--regions", type=int, nargs="+", default=REGIONS, help="of those; default: %(default)s"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes; CPU time is that of the first")
+    parser.add_argument("--once", action="store_true", help="one compilation, as JSON")
+    parser.add_argument("--cache", help="of that; default: none")
+    parser.add_argument("--tolerance", type=float, help="of that; see pimflow.compile")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.once:
+        print(json.dumps(compile_once(args.models[0], args.cache, args.jobs, args.tolerance)))
+    elif args.zoo or args.growth:
+        rows = []
+        if args.zoo:
+            rows += [compile_twice(name, args.jobs) for name in args.models or zoo.names()]
+        if args.growth:
+            from growing_networks import KINDS
 
-    begins: list[tuple[str, float]] = []
-    compiled = pimflow.compile(args.model, progress=lambda phase: begins.append((phase, time.perf_counter())))
-    ends = [begin for _, begin in begins[1:]] + [time.perf_counter()]
-    phases = {phase: end - begin for (phase, begin), end in zip(begins, ends)}
-    figures = {
-        "model": args.model,
-        "wall_seconds": compiled.report["wall_seconds"],
-        "search_seconds": compiled.report["search_seconds"],
-        "phase_seconds": phases,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "profile_seconds": profile_seconds(),
-    }
-    if args.json:
-        print(json.dumps(figures, indent=1))
-        return
-    print(
-        f"{args.model}: {figures['wall_seconds']:.1f} s, peak {figures['peak_memory_bytes'] / 2**30:.2f} GiB"
-    )
-    for phase, seconds in phases.items():
-        print(f"  {phase:<23} {seconds:>6.2f} s")
-    print(f"{len(NETWORKS)} networks profiled")
-    for cache, seconds in figures["profile_seconds"].items():
-        print(f"  {f'{cache} cache':<23} {seconds:>6.2f} s")
+            rows += [grown(kind, regions, args.jobs) for kind in KINDS for regions in args.regions]
+        print(json.dumps(rows, indent=1) if args.json else table(rows))
+    else:
+        figures = compile_once((args.models or ["mobilenet-v2"])[0])
+        figures["profile_seconds"] = profile_seconds()
+        print(json.dumps(figures, indent=1) if args.json else phases_text(figures))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pimflow.core.commands import FIELDS, KINDS
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
@@ -175,32 +176,46 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:
     """Where the stream is no longer the program's, and why; an empty reason if it is to the end."""
-    fields = ("gang", "buffer", "row", "column", "bursts")
-    program_commands = (
-        (COMMANDS.index(c.name), c.gang, c.buffer, c.row, c.column, c.bursts)
-        for c in program.commands(channel)
-    )
-    expected = next(program_commands, None)
+    expected = program.table(channel)
+    expected[:, 0] = np.array([COMMANDS.index(name) for name in KINDS])[expected[:, 0]]
+    kept = np.flatnonzero(issued["command"] != _PRE)
+    stream = np.stack([issued[name][kept] for name in ("command", *FIELDS)], axis=1)
+    activations = np.flatnonzero(stream[:, 0] == _G_ACT)
     # Rows that refreshes closed, by gang, until the gang is opened again.
     opened, closed = {}, {}
-    for index, command in enumerate(zip(issued["command"].tolist(), *(issued[f].tolist() for f in fields))):
-        kind, gang, _, row, *_ = command
-        if kind == _REF:
-            closed.update(opened)
-        elif kind == _PRE:
-            continue
-        elif command == expected:
-            expected = next(program_commands, None)
-        elif kind != _G_ACT or closed.get(gang) != row:
-            return index, f"the program goes on with {_show(expected)}"
-        if kind == _G_ACT:
+
+    def open_rows(begin: int, end: int) -> None:
+        for index in activations[slice(*np.searchsorted(activations, (begin, end)))]:
+            gang, row = int(stream[index, 1]), int(stream[index, 3])
             opened[gang] = row
             closed.pop(gang, None)
-    return len(issued), "" if expected is None else f"the program goes on with {_show(expected)}"
+
+    at, taken = 0, 0  # of the stream, and of the program
+    for refresh in (*np.flatnonzero(stream[:, 0] == _REF), len(stream)):
+        while True:
+            count = min(refresh - at, len(expected) - taken)
+            other = (stream[at : at + count] != expected[taken : taken + count]).any(axis=1)
+            same = int(other.argmax()) if other.any() else count
+            open_rows(at, at + same)
+            at, taken = at + same, taken + same
+            if at == refresh:
+                break
+            kind, gang, _, row, *_ = stream[at].tolist()
+            if kind != _G_ACT or closed.get(gang) != row:
+                return int(kept[at]), f"the program goes on with {_show(expected[taken:])}"
+            open_rows(at, at + 1)
+            at += 1
+        closed.update(opened)
+        at += 1
+    return len(issued), "" if taken == len(
+        expected
+    ) else f"the program goes on with {_show(expected[taken:])}"
 
 
-def _show(command: tuple[int, ...] | None) -> str:
-    if command is None:
+def _show(left: np.ndarray) -> str:
+    """The first of the commands that are left."""
+    if not len(left):
         return "nothing"
-    operands = zip(("gang", "buffer", "row", "column", "bursts"), command[1:])
+    command = left[0].tolist()
+    operands = zip(FIELDS, command[1:])
     return " ".join([COMMANDS[command[0]], *(f"{name} {value}" for name, value in operands if value >= 0)])

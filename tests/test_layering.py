@@ -53,6 +53,7 @@ LAYERS = (
         "simulation",
         "layer_order",
         "network_memory",
+        "network_search",
         "allocation",
         "operator_memory",
         "fusion",

@@ -20,6 +20,7 @@ from pimflow import (
     frontend,
     fusion,
     network_memory,
+    network_search,
     operator_memory,
     pipeline,
     report,
@@ -32,33 +33,29 @@ from pimflow import (
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.core.region import RegionGraph
 from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
-from pimflow.frontend import Network
 from pimflow.hardware import System, system
 from pimflow.layer_order import LayerOrder
 from pimflow.measure import kernel_times
+from pimflow.network_search import AnyPlan, as_plan, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
-from pimflow.placement import apply as apply_plan
-from pimflow.placement import search as search_graph
-from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.expansion import pim_refusal
-from pimflow.simulators.timing import timings
 from pimflow.verify import Verification, verify
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
+search = network_search.search
+search_network = network_search.search_network
+trace_plan = network_search.trace_plan
 trace = tracing.trace
 plan_memory = network_memory.plan_memory
 count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
-
-AnyPlan = Plan | Searched | str | os.PathLike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,121 +85,6 @@ class Compiled:
     @property
     def plan(self) -> Plan:
         return self.searched.plan
-
-
-def search(
-    model: Model,
-    target_system: System | None = None,
-    *,
-    plan: AnyPlan | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    reorder: bool = False,
-    decompose: Decomposing | None = None,
-    optimize_skips: str | None = None,
-    fuse_activations: bool = False,
-    profiling: Profiling | None = None,
-    **goal: Any,
-) -> Searched:
-    """The best plan for a network on a system, with the candidates it was chosen from.
-
-    Parameters
-    ----------
-    model : str, path, ModelProto, IRModule or ExportedProgram
-        See `frontend.load`.
-    target_system : System, optional
-        `pimflow.system()` by default.
-    plan : Plan, Searched or path, optional
-        Applied instead of searching.
-    shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that the model leaves open.
-    batch : int, optional
-        Inferences at once; see `frontend.load`.
-    reorder : bool
-        See `compile`.
-    decompose : Request or str, optional
-        Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
-    optimize_skips : str, optional
-        See `plan_memory`.
-    fuse_activations : bool
-        See `compile`.
-    profiling : Profiling, optional
-        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
-        default, and nothing kept on disk.
-    **goal
-        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``modes``: see `placement.Goal`.
-    """
-    Goal(**goal)  # refused before the work, not after it
-    request, plan = requested(decompose), _plan(plan)
-    skip_optimisation.check_criterion(optimize_skips)
-    activation_fusion.require_decomposed(fuse_activations, request)
-    on = target_system or system()
-    network, change = decomposed(frontend.load(model, shapes, batch), request)
-    if reduced := network_memory.with_reduced_skips(network, change, optimize_skips, on):
-        network = reduced.network
-    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
-    if reorder:
-        network = network_memory.reordered(network, on, plan=plan).network
-    return search_network(
-        network, target_system, plan, fuse_activations=fuse_activations, profiling=profiling, **goal
-    )
-
-
-def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
-    """When everything runs, for Perfetto: of a compiled directory, or of the plan that `search` finds.
-
-    Parameters
-    ----------
-    source
-        A compiled directory, or a network as `search` takes it, with its `options`.
-    """
-    if isinstance(source, str | os.PathLike) and (Path(source) / artifact.INTERFACE).exists():
-        return timeline.load(source)
-    return timeline.trace(search(source, target_system, **options))
-
-
-def search_network(
-    network: Network,
-    target_system: System | None = None,
-    plan: AnyPlan | None = None,
-    *,
-    fuse_activations: bool = False,
-    profiling: Profiling | None = None,
-    **goal: Any,
-) -> Searched:
-    """`search` for a network that was loaded."""
-    target_system = target_system or system()
-    costs = Costs(target_system, profiling or Profiling())
-    graph = regions(network, target_system, fuse_activations=fuse_activations)
-    return _search(graph, target_system, _plan(plan), costs, Goal(**goal))
-
-
-def _plan(plan: AnyPlan | None) -> Plan | None:
-    if isinstance(plan, Searched):
-        return plan.plan
-    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-
-
-def regions(
-    network: Network, target_system: System | None = None, *, fuse_activations: bool = False
-) -> RegionGraph:
-    """What the search places of a network; see `compile` for `fuse_activations`."""
-    target_system = target_system or system()
-    graph = extract_regions(network.module, network.name, views=target_system.views)
-    return activation_fusion.with_runs(graph, network, target_system) if fuse_activations else graph
-
-
-def _search(
-    graph: RegionGraph,
-    target_system: System,
-    plan: Plan | None,
-    costs: Costs,
-    goal: Goal,
-) -> Searched:
-    """Searched, or with `plan` applied."""
-    if plan is None:
-        return search_graph(graph, target_system, costs, goal)
-    return apply_plan(graph, target_system, plan, costs)
 
 
 def compile(
@@ -280,7 +162,7 @@ def compile(
     target_system = target_system or system()
     if out is not None:
         artifact.check_target(out)
-    plan = _plan(plan)
+    plan = as_plan(plan)
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
@@ -314,11 +196,11 @@ def compile(
     search_begin = time.perf_counter()
     costs = Costs(target_system, profiling or Profiling())
     graph = regions(network, target_system, fuse_activations=fuse_activations)
-    searched = _search(graph, target_system, plan, costs, wanted)
+    searched = place(graph, target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin
     other_copies = replace(target_system, copies="made" if target_system.views else "elided")
     other_graph = regions(network, other_copies, fuse_activations=fuse_activations)
-    compare = _comparison(searched, plan, other_graph, other_copies)
+    compare = speedups(searched, plan, other_graph, other_copies)
 
     progress("generating code")
     names = dict.fromkeys([target, "llvm+pim"])
@@ -354,7 +236,10 @@ def compile(
             interface=interface,
             plan=searched.plan,
             placed=artifact.Placed(
-                graph=searched.graph, gpu=target_system.gpu.name, dtype=target_system.dtype
+                graph=searched.graph,
+                gpu=target_system.gpu.name,
+                dtype=target_system.dtype,
+                padding=target_system.padding,
             ),
             timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
@@ -380,7 +265,7 @@ def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs:
     if order.changed:
         runs = bool(searched.graph.runs)
         graph = regions(order.given, searched.system, fuse_activations=runs)
-        given = _search(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
+        given = place(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
         "latency_ns": searched.evaluation.latency_ns,
@@ -400,6 +285,8 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
+    *,
+    reorder: bool = False,
     **goal: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
@@ -410,6 +297,8 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
+    reorder : bool
+        As in `compile`.
     **goal
         As in `search`.
 
@@ -418,7 +307,7 @@ def relax_pipeline(
     UsageError
         When it runs: if the target has no PIM.
     """
-    target_system, plan = target_system or system(), _plan(plan)
+    target_system, plan = target_system or system(), as_plan(plan)
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")
     def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -426,6 +315,8 @@ def relax_pipeline(
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
+        if reorder:
+            network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
         searched = search_network(network, target_system, plan, **goal)
         splits, programs = searched.splits(), searched.programs()
         applied = pipeline.apply_plan(
@@ -459,30 +350,3 @@ def run(
             raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
         inputs = {next(iter(interface.inputs)): inputs}
     return artifact.run(directory, inputs, target)
-
-
-def _comparison(
-    searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
-) -> dict[str, float]:
-    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = Goal(objective=searched.goal.objective, modes=searched.goal.modes)
-
-    def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
-        own = searched.maker.costs
-        costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = _search(graph, other, plan and plan.carried_to(graph, other.views), costs, goal)
-        return found.gpu_only.latency_ns / found.evaluation.latency_ns
-
-    base = searched.system
-    gpu_ns = base.gpu.launch_ns
-    other = "paper" if base.accounting == "full" else "full"
-    timing = "ramulator-pimflow" if other == "paper" else "strict"
-    timing = timing if timing in timings(base.pim) else "strict"
-    converted = replace(base, accounting=other, timing=timing)
-    return {
-        "launches set to zero": speedup(base.with_launches(gpu_ns=0.0, pim_ns=0.0), True),
-        "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
-        "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
-        f"accounting {other}, timing {timing}": speedup(converted, False),
-        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
-    }

@@ -22,6 +22,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
+from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.expansion import pim_text
 from pimflow.targets import device, named_target
 
@@ -117,20 +118,21 @@ class Placed:
     Attributes
     ----------
     graph : RegionGraph
-    gpu, dtype : str
-        Name of the GPU, and storage type.
+    gpu, dtype, padding : str
+        Name of the GPU, storage type, and how convolutions pad (`System.padding`).
     """
 
     graph: RegionGraph
     gpu: str
     dtype: str
+    padding: str = PADDINGS[0]
 
     @classmethod
     def load(cls, directory: Path) -> Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        return cls(graph=RegionGraph.of(table["graph"]), gpu=table["gpu"], dtype=table["dtype"])
+        return cls(**table | {"graph": RegionGraph.of(table["graph"])})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

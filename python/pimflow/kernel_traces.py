@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement import pipelines
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.accel_sim_kernels import write_traces
 from pimflow.simulators.profiler import KernelRequest
@@ -62,7 +62,7 @@ def wanted(source: str, system: System) -> Wanted:
         return _of_directory(Path(source), system)
     network = frontend.load(source)
     graph = extract_regions(network.module, network.name)
-    layers = _of_graph(graph, system.gpu, system.dtype, system.gpu_channels)
+    layers = _of_graph(graph, system)
     return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
 
 
@@ -72,17 +72,18 @@ def _of_directory(directory: Path, system: System) -> Wanted:
     plan = Plan.load(directory / artifact.PLAN)
     if placed.gpu != system.gpu.name:
         raise UsageError(f"{directory} was compiled for gpu '{placed.gpu}'; name that, or its file, as --gpu")
-    layers = _of_graph(placed.graph, system.gpu, placed.dtype, plan.gpu_channels, plan)
+    as_compiled = replace(system, dtype=placed.dtype, padding=placed.padding)
+    layers = _of_graph(placed.graph, as_compiled, plan)
     return Wanted(layers=layers, gpu=system.gpu, dtype=placed.dtype)
 
 
-def _of_graph(
-    graph: RegionGraph, gpu: GpuSpec, dtype: str, gpu_channels: int, plan: Plan | None = None
-) -> dict[KernelRequest, list[str]]:
-    """Every region with all memory channels, and with `gpu_channels` what `plan` leaves to the GPU.
+def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> dict[KernelRequest, list[str]]:
+    """Every region with all memory channels, and with those of the plan what `plan` leaves to the GPU.
 
-    Without a plan that may be every region.
+    Without a plan that may be every region, with the system's.
     """
+    gpu, dtype = system.gpu, system.dtype
+    gpu_channels = plan.gpu_channels if plan else system.gpu_channels
     choices = {name: choice for choice in plan.choices for name in choice.regions} if plan else {}
     found: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
@@ -92,7 +93,7 @@ def _of_graph(
             requests.append(KernelRequest(whole, gpu_channels))
         elif choice.mode == "SPLIT":
             part = Split.of(region.geometry, choice.axis, choice.gpu_share)
-            requests.append(KernelRequest(gpu_kernel(region, dtype, part), gpu_channels))
+            requests.append(KernelRequest(gpu_kernel(region, dtype, part, system.symmetric), gpu_channels))
         elif choice.mode == "PIPELINE":
             requests += [
                 KernelRequest(part, gpu_channels)

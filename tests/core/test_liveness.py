@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, apart
+from pimflow.core.region import Region, RegionGraph
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -113,3 +114,29 @@ def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
         assert part.flags.c_contiguous and offset_bytes % ALIGNMENT_BYTES == 0
     elif part.size and begin:
         assert not part.flags.c_contiguous or offset_bytes % ALIGNMENT_BYTES
+
+
+def _region(name: str, inputs: str, elements: int, given: dict[str, int], **options) -> Region:
+    names = tuple(inputs.split())
+    shapes = tuple((given[each],) for each in names)
+    given[name] = elements
+    options = {"operator": name, "operators": (name,)} | options
+    return Region(name=name, inputs=names, input_shapes=shapes, output_shape=(elements,), **options)
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_a_view_takes_no_bytes(view):
+    """In fp16: a and b are the parts of a whole, of which a slice is read last."""
+    given = {"%x": 1}
+    regions = (
+        _region("a", "%x", 10, given),
+        _region("b", "%x", 100, given),
+        _region("whole", "a b", 110, given, operator="concat", view=view),
+        _region("c", "whole", 1000, given),
+        _region("part", "whole", 50, given, operator="strided_slice", view=view),
+        _region("y", "c part", 10000, given),
+    )
+    live = RegionGraph(name="net", regions=regions, outputs=("y",)).liveness("fp16")
+    in_views = [1 + 110, 1 + 110, 110, 110 + 1000, 110 + 1000, 110 + 1000 + 10000]
+    of_their_own = [1 + 10, 1 + 10 + 100, 110 + 110, 110 + 1000, 110 + 1000 + 50, 1000 + 50 + 10000]
+    assert [live.live_bytes(step) // 2 for step in range(6)] == (in_views if view else of_their_own)

@@ -9,10 +9,10 @@ from pimflow import api, artifact, cli
 from pimflow.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph, convolution_kernel
+from pimflow.core.region import convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Candidates
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 from pimflow.simulators.accel_sim_kernels import kernel_name
 from pimflow.simulators.accel_sim_launch import Launch
 from pimflow.simulators.accel_sim_trace import read_kernels_list, read_trace
@@ -44,11 +44,10 @@ def directory(tmp_path, searched):
         for mode, share in [modes.get(c.region, ("GPU", 1.0))]
     ]
     plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
-    return stored(path, plan, searched.graph, "fp16")
+    return stored(path, plan, Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
 
 
-def stored(path, plan: Plan, graph: RegionGraph, dtype: str):
-    placed = Placed(graph=graph, gpu=SYSTEM.gpu.name, dtype=dtype)
+def stored(path, plan: Plan, placed: Placed):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
@@ -103,6 +102,21 @@ def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
     assert row["layers"] == ["down.conv"]
 
 
+def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched, directory):
+    """Two rows of a 3x3 with padding: the GPU's part has a row of zeros before its input, and none after."""
+    placed = Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
+    stored(directory, Plan.load(directory / "plan.json"), placed)
+    assert run(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
+    part = searched.graph.region("down.conv").geometry.first_rows(2)
+    top, left, bottom, right = part.padding
+    assert (top, bottom) == (1, 0)
+    padded = convolution_kernel(replace(part, h=part.h + 1, padding=(0, left, 0, right)), "fp16")
+    names = {kernel_name(kernel, "fp16") for kernel in (padded, convolution_kernel(part, "fp16"))}
+    assert {f"{name}.20" for name in names} & written(tmp_path / "out") == {
+        f"{kernel_name(padded, 'fp16')}.20"
+    }
+
+
 def test_they_are_the_kernels_that_the_search_asks_for(searched):
     """The rows of a split, as candidates are charged for them."""
     region = searched.graph.region("down.conv")
@@ -113,8 +127,9 @@ def test_they_are_the_kernels_that_the_search_asks_for(searched):
 
 
 def test_regions_come_back_from_a_file(searched, tmp_path):
-    placed = Placed.load(stored(tmp_path, searched.plan, searched.graph, "fp32"))
-    assert placed == Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32")
+    wanted = Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
+    placed = Placed.load(stored(tmp_path, searched.plan, wanted))
+    assert placed == wanted
     assert placed.graph.digest == searched.plan.model
 
 

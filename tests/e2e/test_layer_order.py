@@ -1,13 +1,14 @@
 """Does --reorder give the same network in less memory, and say what it costs?"""
 
 import json
+import re
 from dataclasses import replace
 
 import onnx
 import pytest
 from branching import randomly_wired, wide_branches
 
-from pimflow import api
+from pimflow import api, frontend, targets
 from pimflow.cli import main
 from pimflow.errors import PlanError, UsageError
 from pimflow.report import table
@@ -70,6 +71,24 @@ def test_randomly_wired(seed):
     assert order["lower_bound_bytes"] <= order["live_bytes"] <= order["live_given_bytes"]
     assert order["reordered"] == (order["pool_bytes"] < order["pool_given_bytes"])
     assert bool(order["kept_because"]) != order["reordered"]
+
+
+def test_the_relax_pipeline_reorders_too(wide):
+    """One pool, as large as that of `compile`; a plan of the other order is refused."""
+    _, compiled, _ = wide
+    network = frontend.load(wide_branches())
+
+    def pool_bytes(**options) -> list[int]:
+        with targets.named_target("llvm+pim"):
+            lowered = api.relax_pipeline(**options)(network.module)
+        found = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
+        return [int(size) for size in found]
+
+    order = compiled.report["order"]
+    assert pool_bytes() == [order["pool_given_bytes"]] and pool_bytes(reorder=True) == [order["pool_bytes"]]
+    assert pool_bytes(plan=compiled.plan, reorder=True) == [order["pool_bytes"]]
+    with pytest.raises(PlanError, match="--reorder"):
+        pool_bytes(plan=compiled.plan)
 
 
 def test_a_chain_keeps_its_order():

@@ -20,7 +20,7 @@ from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.kernels import cuda_compiler
 from pimflow.pipeline import lower
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.gpu_learned import Learned
 from pimflow.simulators.gpu_model import kernel_cost

@@ -10,7 +10,7 @@ import pytest
 from pimflow import api, frontend
 from pimflow.hardware import system
 from pimflow.placement import Candidates
-from pimflow.placement.candidates import gpu_kernel
+from pimflow.placement.tasks import gpu_kernel
 
 SYSTEM = system()
 NETWORKS = ("toy", "mobilenet-v2", "efficientnet-b0")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timing_programs import GANGS, act, comp, loop, program, read, with_timing, write
 
-from pimflow.core.commands import Affine, Comp, GAct, Loop, Node
+from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.checker import count_violations, violations
@@ -106,6 +106,13 @@ def test_issued_stream(source, spec):
     assert result.commands["G_ACT"] >= expanded["G_ACT"]
     assert list(result.commands.values()) == np.bincount(stream["command"], minlength=len(COMMANDS)).tolist()
     assert result.cycles > stream["clock"].max(initial=-1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(programs)
+def test_the_table_of_commands_is_the_commands(source):
+    rows = [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in source.commands(0)]
+    assert [(KINDS[kind], *fields) for kind, *fields in source.table(0).tolist()] == rows
 
 
 @settings(max_examples=60, deadline=None)

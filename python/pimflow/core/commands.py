@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 MAX_DEPTH = 4
 _SIZE_LIMIT = 1 << 31
 
@@ -113,6 +115,52 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> 
             yield Command("READRES", buffer=node.buffer, bursts=readres)
 
 
+KINDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
+_ROW, _COLUMN, _COUNT = 3, 4, 6
+_ROW_STEPS = 7  # the coefficients of the row, then those of the column
+
+
+def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
+    """What `expand` yields, [commands, 6]: index into `KINDS`, then `FIELDS`; -1 where there is none."""
+    runs = _runs(nodes, 0, readres)
+    counts = runs[:, _COUNT]
+    table = np.repeat(runs[:, :_COUNT], counts, axis=0)
+    table[:, _COLUMN] += np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return table
+
+
+def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
+    """A row a command node and turn of the loops from `depth` on; what the loops around add is behind it."""
+    pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
+    for node in nodes:
+        if not isinstance(node, Loop):
+            plain.append(_run(node, readres))
+            continue
+        if plain:
+            pieces.append(np.array(plain, np.int64))
+            plain = []
+        body = _runs(node.body, depth + 1, readres)
+        turn = np.repeat(np.arange(node.extent), len(body))
+        turns = np.tile(body, (node.extent, 1))
+        turns[:, _ROW] += turn * turns[:, _ROW_STEPS + depth]
+        turns[:, _COLUMN] += turn * turns[:, _ROW_STEPS + MAX_DEPTH + depth]
+        pieces.append(turns)
+    if plain:
+        pieces.append(np.array(plain, np.int64))
+    return np.concatenate(pieces)
+
+
+def _run(node: Node, readres: int) -> tuple[int, ...]:
+    nothing = Affine(-1)
+    gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
+    row, column = getattr(node, "row", nothing), getattr(node, "column", nothing)
+    bursts = node.bursts if isinstance(node, Gwrite) else readres if isinstance(node, Readres) else 0
+    steps = [each.coefficients + _ZEROS[len(each.coefficients)] for each in (row, column)]
+    kind, count = _OPCODES[type(node)] - 1, getattr(node, "count", 1)
+    return (kind, gang, buffer, row.base, column.base, bursts, count, *steps[0], *steps[1])
+
+
 def leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
     for node in nodes:
@@ -149,6 +197,10 @@ def check_size(name: str, value: object, least: int) -> None:
 _OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
 _NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
+_AFFINE = {
+    cls: {name: field.type == "Affine" for name, field in cls.__dataclass_fields__.items()}
+    for cls in _NAMES.values()
+}
 _TEXT = {cls: name for name, cls in _NAMES.items()}
 
 
@@ -202,16 +254,17 @@ def _parse(node: object, depth: int, where: str) -> Node:
         if depth == MAX_DEPTH or len(operands) != 2 or type(operands[0]) is not int or operands[0] < 1:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
         return Loop(extent=operands[0], body=parse_nodes(operands[1], depth + 1, where))
-    fields = cls.__dataclass_fields__
+    fields = _AFFINE[cls]
     if len(operands) != len(fields):
         raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")
-    values = {}
-    for (name, spec), value in zip(fields.items(), operands):
-        affine = spec.type == "Affine"
+    # A program has tens of thousands of nodes: past `__init__`, one takes half of the time.
+    made = object.__new__(cls)
+    values = made.__dict__
+    for (name, affine), value in zip(fields.items(), operands):
         numbers = value if affine else [value]
-        if not isinstance(numbers, list) or not numbers or any(type(v) is not int for v in numbers):
+        if type(numbers) is not list or set(map(type, numbers)) != {int}:
             raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
         if affine and len(numbers) > depth + 1:
             raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
         values[name] = Affine(value[0], tuple(value[1:])) if affine else value
-    return cls(**values)
+    return made

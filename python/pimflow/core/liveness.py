@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 # What buffers lie at multiples of: vectorised kernels fault where tensors begin elsewhere.
 ALIGNMENT_BYTES = 64
@@ -96,6 +96,11 @@ class Liveness:
             for name in begin
         ]
         return cls(steps=len(steps), lifetimes=tuple(lifetimes))
+
+    def with_aliases(self, aliases: Mapping[str, str]) -> Liveness:
+        """The same with buffers in alias classes; in one of their own where `aliases` names none."""
+        lifetimes = tuple(replace(life, alias=aliases.get(life.name, "")) for life in self.lifetimes)
+        return replace(self, lifetimes=lifetimes)
 
     def live_bytes(self, step: int) -> int:
         """Bytes live during `step`, each alias class once."""

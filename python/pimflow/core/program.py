@@ -25,6 +25,7 @@ from pimflow.core.commands import (
     check_size,
     encode,
     expand,
+    expand_table,
     leaves,
     parse_nodes,
     print_nodes,
@@ -117,6 +118,10 @@ class PimProgram:
         """The channel's commands, expanded, in order."""
         yield from expand(self.channels[channel], (), self.readres_bursts)
 
+    def table(self, channel: int) -> np.ndarray:
+        """The same as an array; see `expand_table`."""
+        return expand_table(self.channels[channel], self.readres_bursts)
+
     def encoded(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.
 
@@ -156,7 +161,7 @@ class PimProgram:
                 for name in self.__dataclass_fields__
                 if name not in ("geometry", "channels")
             },
-            "geometry": dict(self.geometry.__dict__),
+            "geometry": _fields(self.geometry),
         }
         lines = [json.dumps(header)[:-1] + ', "channels": [']
         for index, nodes in enumerate(self.channels):
@@ -244,7 +249,7 @@ class PimProgram:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
         if self.tile_gangs > self.gangs:
             raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
-        for name, value in self.geometry.__dict__.items():
+        for name, value in _fields(self.geometry).items():
             least = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
@@ -265,13 +270,13 @@ class PimProgram:
                 check_size(name, getattr(node, name), 1)
 
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
+            low = high = affine.base
             if len(affine.coefficients) > len(extents):
                 raise ValueError(f"{what} of {type(node).__name__} uses more loops than enclose it")
-            for coefficient in affine.coefficients:
+            for coefficient, extent in zip(affine.coefficients, extents):
                 check_size(f"{what} coefficient", abs(coefficient), 0)
-            reach = [c * (n - 1) for c, n in zip(affine.coefficients, extents)]
-            low = affine.base + sum(min(0, r) for r in reach)
-            high = affine.base + sum(max(0, r) for r in reach)
+                reach = coefficient * (extent - 1)
+                low, high = low + min(0, reach), high + max(0, reach)
             if low < begin or high >= end:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
@@ -344,6 +349,10 @@ class MemoryImage:
     def placed_bytes(self) -> int:
         """Bytes written into the banks of all channels."""
         return int((self.table >= 0).sum()) * self.pages[0].nbytes if len(self.pages) else 0
+
+
+def _fields(geometry: ConvGeometry) -> dict[str, object]:
+    return {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
 
 
 def _check_names(what: str, table: object, cls: type) -> None:

@@ -62,7 +62,7 @@ class ConvGeometry:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
 
-    @property
+    @functools.cached_property
     def rows(self) -> RangeMap:
         """Output rows to input rows."""
         return RangeMap(
@@ -74,7 +74,7 @@ class ConvGeometry:
             pad_after=self.padding[2],
         )
 
-    @property
+    @functools.cached_property
     def columns(self) -> RangeMap:
         """Output columns to input columns."""
         return RangeMap(
@@ -86,11 +86,11 @@ class ConvGeometry:
             pad_after=self.padding[3],
         )
 
-    @property
+    @functools.cached_property
     def oh(self) -> int:
         return self.rows.output_extent
 
-    @property
+    @functools.cached_property
     def ow(self) -> int:
         return self.columns.output_extent
 
@@ -265,6 +265,29 @@ class Region:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """What the steps of a network read and write.
+
+    Attributes
+    ----------
+    steps : list of (tuple of str, tuple of str)
+        Buffers that each reads and writes.
+    size_bytes : dict of str to int
+        Of every buffer; of one that shares its bytes, all of them.
+    inputs, outputs : tuple of str
+        Buffers that are there before the first step, and that outlive the last.
+    aliases : dict of str to str
+        Alias class of the buffers that share their bytes.
+    """
+
+    steps: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    size_bytes: dict[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    aliases: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegionGraph:
     """A network as regions, in execution order.
 
@@ -311,22 +334,43 @@ class RegionGraph:
                     readers[name].append(region.name)
         return {name: tuple(found) for name, found in readers.items()}
 
-    def buffers(self, dtype: str) -> tuple[list[tuple[tuple, tuple]], dict[str, int], tuple[str, ...]]:
-        """What a region, as a step, reads and writes; bytes of every buffer; names of the graph's inputs."""
+    def buffers(self, dtype: str) -> Buffers:
+        """The regions' results and the graph's inputs, a step a region.
+
+        Views take no bytes: who reads one reads the tensor that it lies inside, or all of its parts, which
+        share the bytes of the whole.
+        """
         element = ELEMENT_BYTES[dtype]
-        size_bytes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
+        own = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         inputs = {}
         for region in self.regions:
             for name, elements in zip(region.inputs, region.input_elements):
                 if name.startswith("%"):
                     inputs[name] = elements * element
-        steps = [(r.inputs, (r.name,)) for r in self.regions]
-        return steps, size_bytes | inputs, tuple(inputs)
+        own |= inputs
+        size_bytes, aliases, steps = dict(own), {}, []
+        held = {name: (name,) for name in inputs}
+        for region in self.regions:
+            name = region.name
+            reads = tuple(dict.fromkeys(buffer for each in region.inputs for buffer in held[each]))
+            steps.append((reads, (name,)))
+            held[name] = (*reads, name) if region.view else (name,)
+            if region.view:
+                size_bytes[name] = 0
+            if region.view and region.operator == "concat":
+                parts = [buffer for buffer in reads if size_bytes[buffer]]
+                aliases |= dict.fromkeys(parts, name)
+                size_bytes |= dict.fromkeys(parts, sum(own[part] for part in region.inputs))
+        outputs = tuple(dict.fromkeys(buffer for name in self.outputs for buffer in held[name]))
+        return Buffers(
+            steps=steps, size_bytes=size_bytes, inputs=tuple(inputs), outputs=outputs, aliases=aliases
+        )
 
     def liveness(self, dtype: str) -> Liveness:
-        """Lifetimes of the regions' results and the graph's inputs, a step a region."""
-        steps, size_bytes, inputs = self.buffers(dtype)
-        return Liveness.of(steps, size_bytes, inputs=inputs, outputs=self.outputs)
+        """Lifetimes of `buffers`."""
+        found = self.buffers(dtype)
+        live = Liveness.of(found.steps, found.size_bytes, inputs=found.inputs, outputs=found.outputs)
+        return live.with_aliases(found.aliases)
 
     @property
     def digest(self) -> str:

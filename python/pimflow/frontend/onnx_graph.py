@@ -16,13 +16,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm
-from google.protobuf.message import Message
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.frontend.naming import layer_names, with_names
-from pimflow.frontend.onnx_rewrites import inference_graph, known_operators, opset_of, plainer
+from pimflow.frontend.onnx_rewrites import (
+    inference_graph,
+    known_operators,
+    opset_of,
+    plainer,
+    without_weights,
+)
 from pimflow.frontend.relax_module import canonical, last_line
 from pimflow.relay_passes.flat import operator, shape
 
@@ -39,7 +44,7 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
-    return _as_given_or_plainer(model, lambda m: canonical(_import(m), m.graph.name))
+    return _as_given_or_plainer(model, lambda *m: canonical(_import(*m), model.graph.name))
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
@@ -50,25 +55,27 @@ def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     keep_params : bool
         Whether weights are inputs of ``main`` after its own, their values in its attribute ``params``.
     """
-    return _as_given_or_plainer(model, lambda m: _import(m, keep_params))
+    return _as_given_or_plainer(model, lambda *m: _import(*m, keep_params))
 
 
 def _as_given_or_plainer(
-    model: onnx.ModelProto, convert: Callable[[onnx.ModelProto], tvm.IRModule]
+    model: onnx.ModelProto, convert: Callable[[onnx.ModelProto, onnx.GraphProto], tvm.IRModule]
 ) -> tvm.IRModule:
+    """`convert` of a graph without weights, and of one that has them."""
     counts = Counter(node.name for node in model.graph.node if node.name)
     shared = next((name for name, count in counts.items() if count > 1), None)
     if shared is not None:
         name = model.graph.name
         raise ModelError(f"model '{name}': {counts[shared]} nodes are named '{shared}'; rename them")
-    model = inference_graph(model)
+    light = inference_graph(model)
     try:
-        return convert(model)
+        return convert(light, model.graph)
     except (ModelError, UnsupportedOpError):
-        rewritten = plainer(model)
+        light.graph.initializer.extend(model.graph.initializer)
+        rewritten = plainer(light)
         if rewritten is None:
             raise
-        return convert(rewritten)
+        return convert(inference_graph(rewritten), rewritten.graph)
 
 
 # The importer stacks their operands, which TVM's layout pass does not survive.
@@ -76,11 +83,19 @@ _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum}
 
 
 class _NamingImporter(onnx_frontend.ONNXGraphImporter):
-    """TVM's importer, noting which variable holds which ONNX node's convolution, product or result."""
+    """TVM's importer, noting which variable holds which ONNX node's convolution, product or result.
 
-    def __init__(self, keep_params: bool) -> None:
+    The graph that it imports has its initializers in `weights`.
+    """
+
+    def __init__(self, weights: onnx.GraphProto, keep_params: bool) -> None:
         super().__init__({}, "float32", keep_params_in_input=keep_params, sanitize=False)
+        self.weights = weights
         self.names: dict[relax.Var, str] = {}
+
+    def from_onnx(self, graph, opset):
+        super()._parse_graph_initializers(self.weights)
+        return super().from_onnx(graph, opset)
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
         try:
@@ -133,10 +148,10 @@ def _is_table(data: relax.Expr, index: relax.Expr) -> bool:
     return tensors and not isinstance(index, tvm.ir.GenericConst)
 
 
-def _import(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
     _check_control_flow(model)
-    importer, name = _NamingImporter(keep_params), model.graph.name
+    importer, name = _NamingImporter(weights, keep_params), model.graph.name
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -214,13 +229,7 @@ def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], li
 
 def stored(model: onnx.ModelProto, folder: Path) -> Path:
     """Write `model` to `folder`, weights beside it, one at a time; `onnx.save` would change `model`."""
-    light = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _put(light, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _put(light.graph, field.name, value)
+    light = without_weights(model)
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for tensor in model.graph.initializer:
             light.graph.initializer.append(_kept_in(file, tensor))
@@ -229,19 +238,13 @@ def stored(model: onnx.ModelProto, folder: Path) -> Path:
     return path
 
 
-def _put(message: Message, field: str, value: object) -> None:
-    if isinstance(value, str | bytes | int):
-        setattr(message, field, value)
-    else:
-        getattr(message, field).MergeFrom(value)
-
-
 def _kept_in(file: BinaryIO, tensor: onnx.TensorProto) -> onnx.TensorProto:
     """`tensor` with its values in `file`, if they are many and plain bytes; else itself."""
-    if tensor.ByteSize() < PAGE_BYTES or not tensor.HasField("raw_data"):
+    values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
+    if len(values) < PAGE_BYTES:
         return tensor
     file.write(bytes(-file.tell() % PAGE_BYTES))
-    place = {"location": WEIGHTS_FILE, "offset": file.tell(), "length": file.write(tensor.raw_data)}
+    place = {"location": WEIGHTS_FILE, "offset": file.tell(), "length": file.write(values)}
     light = onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
     light.data_location = onnx.TensorProto.EXTERNAL
     for key, value in place.items():

@@ -7,6 +7,7 @@ import tempfile
 
 import onnx
 import onnxruntime
+from google.protobuf.message import Message
 from onnx import helper, inliner, version_converter
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -36,7 +37,7 @@ def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
     if folded is None:
         return None
     folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
-    return inference_graph(unrolled(folded))
+    return unrolled(folded)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -87,14 +88,32 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
 _OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", "LSTM", "GRU", "RNN")
 
 
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that leaves out the initializers, which may be most of a machine's memory."""
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _put(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _put(light.graph, field.name, value)
+    return light
+
+
+def _put(message: Message, field: str, value: object) -> None:
+    if isinstance(value, str | bytes | int):
+        setattr(message, field, value)
+    else:
+        getattr(message, field).MergeFrom(value)
+
+
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Sums as additions, and nodes that do nothing at inference left out.
+    """Sums as additions, nodes that do nothing at inference left out, and `without_weights`.
 
     The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of
     a Dropout, which TVM's layout pass does not survive.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = without_weights(model)
     graph = copy.graph
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     used.discard("")

@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -84,8 +84,7 @@ class StepGraph:
     ) -> StepGraph:
         """A step a region; the network in the found order is its regions in that order.
 
-        Views are steps that take no bytes: who reads one reads the tensor that it lies inside, or all of
-        its parts, which share the bytes of the whole.
+        Views are steps that take no bytes; see `RegionGraph.buffers`.
 
         Parameters
         ----------
@@ -97,36 +96,30 @@ class StepGraph:
             Whether inputs take bytes until their last reader; an executable's lie elsewhere.
         """
         waits = waits or {}
-        _, size_bytes, inputs = graph.buffers(dtype)
-        size_bytes |= {} if inputs_count else dict.fromkeys(inputs, 0)
-        awaited = {first for named in waits.values() for first in named}
-        held = {name: (name,) for name in inputs}
-        aliases: dict[str, str] = {}
-        apart_bytes = dict(size_bytes)
+        found = graph.buffers(dtype)
+        awaited = dict.fromkeys(first for named in waits.values() for first in named)
+        done = {name: f"{name} done" for name in awaited}
+        size_bytes = found.size_bytes | dict.fromkeys(done.values(), 0)
+        if not inputs_count:
+            size_bytes |= dict.fromkeys(found.inputs, 0)
         steps = []
-        for region in graph.regions:
-            name = region.name
-            writes = (name, *((f"{name} done",) if name in awaited else ()))
-            reads = [buffer for each in region.inputs for buffer in held[each]]
-            reads += [f"{first} done" for first in waits.get(name, ())]
-            steps.append((tuple(dict.fromkeys(reads)), writes))
-            size_bytes |= dict.fromkeys(writes[1:], 0)
-            held[name] = (name,)
-            if region.view:
-                held[name] = tuple(dict.fromkeys((*reads, name)))
-                if region.operator == "concat":
-                    parts = [buffer for buffer in reads if size_bytes[buffer]]
-                    aliases |= dict.fromkeys(parts, name)
-                    size_bytes |= dict.fromkeys(parts, sum(apart_bytes[part] for part in region.inputs))
-                size_bytes[name] = 0
-        outputs = tuple(dict.fromkeys(buffer for name in graph.outputs for buffer in held[name]))
-        return cls(steps=steps, size_bytes=size_bytes, inputs=inputs, outputs=outputs, aliases=aliases)
+        for region, (reads, writes) in zip(graph.regions, found.steps, strict=True):
+            ended = [done[first] for first in waits.get(region.name, ())]
+            marks = [done[region.name]] if region.name in done else []
+            steps.append(((*reads, *ended), (*writes, *marks)))
+        return cls(
+            steps=steps,
+            size_bytes=size_bytes,
+            inputs=found.inputs,
+            outputs=found.outputs,
+            aliases=found.aliases,
+        )
 
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
         """Lifetimes of the buffers with the steps in `order`, by default the given one."""
         steps = self.steps if order is None else [self.steps[step] for step in order]
         found = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
-        return tuple(replace(life, alias=self.aliases.get(life.name, "")) for life in found.lifetimes)
+        return found.with_aliases(self.aliases).lifetimes
 
     def peak_bytes(self, order: Sequence[int] | None = None) -> int:
         """The most bytes that are live at once with the steps in `order`."""

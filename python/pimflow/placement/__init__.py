@@ -73,6 +73,10 @@ class Searched:
 
     def programs(self) -> dict[str, PimProgram]:
         """The program of every region on PIM, weights at rows of their own; of a pipeline, of every part."""
+        return dict(self._programs)
+
+    @functools.cached_property
+    def _programs(self) -> dict[str, PimProgram]:
         programs, row_begin = {}, 0
         for candidate in self.candidates:
             if candidate.rewrite.mode == "PIPELINE":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
@@ -19,6 +19,8 @@ from pimflow.placement.pim_runs import PimCost, PimSide
 from pimflow.placement.splits import Layer, LayerCosts
 from pimflow.simulators.gpu_model import KernelCost
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, KernelRequest, PimProfiler
+
+Made = TypeVar("Made")
 
 NOTHING = KernelCost(
     **dict.fromkeys(("launch_ns", "execution_ns", "compute_ns", "l2_ns", "dram_ns"), 0.0),
@@ -173,16 +175,17 @@ class Costs:
         """
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Note which kernels are asked for inside, at no cost, and time them all at the end."""
+    def together(self, make: Callable[[], Made]) -> Made:
+        """What `make` makes. The kernels that it asks for are timed all at once: it may be called twice."""
         self._asked = {}
         try:
-            yield
-            asked = list(self._asked)
+            made, asked = make(), list(self._asked)
         finally:
             self._asked = None
+        if not asked:
+            return made
         self._time_kernels(asked)
+        return make()
 
     def _time_kernels(self, requests: Sequence[KernelRequest]) -> None:
         profiler = self.profiling.gpu

@@ -50,17 +50,20 @@ def make(maker: Candidates, covers: Sequence[str], gpu_channels: int | None = No
         gpu_share=1.0,
         input=Port(dtype=system.dtype, accepts_pending=True),
         output=port,
-        tasks=(maker._gpu_task(" + ".join(covers), kernel(regions, system.dtype), channels),),
+        tasks=(maker.tasks.gpu(" + ".join(covers), kernel(regions, system.dtype), channels),),
         rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows),
     )
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     """By first region, the runs of `RegionGraph.runs`."""
-    with maker.costs.together():
-        for covers in maker.graph.runs:
-            make(maker, covers), make(maker, covers, maker.system.gpu.memory_channels)
-    return {covers[0]: [make(maker, covers)] for covers in maker.graph.runs}
+
+    def each() -> dict[str, list[Candidate]]:
+        for covers in maker.graph.runs:  # which `on_gpu` will ask for
+            make(maker, covers, maker.system.gpu.memory_channels)
+        return {covers[0]: [make(maker, covers)] for covers in maker.graph.runs}
+
+    return maker.costs.together(each)
 
 
 def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:

@@ -26,8 +26,9 @@ from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement.candidates import Candidates, row_bytes
+from pimflow.placement.candidates import Candidates
 from pimflow.placement.pim_runs import PimCost
+from pimflow.placement.tasks import row_bytes
 
 CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 LENGTHS = (2, 3, 4)  # regions of a run that are tried
@@ -182,7 +183,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     costs = _pim_costs(maker, run, schedules)
     tasks = _tasks(maker, run, costs)
     last = run.regions[-1]
-    pending = (*maker._pending(last, WHOLE), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
+    pending = (*maker.pending(last, WHOLE), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
     defers = bool(pending) and maker.defers(last)
     if pending and not defers and (settle := maker.settle(last).task):
         tasks.append(replace(settle, after=tuple(range(len(tasks)))))
@@ -238,7 +239,6 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
     A part waits for those of the region before it up to the same stage; that they come in order, one
     resource sees to.
     """
-    crossbar = maker.system.charges("crossbar")
     tasks: list[Task] = []
     done: dict[tuple[int, int], tuple[int, ...]] = {}
     for position, stage in run.pipeline.steps:
@@ -246,22 +246,14 @@ def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]
         waits = done[position - 1, stage] if position else ()
         first = len(tasks)
         if (position, stage) in costs:
-            cost = costs[position, stage]
-            parts = [replace(maker._pim_task(region, cost), label=f"{label} (PIM)")]
-            if crossbar:
-                transfer = maker._transfer(f"{label} (to and from PIM)", maker._pim_bytes(cost))
-                # A kernel's traffic over the crossbar is priced with the kernel.
-                crossbar_pj = transfer.moved_bytes * maker.system.gpu.energy["l2_pj_per_byte"]
-                parts.append(replace(transfer, energies_pj={"crossbar": crossbar_pj}))
+            parts = maker.tasks.pim(label, costs[position, stage])
         else:
             kernel = run.kernel(position, stage, maker.system.dtype)
-            parts = [maker._gpu_task(label, kernel, maker.system.gpu_channels)]
-            if crossbar:
-                parts.append(maker._transfer(f"{label} (GPU traffic)", parts[0].moved_bytes))
+            parts = maker.tasks.gpu_beside_pim(label, label, kernel)
         tasks += [replace(task, after=waits) for task in parts]
         done[position, stage] = tuple(range(first, len(tasks)))
         results = costs[position, stage].results if (position, stage) in costs else 0
-        for lanes in maker._last_tasks(region, WHOLE, results) if results else ():
+        for lanes in maker.tasks.last(region, WHOLE, results) if results else ():
             tasks.append(replace(lanes, after=done[position, stage]))
             done[position, stage] = (len(tasks) - 1,)
     return tasks
@@ -316,12 +308,9 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
         for stage in range(len(run.rows[position]))
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
-    with maker.costs.together():
-        for run in wanted:
-            make(maker, run.pipeline)
+    made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in wanted])
     best: dict[tuple, tuple[float, Candidate]] = {}
-    for run in wanted:
-        candidate = make(maker, run.pipeline)
+    for run, candidate in zip(wanted, made, strict=True):
         latency_ns = makespan_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):

@@ -1,0 +1,168 @@
+"""The search of a whole network: loaded, put in order, and placed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pimflow import activation_fusion, artifact, frontend, network_memory, skip_optimisation, timeline
+from pimflow.core.plan import Plan
+from pimflow.core.region import RegionGraph
+from pimflow.decomposed_network import Decomposing, decomposed, requested
+from pimflow.frontend import Network
+from pimflow.hardware import System, system
+from pimflow.placement import Costs, Goal, Profiling, Searched, apply
+from pimflow.placement import search as search_graph
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.simulators.timing import timings
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
+AnyPlan = Plan | Searched | str | os.PathLike
+
+
+def search(
+    model: Model,
+    target_system: System | None = None,
+    *,
+    plan: AnyPlan | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    reorder: bool = False,
+    decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
+    fuse_activations: bool = False,
+    profiling: Profiling | None = None,
+    **goal: Any,
+) -> Searched:
+    """The best plan for a network on a system, with the candidates it was chosen from.
+
+    Parameters
+    ----------
+    model : str, path, ModelProto, IRModule or ExportedProgram
+        See `frontend.load`.
+    target_system : System, optional
+        `pimflow.system()` by default.
+    plan : Plan, Searched or path, optional
+        Applied instead of searching.
+    shapes : mapping of str to tuple of int, optional
+        Shapes of inputs that the model leaves open.
+    batch : int, optional
+        Inferences at once; see `frontend.load`.
+    reorder : bool
+        See `compile`.
+    decompose : Request or str, optional
+        Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
+    optimize_skips : str, optional
+        See `plan_memory`.
+    fuse_activations : bool
+        See `compile`.
+    profiling : Profiling, optional
+        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
+        default, and nothing kept on disk.
+    **goal
+        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``modes``: see `placement.Goal`.
+    """
+    Goal(**goal)  # refused before the work, not after it
+    request, plan = requested(decompose), as_plan(plan)
+    skip_optimisation.check_criterion(optimize_skips)
+    activation_fusion.require_decomposed(fuse_activations, request)
+    on = target_system or system()
+    network, change = decomposed(frontend.load(model, shapes, batch), request)
+    if reduced := network_memory.with_reduced_skips(network, change, optimize_skips, on):
+        network = reduced.network
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
+    if reorder:
+        network = network_memory.reordered(network, on, plan=plan).network
+    return search_network(
+        network, target_system, plan, fuse_activations=fuse_activations, profiling=profiling, **goal
+    )
+
+
+def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
+    """When everything runs, for Perfetto: of a compiled directory, or of the plan that `search` finds.
+
+    Parameters
+    ----------
+    source
+        A compiled directory, or a network as `search` takes it, with its `options`.
+    """
+    if isinstance(source, str | os.PathLike) and (Path(source) / artifact.INTERFACE).exists():
+        return timeline.load(source)
+    return timeline.trace(search(source, target_system, **options))
+
+
+def search_network(
+    network: Network,
+    target_system: System | None = None,
+    plan: AnyPlan | None = None,
+    *,
+    fuse_activations: bool = False,
+    profiling: Profiling | None = None,
+    **goal: Any,
+) -> Searched:
+    """`search` for a network that was loaded."""
+    target_system = target_system or system()
+    costs = Costs(target_system, profiling or Profiling())
+    graph = regions(network, target_system, fuse_activations=fuse_activations)
+    return place(graph, target_system, as_plan(plan), costs, Goal(**goal))
+
+
+def as_plan(plan: AnyPlan | None) -> Plan | None:
+    """What was found, or is in a file, as a plan."""
+    if isinstance(plan, Searched):
+        return plan.plan
+    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+
+
+def regions(
+    network: Network, target_system: System | None = None, *, fuse_activations: bool = False
+) -> RegionGraph:
+    """What the search places of a network; see `compile` for `fuse_activations`."""
+    on = target_system or system()
+    graph = extract_regions(network.module, network.name, views=on.views)
+    return activation_fusion.with_runs(graph, network, on) if fuse_activations else graph
+
+
+def place(
+    graph: RegionGraph,
+    target_system: System,
+    plan: Plan | None,
+    costs: Costs,
+    goal: Goal,
+) -> Searched:
+    """Searched, or with `plan` applied."""
+    if plan is None:
+        return search_graph(graph, target_system, costs, goal)
+    return apply(graph, target_system, plan, costs)
+
+
+def speedups(
+    searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
+) -> dict[str, float]:
+    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
+    goal = Goal(objective=searched.goal.objective, modes=searched.goal.modes)
+
+    def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
+        own = searched.maker.costs
+        costs = own if shares else Costs(other, replace(own.profiling, pim=None))
+        found = place(graph, other, plan and plan.carried_to(graph, other.views), costs, goal)
+        return found.gpu_only.latency_ns / found.evaluation.latency_ns
+
+    base = searched.system
+    gpu_ns = base.gpu.launch_ns
+    other = "paper" if base.accounting == "full" else "full"
+    timing = "ramulator-pimflow" if other == "paper" else "strict"
+    timing = timing if timing in timings(base.pim) else "strict"
+    converted = replace(base, accounting=other, timing=timing)
+    return {
+        "launches set to zero": speedup(base.with_launches(gpu_ns=0.0, pim_ns=0.0), True),
+        "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
+        "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
+        f"accounting {other}, timing {timing}": speedup(converted, False),
+        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
+    }

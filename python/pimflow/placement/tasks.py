@@ -1,0 +1,187 @@
+"""What the parts of candidates are charged: kernels, PIM programs, the crossbar, and what follows them.
+
+The rules are the table "What is charged" of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pimflow.core.candidate import EdgeCost, Known, Task
+from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, convolution_kernel
+from pimflow.core.split import WHOLE, Split
+from pimflow.hardware import System
+from pimflow.placement.costs import Costs
+from pimflow.placement.pim_runs import PimCost
+from pimflow.simulators.energy import pim_energy_pj
+from pimflow.simulators.gpu_model import kernel_energy_pj
+
+
+class Tasks:
+    """Tasks on one system.
+
+    Parameters
+    ----------
+    system : System
+    costs : Costs
+        Of the system, or of one that differs in launch times only.
+    """
+
+    def __init__(self, system: System, costs: Costs):
+        self.system, self.costs = system, costs
+
+    @property
+    def submission_ns(self) -> float:
+        """To hand PIM a program."""
+        return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
+
+    def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
+        """A kernel while `channels` memory channels serve the GPU; those of a mixed plan by default."""
+        cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
+        return Task(
+            label=label,
+            resource="gpu",
+            launch_ns=self.costs.launch_ns(cost, self.system.gpu),
+            execution_ns=cost.execution_ns,
+            moved_bytes=round(cost.dram_bytes),
+            energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
+            known=cost.known,
+        )
+
+    def gpu_beside_pim(self, label: str, name: str, kernel: Kernel) -> list[Task]:
+        """A kernel that runs while PIM does part of `name`, and its traffic, which contends with PIM's."""
+        task = self.gpu(label, kernel)
+        if not self.system.charges("crossbar"):
+            return [task]
+        return [task, self._transfer(f"{name} (GPU traffic)", task.moved_bytes)]
+
+    def gpu_part(self, region: Region, split: Split) -> list[Task]:
+        """The GPU's part of a split."""
+        if not split.gpu:
+            return []
+        kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
+        return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
+
+    def pim(self, name: str, run: PimCost) -> list[Task]:
+        """A PIM program, and what it moves over the crossbar: all that GWRITEs write and READRESs return."""
+        system = self.system
+        energy = pim_energy_pj(
+            run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
+        )
+        task = Task(
+            label=f"{name} (PIM)",
+            resource="pim",
+            launch_ns=self.submission_ns,
+            execution_ns=run.time_ns,
+            energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
+            known=Known.SIMULATED,
+        )
+        if not system.charges("crossbar"):
+            return [task]
+        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
+        transfer = self._transfer(f"{name} (to and from PIM)", bursts * system.pim.column_bytes)
+        # A kernel's traffic over the crossbar is priced with the kernel.
+        crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
+        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj})]
+
+    def _transfer(self, label: str, moved_bytes: int) -> Task:
+        return Task(
+            label=label,
+            resource="crossbar",
+            execution_ns=moved_bytes / self.system.crossbar_bytes_per_ns,
+            moved_bytes=moved_bytes,
+        )
+
+    def prologue(self, region: Region) -> Task:
+        """The kernel that applies what the GPU would have fused before the convolution."""
+        moved = region.input_elements[0] * ELEMENT_BYTES[self.system.dtype]
+        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        return self.gpu(f"{region.name} ({', '.join(region.prologue)})", kernel)
+
+    def padding(self, region: Region, split: Split) -> list[Task]:
+        """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
+        g = region.geometry
+        uneven = split.gpu and split.axis == "rows" and self.system.symmetric
+        part = g.rows.inputs(0, split.gpu) if uneven else None
+        if part is None or part.pad_before == part.pad_after:
+            return []
+        row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
+        zeros = [rows * row for rows in (part.pad_before, part.pad_after) if rows]
+        if not region.padding_copied:
+            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
+            return [self.gpu(f"{region.name} (rows of zeros)", each) for each in kernels]
+        moved = g.h * row + sum(zeros)
+        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        return [self.gpu(f"{region.name} (padded input)", kernel)]
+
+    def last(self, region: Region, split: Split, results: int) -> list[Task]:
+        """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
+        if not self.system.charges("epilogue"):
+            return []
+        found = []
+        more = (self.system.pim.result_lanes - 1) * results
+        if more:
+            more_bytes = more * RESULT_BYTES[self.system.dtype]
+            kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
+            found.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
+        if split.axis == "reduction":
+            found.append(self.epilogue(region, sums=2).task)
+        return found
+
+    def epilogue(self, region: Region, sums: int = 1) -> EdgeCost:
+        """The kernel that applies what PIM leaves undone to the sum of as many results of `region`."""
+        result_bytes = self._result_bytes(region)
+        return self._stream(region, self._epilogue_bytes(region, sums), result_bytes)
+
+    def absorbed_epilogue(self, region: Region, *, shared: bool) -> EdgeCost:
+        """The same inside a kernel that reads the result anyway, and stores it if it is `shared`."""
+        result_bytes = self._result_bytes(region)
+        read_bytes = self._epilogue_bytes(region) - result_bytes
+        task = self._stream(region, read_bytes, result_bytes if shared else 0).task
+        return EdgeCost(task=task and replace(task, launch_ns=0.0, launched=False))
+
+    def _result_bytes(self, region: Region) -> int:
+        return region.output_elements * ELEMENT_BYTES[self.system.dtype]
+
+    def _epilogue_bytes(self, region: Region, sums: int = 1) -> int:
+        # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
+        returned = sums * region.geometry.pixels * region.geometry.oc
+        return (returned + sum(region.input_elements[1:])) * ELEMENT_BYTES[self.system.dtype]
+
+    def _stream(self, region: Region, read_bytes: int, written_bytes: int) -> EdgeCost:
+        if not self.system.charges("epilogue") or not (read_bytes or written_bytes):
+            return EdgeCost()
+        kernel = Kernel(kind="stream", input_bytes=read_bytes, output_bytes=written_bytes)
+        return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
+
+
+def row_bytes(system: System) -> int:
+    """Bytes of one row across the banks of a PIM channel."""
+    pim = system.pim
+    return pim.banks * pim.columns_per_row * pim.column_bytes
+
+
+def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
+    """The kernel that computes `region`, epilogue included, or the GPU's part of a `split`, without.
+
+    If `symmetric`, one that cannot pad both ends of the rows alike reads rows of zeros.
+    """
+    element = ELEMENT_BYTES[dtype]
+    if split.gpu:
+        part = split.gpu_part(region.geometry)
+        top, left, bottom, right = part.padding
+        if symmetric and split.axis == "rows" and top != bottom:
+            part = replace(part, h=part.h + top + bottom, padding=(0, left, 0, right))
+        return convolution_kernel(part, dtype)
+    output_bytes = (region.output_elements + region.kept_elements) * element
+    if region.geometry is not None:
+        residual_bytes = sum(region.input_elements[1:]) * element
+        kernel = convolution_kernel(region.geometry, dtype, residual_bytes)
+        return replace(kernel, output_bytes=output_bytes)
+    return Kernel(
+        kind="stream",
+        macs=sum(region.input_elements),
+        input_bytes=sum(region.input_elements) * element,
+        weight_bytes=region.weight_elements * element,
+        output_bytes=output_bytes,
+    )

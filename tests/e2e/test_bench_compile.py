@@ -1,0 +1,59 @@
+"""Do the generated networks grow as asked, and does the table say which targets were missed?"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from pimflow import api, frontend
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    yield importlib.import_module
+    for name in ("bench_compile", "growing_networks", "build_zoo", "zoo_graphs"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("kind", ["chain", "branchy"])
+def test_networks_have_about_the_regions_asked_for(scripts, tmp_path, kind):
+    strip, build = scripts("build_zoo").strip, scripts("growing_networks").KINDS[kind]
+    for wanted in (14, 28):
+        path = tmp_path / f"{wanted}.onnx"
+        path.write_bytes(strip(build(wanted), path.stem).SerializeToString())
+        found = len(api.regions(frontend.load(path)).regions)
+        assert abs(found - wanted) <= 0.3 * wanted, (wanted, found)
+
+
+def row(search_seconds: float, full_seconds: float, peak_gib: float) -> dict:
+    phases = {"generating code": 1.0, "verifying": 2.0}
+    return {
+        cache: {
+            "model": "net",
+            "regions": 5,
+            "phase_cpu_seconds": phases | {"searching": seconds},
+            "cpu_seconds": seconds + 4.0,
+            "peak_memory_bytes": peak_gib * 2**30,
+        }
+        for cache, seconds in (("empty", search_seconds), ("full", full_seconds))
+    }
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ((59.0, 9.0, 4.0), "yes"),
+        ((59.1, 9.0, 4.0), "no: empty cache"),
+        ((1.0, 9.1, 4.1), "no: full cache, no: memory"),
+    ],
+)
+def test_search_rewrite_and_code_count_against_the_targets(scripts, figures, verdict):
+    text = scripts("bench_compile").table([row(*figures)])
+    assert text.splitlines()[-1] == (
+        f"| net | 5 | {figures[0]:.1f} | {figures[1]:.1f} | 1.0 | 2.0 "
+        f"| {figures[0] + 4:.1f} | {figures[1] + 4:.1f} | {figures[2]:.2f} | {verdict} |"
+    )
