@@ -150,7 +150,7 @@ def search(
     table = profile(graph, maker)
     whole = _gpu_only(maker)
     gpu_only = evaluate(graph, whole, table, system)
-    minimiser = Minimiser(graph, table, system, goal)
+    minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     found = minimiser.best()
     mixed = found if found and any(c.rewrite.mode != "GPU" for c in found.solution.candidates) else None
     if mixed and goal.allows(gpu_only) and goal.value(gpu_only) <= goal.value(mixed.evaluation):

@@ -12,10 +12,12 @@ from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import System
+from pimflow.placement.cache import ResultCache
 from pimflow.placement.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.exhaustive import solve_exhaustive
 from pimflow.placement.ilp import Bound, solve_ilp, solve_whole
 from pimflow.placement.segments import is_serial
+from pimflow.placement.solutions import Solutions
 from pimflow.placement.solve import LATENCY, Solution, Weights, solve_dp
 
 OBJECTIVES = ("latency", "energy", "edp")
@@ -146,10 +148,20 @@ class Minimiser:
     graph, table, system
         What is searched.
     goal : Goal
+    cache : ResultCache, optional
+        Keeps solutions for other processes.
     """
 
-    def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
+    def __init__(
+        self,
+        graph: RegionGraph,
+        table: CostTable,
+        system: System,
+        goal: Goal,
+        cache: ResultCache | None = None,
+    ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
+        self.solutions = Solutions(graph, table, cache)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
         self._solved: dict[Weights, Found] = {}
@@ -157,9 +169,14 @@ class Minimiser:
     def unbounded(self, weights: Weights) -> Found:
         """The best plan whatever the bounds."""
         if weights not in self._solved:
-            solution = SOLVERS[self.goal.solver_for(self.graph)](self.graph, self.table, weights)
-            self._solved[weights] = self._found(solution)
+            self._solved[weights] = self._found(self._solution(weights))
         return self._solved[weights]
+
+    def _solution(self, weights: Weights) -> Solution:
+        solver = self.goal.solver_for(self.graph)
+        if solver == "ilp":
+            return self.solutions.found(weights, lambda: solve_ilp(self.graph, self.table, weights))
+        return SOLVERS[solver](self.graph, self.table, weights)
 
     @property
     def latency_bound_ns(self) -> float:

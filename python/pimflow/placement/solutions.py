@@ -1,0 +1,51 @@
+"""Solutions of integer programs, kept with the profiles: to solve one takes longer than to time layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property
+
+from pimflow.core.candidate import CostTable
+from pimflow.core.region import RegionGraph
+from pimflow.placement.cache import ResultCache
+from pimflow.placement.solve import Solution, Weights
+
+
+class Solutions:
+    """What solvers found for a network with a table.
+
+    Parameters
+    ----------
+    graph, table
+        What was solved: a solution is found again for the same candidates with the same tasks alone.
+    cache : ResultCache, optional
+        Without one nothing is kept.
+    """
+
+    def __init__(self, graph: RegionGraph, table: CostTable, cache: ResultCache | None = None):
+        self.graph, self.table, self.cache = graph, table, cache
+
+    @cached_property
+    def _contents(self) -> str:
+        """Of all that a solver reads."""
+        table = (self.table.candidates, self.table.settle, self.table.absorb)
+        return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
+
+    def found(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
+        """What `solve` finds, or found before."""
+        if self.cache is None:
+            return solve()
+        key = ("solution", self._contents, weights)
+        kept = self.cache.get([key]).get(key)
+        if kept is not None:
+            chosen = [
+                next(c for c in self.table.candidates[region] if c.name == name)
+                for region, name in kept.pop("chosen")
+            ]
+            return Solution(candidates=tuple(chosen), **kept)
+        solution = solve()
+        chosen = [(candidate.covers[0], candidate.name) for candidate in solution.candidates]
+        figures = {"latency_ns": solution.latency_ns, "value": solution.value, "bound": solution.bound}
+        self.cache.put({key: {"chosen": chosen, **figures}})
+        return solution

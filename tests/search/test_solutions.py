@@ -1,0 +1,45 @@
+"""Is a solution that was kept the one that would be found, and for nothing else than what was solved?"""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from problems import problems
+
+from pimflow.hardware import system
+from pimflow.placement import Goal, objectives
+from pimflow.placement.cache import ResultCache
+from pimflow.placement.objectives import Minimiser
+from pimflow.placement.solve import LATENCY
+
+
+@given(problem=problems(max_regions=4))
+@settings(max_examples=40)
+def test_a_solution_is_found_once(problem, tmp_path_factory):
+    graph, table = problem
+    cache = ResultCache(tmp_path_factory.mktemp("kept") / "results.sqlite")
+    solved = []
+
+    def counted(*args):
+        solved.append(args)
+        return original(*args)
+
+    original, objectives.solve_ilp = objectives.solve_ilp, counted
+    try:
+        goal = Goal(solver="ilp")
+        plain = Minimiser(graph, table, system(), goal).unbounded(LATENCY).solution
+        kept = [Minimiser(graph, table, system(), goal, cache).unbounded(LATENCY).solution for _ in range(2)]
+        assert kept == [plain, plain] and len(solved) == 2
+        slower = slowed(table)
+        again = Minimiser(graph, slower, system(), goal, cache).unbounded(LATENCY).solution
+        assert len(solved) == 3
+        assert again == Minimiser(graph, slower, system(), goal).unbounded(LATENCY).solution
+    finally:
+        objectives.solve_ilp = original
+        cache.close()
+
+
+def slowed(table):
+    """Another table: the first candidate takes longer."""
+    region, (first, *others) = next(iter(table.candidates.items()))
+    tasks = tuple(replace(task, execution_ns=task.execution_ns + 1) for task in first.tasks)
+    return replace(table, candidates=table.candidates | {region: (replace(first, tasks=tasks), *others)})
