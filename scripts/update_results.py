@@ -10,6 +10,7 @@ TABLES = {
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
+    "modes": ("verify_modes.py",),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
 }

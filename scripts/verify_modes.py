@@ -1,0 +1,46 @@
+"""Every mode by value: ``verify_modes.py [MODEL…]`` compiles networks with some modes allowed, and prints a table.
+
+Under the published accounting, which leaves more to PIM, with all constraints of the device. A compilation
+that is not verified ends the script.
+"""
+
+import argparse
+from collections import Counter
+
+import pimflow
+
+NETWORKS = (
+    *("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16"),
+    *("googlenet", "inception-v3", "squeezenet-1.1"),
+)
+MODES = ("gpu,pim", "gpu,pim,split", "gpu,pim,pipeline", "gpu,pim,split,pipeline")
+HEADER = ("network", "modes allowed", "done by", "error of the outputs", "PIM regions right", "violations")
+
+
+def row(model: str, modes: str) -> tuple[str, ...]:
+    compiled = pimflow.compile(model, target_system=pimflow.system(accounting="paper"), modes=modes)
+    done = Counter(candidate.rewrite.mode for candidate in compiled.searched.candidates)
+    found = compiled.verification
+    right = sum(region.matches for region in found.regions)
+    return (
+        model,
+        modes,
+        ", ".join(f"{count} {mode}" for mode, count in sorted(done.items())),
+        f"{found.max_relative_error:.1e} (bound {found.bound:.0e})",
+        f"{right} of {len(found.regions)}",
+        str(found.timing_violations),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(NETWORKS)}")
+    models = parser.parse_args().models or NETWORKS
+    print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
+    for model in models:
+        for modes in MODES:
+            print(f"| {' | '.join(row(model, modes))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
