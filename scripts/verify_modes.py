@@ -1,4 +1,4 @@
-"""Every mode by value: ``verify_modes.py [MODEL…]`` compiles networks with some modes allowed, and prints a table.
+"""Every mode by value: ``verify_modes.py [MODEL…]`` compiles networks with some modes allowed.
 
 Under the published accounting, which leaves more to PIM, with all constraints of the device. A compilation
 that is not verified ends the script.
