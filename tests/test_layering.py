@@ -46,6 +46,9 @@ LAYERS = (
         "timeline",
         "devices",
         "profilers",
+        "primitive_profile",
+        "primitive_profiler",
+        "primitive_layers",
         "simulation",
         "layer_order",
         "network_memory",
@@ -59,10 +62,12 @@ LAYERS = (
         "cli",
         "memory_command",
         "fuse_command",
+        "select_command",
         "__main__",
         "profiling",
         "design_space",
         "design_settings",
+        "primitive_selection",
         "relay",
         "pass_options",
         "tvm_extension",
@@ -89,6 +94,10 @@ WITHOUT_TVM = (
     "memory_command",
     "fuse_command",
     "fusion",
+    "primitive_profile",
+    "primitive_layers",
+    "primitive_selection",
+    "select_command",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 

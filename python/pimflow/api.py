@@ -21,6 +21,7 @@ from pimflow import (
     network_memory,
     operator_memory,
     pipeline,
+    primitive_selection,
     report,
     targets,
     timeline,
@@ -55,6 +56,7 @@ count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
+select = primitive_selection.select
 
 AnyPlan = Plan | Searched | str | os.PathLike
 

@@ -149,7 +149,7 @@ def added_up(problem: Problem, choice: dict[str, Candidate]) -> tuple[float, int
 
 
 def product_form(problem: Problem, memory_bytes: float) -> float | None:
-    """Least time in the paper's own form, made linear: z >= x_i + x_j - 1 for pairs; the sum model's memory."""
+    """Least time in the paper's own form, made linear: z >= x_i + x_j - 1 for pairs; memory is the sum."""
     names = [region.name for region in problem.graph.regions]
     x = {(name, c.name): n for n, (name, c) in enumerate(
         (name, c) for name in names for c in problem.table.candidates[name])}  # fmt: skip

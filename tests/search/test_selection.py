@@ -122,7 +122,9 @@ def test_what_cannot_be_had_is_said_with_its_layer():
     with pytest.raises(InfeasibleError, match="time of 'drawn', most of it in layer 'r1'") as caught:
         minimise(problem, "memory", Budgets(time_ns=2.5))
     assert caught.value.demand == 3
-    with pytest.raises(InfeasibleError, match="within the other budgets.*layer 'r0'.*11ns or more") as caught:
+    with pytest.raises(
+        InfeasibleError, match=r"within the other budgets.*layer 'r0'.*11ns or more"
+    ) as caught:
         minimise(problem, "time", Budgets(memory_bytes=3000, time_ns=10.0))
     assert caught.value.demand == 11
 

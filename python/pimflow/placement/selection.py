@@ -116,8 +116,8 @@ class Problem:
     table : CostTable
         Ports say what layouts candidates take and give.
     memory_model : str
-        ``liveness``: the most that is live in any step, tensors, copies in another layout, the workspace of the
-        layer that runs, and all filters and weights. ``sum``: the paper's equation 7, the footprints of
+        ``liveness``: the most that is live in any step (tensors, copies in another layout, the workspace of
+        the layer that runs) with all filters and weights. ``sum``: the paper's equation 7, the footprints of
         all layers added up; transforms take no memory.
     """
 

@@ -1,4 +1,4 @@
-"""The integer program of a selection: one binary a candidate, and how much of a tensor flows from layout to layout.
+"""The integer program of a selection: binaries for candidates, flows of tensors from layout to layout.
 
 Flows stand for the products of the paper's equation 11. Between one layout that is given and one that is
 taken they are whole by themselves, so that only the candidates are binaries.

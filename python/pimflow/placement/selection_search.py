@@ -178,9 +178,9 @@ def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
 def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
     """The paper's greedy selection (5.3.2) over the same candidates; None if it ends outside the budgets.
 
-    From the fastest selection, the layer with the largest footprint takes the fastest of its candidates with a
-    smaller one, until the budgets are kept; where the largest has none, the next that has. Layers without
-    primitives then take the layouts that cost least.
+    From the fastest selection, the layer with the largest footprint takes the fastest of its candidates
+    with a smaller one, until the budgets are kept; where the largest has none, the next that has. Layers
+    without primitives then take the layouts that cost least.
     """
     choice = dict(fastest(problem).choice)
     layers = [step for step in problem.steps if step.chosen]
