@@ -129,8 +129,9 @@ class Profile:
                 where = f"layers[{number}]"
                 layer = _layer(row["layer"])
                 times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
-            for number, (shape, given, taken, ns) in enumerate(plain["transforms"]):
+            for number, row in enumerate(plain["transforms"]):
                 where = f"transforms[{number}]"
+                shape, given, taken, ns = row
                 moves[tuple(shape), given, taken] = _duration(ns)
             where = "code"
             code = str(plain["code"])
