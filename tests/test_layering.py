@@ -49,6 +49,7 @@ LAYERS = (
         "primitive_profile",
         "primitive_profiler",
         "primitive_layers",
+        "primitive_prediction",
         "simulation",
         "layer_order",
         "network_memory",
@@ -96,6 +97,7 @@ WITHOUT_TVM = (
     "fusion",
     "primitive_profile",
     "primitive_layers",
+    "primitive_prediction",
     "primitive_selection",
     "select_command",
 )

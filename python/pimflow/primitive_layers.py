@@ -102,11 +102,13 @@ def _port(layout: str) -> Port:
     return Port(layout=layout, dtype="fp32", device="cpu")
 
 
-def _candidate(region: Region, layout: str, name: str = "", time_ns: float = 0.0) -> Candidate:
+def _candidate(
+    region: Region, layout: str, name: str = "", time_ns: float = 0.0, known: Known = Known.MEASURED
+) -> Candidate:
     primitive, tasks = PRIMITIVES.get(name), ()
     if primitive:
         label = f"{region.name} {name}"
-        tasks = (Task(label=label, resource="cpu", execution_ns=time_ns, known=Known.MEASURED),)
+        tasks = (Task(label=label, resource="cpu", execution_ns=time_ns, known=known),)
     return Candidate(
         name=name or layout,
         covers=(region.name,),
@@ -215,9 +217,12 @@ class Layers:
             return tuple(_candidate(region, layout) for layout in _layouts(region))
         layer, found = region.geometry, []
         for primitive in applicable(layer):
-            ns = profile.times_ns.get((primitive.name, layer))
+            key, known = (primitive.name, layer), Known.MEASURED
+            if key not in profile.times_ns:
+                known = Known.ANALYTIC
+            ns = profile.times_ns.get(key, profile.predicted_ns.get(key))
             if ns is not None and _fits(region, primitive.layout):
-                found.append(_candidate(region, primitive.layout, primitive.name, ns))
+                found.append(_candidate(region, primitive.layout, primitive.name, ns, known))
         if not found:
             raise ProfileError(f"the profile has no time of any primitive for layer '{region.name}', {layer}")
         return tuple(found)

@@ -64,6 +64,8 @@ class Profile:
         Of layout transforms.
     failed : dict of (str, ConvGeometry) to str
         What could not be built, and why; not in the file.
+    predicted_ns : dict of (str, ConvGeometry) to float
+        Of what was not measured, by `primitive_prediction`; not in the file.
     """
 
     device: Device
@@ -71,6 +73,7 @@ class Profile:
     times_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
     moves_ns: dict[Move, float] = field(default_factory=dict)
     failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
+    predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """What the file has, in an order that does not depend on how it was measured."""

@@ -54,6 +54,7 @@ def measure(
     most: int | None = None,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
+    named: Iterable[tuple[str, ConvGeometry]] = (),
 ) -> Profile:
     """Times of primitives for `layers`, and of layout transforms.
 
@@ -64,6 +65,8 @@ def measure(
         holds besides is taken too.
     cache : ResultCache, optional
         Where times are kept, by the CPU's names, its threads and the code.
+    named : iterable of (str, ConvGeometry)
+        Primitives to measure for layers besides.
     """
     keep_registers.register()
     device, code = this_device(), code_digest()
@@ -75,24 +78,24 @@ def measure(
     times = {key: known[key] for key in asked if key in known}
     moved = {move: known[move] for move in moves if move in known}
     wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
-    missing = [key for key in wanted if key not in times]
+    missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
     unmoved = [move for move in moves if move not in moved]
+    total = len(missing) + len(unmoved)
     failed: dict[tuple[str, ConvGeometry], str] = {}
-    for done, (name, layer) in enumerate(missing):
+    for done, key in enumerate(missing, start=1):
         try:
-            times[name, layer] = primitive_ns(name, layer)
+            times[key] = primitive_ns(*key)
         except Exception as error:  # whatever a compiler has to say
-            failed[name, layer] = str(error).strip().splitlines()[-1]
-            continue
-        finally:
-            progress((done + 1) / (len(missing) + len(unmoved)))
-        _keep(cache, place, {(name, layer): times[name, layer]})
+            failed[key] = str(error).strip().splitlines()[-1]
+        else:
+            _keep(cache, place, {key: times[key]})
+        progress(done / total)
     for begin in range(0, len(unmoved), MOVES_AT_ONCE):
         part = unmoved[begin : begin + MOVES_AT_ONCE]
         found = dict(zip(part, moves_ns(part)))
         moved |= found
         _keep(cache, place, found)
-        progress((len(missing) + begin + len(part)) / (len(missing) + len(unmoved)))
+        progress((len(missing) + begin + len(part)) / total)
     return Profile(device=device, code=code, times_ns=times, moves_ns=moved, failed=failed)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pimflow.core.candidate import Candidate
+from pimflow.core.candidate import Candidate, Known
+from pimflow.core.region import ConvGeometry
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pimflow.placement.cache import ResultCache
 
 MEASURE = 12  # primitives of a layer that are measured unless more are asked for
+MODES = ("measured", "predicted", "mixed")
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
@@ -77,7 +79,7 @@ def select(
     time_budget_ns: float | None = None,
     memory_model: str = "liveness",
     pareto: int | None = None,
-    profile: Profile | str | os.PathLike | None = None,
+    profile: Profile | str | os.PathLike = "measured",
     device: str | None = None,
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
@@ -99,8 +101,10 @@ def select(
         ``liveness``, or ``sum`` for the paper's.
     pareto : int, optional
         Points of a front besides: of time and memory, or workspace if that is minimised.
-    profile : Profile or path, optional
-        Times to go by; measured on this machine if None.
+    profile : Profile, str or path
+        Times to go by. ``measured`` on this machine; ``predicted`` (xgboost) from those that `cache` holds,
+        of transforms measured; ``mixed``: some measured, others predicted, and what is selected by a
+        predicted time measured too, until all of it is. Or given, or a file.
     device : str, optional
         The machine that a given profile is for, where it is not this one.
     measure : int, optional
@@ -123,15 +127,20 @@ def select(
 
     check_names(minimize, memory_model)
     layers = Layers(apart(region_graph(model, shapes or {}, cache, batch=batch)))
-    found = _profile(layers, profile, device, measure, cache, progress)
-    problem = Problem(graph=layers.graph, table=layers.table(found), memory_model=memory_model)
     budgets = Budgets(
         time_ns=math.inf if time_budget_ns is None else time_budget_ns,
         memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,
     )
-    begin = time.perf_counter()
-    selected = minimise(problem, minimize, budgets)
-    solve_seconds = time.perf_counter() - begin
+    found = _profile(layers, profile, device, measure, cache, progress)
+    while True:
+        problem = Problem(graph=layers.graph, table=layers.table(found), memory_model=memory_model)
+        begin = time.perf_counter()
+        selected = minimise(problem, minimize, budgets)
+        solve_seconds = time.perf_counter() - begin
+        guessed = _guessed(layers, found, selected) if profile == "mixed" else []
+        if not guessed:
+            break
+        found = _refined(layers, found, guessed, cache)
     over = "workspace" if minimize == "workspace" else "memory"
     return Selection(
         problem=problem,
@@ -148,21 +157,49 @@ def select(
 
 def _profile(
     layers: Layers,
-    given: Profile | str | os.PathLike | None,
+    given: Profile | str | os.PathLike,
     device: str | None,
     most: int | None,
     cache: ResultCache | None,
     progress: Progress,
 ) -> Profile:
+    """The times to go by; of a stored profile, or predicted or measured here."""
     from pimflow import primitive_profiler  # TVM: only who measures, or asks where this is, waits for it
+    from pimflow.primitive_prediction import predicted_ns
 
-    if given is not None:
+    if given in MODES:
+        most = 0 if given == "predicted" else most
+        moves = layers.moves.values()
+        found = primitive_profiler.measure(layers.chosen.values(), moves, most, cache, progress)
+        found.require(primitive_profiler.this_device(), device)
+    else:
         found = given if isinstance(given, Profile) else Profile.read(given)
         found.require(None if device else primitive_profiler.this_device(), device)
-        return found
-    found = primitive_profiler.measure(layers.chosen.values(), layers.moves.values(), most, cache, progress)
-    found.require(primitive_profiler.this_device(), device)
+    if given in ("predicted", "mixed"):
+        found = replace(found, predicted_ns=predicted_ns(found, layers.chosen.values()))
     return found
+
+
+def _guessed(layers: Layers, profile: Profile, selected: Selected) -> list[tuple[str, ConvGeometry]]:
+    """What was selected by a predicted time."""
+    chosen = {
+        (candidate.rewrite.primitive, layers.chosen[name])
+        for name, candidate in selected.choice.items()
+        if candidate.rewrite.primitive
+    }
+    return sorted((key for key in chosen if key not in profile.times_ns), key=repr)
+
+
+def _refined(
+    layers: Layers, profile: Profile, keys: Sequence[tuple[str, ConvGeometry]], cache: ResultCache | None
+) -> Profile:
+    """`profile` with times measured for `keys`, and the rest predicted anew."""
+    from pimflow import primitive_profiler
+    from pimflow.primitive_prediction import predicted_ns
+
+    more = primitive_profiler.measure([], [], 0, cache, named=keys)
+    merged = replace(profile, times_ns=profile.times_ns | more.times_ns, failed=profile.failed | more.failed)
+    return replace(merged, predicted_ns=predicted_ns(merged, layers.chosen.values()))
 
 
 def baselines(problem: Problem) -> dict[str, Sums]:
@@ -203,6 +240,7 @@ def summary(found: Selection) -> dict[str, Any]:
                 "input_layout": choice[step.name].input.layout,
                 "output_layout": choice[step.name].output.layout,
                 "time_ns": problem.time_ns(choice[step.name]),
+                "known": "predicted" if _is_guess(choice[step.name]) else "measured",
                 "workspace_bytes": choice[step.name].workspace_bytes,
                 "filter_bytes": choice[step.name].filter_bytes,
             }
@@ -215,7 +253,12 @@ def summary(found: Selection) -> dict[str, Any]:
         "solve_seconds": found.solve_seconds,
         "gap": found.selected.gap,
         "device": found.profile.device.name,
-        "measured": {"primitives": possible - missing, "of": possible, "failed": len(found.profile.failed)},
+        "measured": {
+            "primitives": possible - missing,
+            "of": possible,
+            "predicted": len(found.profile.predicted_ns),
+            "failed": len(found.profile.failed),
+        },
     }
     if found.front:
         row["front"] = [
@@ -223,6 +266,10 @@ def summary(found: Selection) -> dict[str, Any]:
             for point in found.front
         ]
     return row
+
+
+def _is_guess(candidate: Candidate) -> bool:
+    return any(task.known is not Known.MEASURED for task in candidate.tasks)
 
 
 def _brief(sums: Sums) -> dict[str, Any]:
@@ -252,7 +299,8 @@ def text(found: Selection) -> str:
         + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),
-        f"times of {measured['primitives']} of {measured['of']} primitives that apply, on {row['device']}",
+        f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
+        f"{measured['predicted']} predicted, on {row['device']}",
     ]
     if "front" in row:
         lines.append("front:")

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from pimflow.errors import UsageError
 
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
-MEASURED = "measured"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -33,9 +32,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--profile",
-        metavar="measured|FILE",
-        default=MEASURED,
-        help="times: measured here and kept, or those of a file that -o wrote (default: %(default)s)",
+        metavar="measured|predicted|mixed|FILE",
+        default="measured",
+        help="times: measured here; predicted from those that the cache holds; mixed: predicted, but those "
+        "that are relied on measured; or of a file that -o wrote (default: %(default)s)",
     )
     sub.add_argument("--device", metavar="NAME", help="the machine that the profile is of, if not this one")
     sub.add_argument(
@@ -88,26 +88,26 @@ def run(
 def _times(args: argparse.Namespace) -> dict[str, object]:
     """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
-    from pimflow.primitive_selection import MEASURE
+    from pimflow.primitive_selection import MEASURE, MODES
 
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
-    if args.profile != MEASURED:
+    if args.profile == "predicted" or args.profile not in MODES:
         if args.measure is not None:
-            raise UsageError("--profile FILE measures nothing; leave out --measure")
+            raise UsageError(f"--profile {args.profile} measures no primitives; leave out --measure")
         looks_like_a_file = os.sep in args.profile or "." in args.profile
-        if not looks_like_a_file and not os.path.exists(args.profile):
-            raise UsageError(f"unknown profile '{args.profile}': no file; {hint(args.profile, [MEASURED])}")
+        if not (args.profile in MODES or looks_like_a_file or os.path.exists(args.profile)):
+            raise UsageError(f"unknown profile '{args.profile}': no file; {hint(args.profile, MODES)}")
         return {"profile": args.profile}
     if args.measure == "all":
-        return {"measure": None}
+        return {"profile": args.profile, "measure": None}
     try:
         count = MEASURE if args.measure is None else int(args.measure)
     except ValueError:
         count = 0
     if count < 1:
         raise UsageError(f"--measure {args.measure}: give a number of primitives from 1 on, or 'all'")
-    return {"measure": count}
+    return {"profile": args.profile, "measure": count}
 
 
 def _warn(found, cache) -> None:

@@ -66,12 +66,17 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
         found.selected.sums.time_ns, rel=0.02
     )
     assert {each["layer"] for each in row["choices"]} == set(Layers(found.problem.graph).chosen)
-    assert row["measured"] == {"primitives": 12, "of": row["measured"]["of"], "failed": 0}
+    assert row["measured"] == {
+        "primitives": 12,
+        "of": row["measured"]["of"],
+        "predicted": 0,
+        "failed": 0,
+    }
     assert row["time_ns"] == pytest.approx(
         sum(each["time_ns"] for each in (*row["choices"], *row["transforms"]))
     )
     code, out, _ = command(capsys, "toy", "--profile", path, "--pareto", "3", "--cache", "none")
-    assert code == 0 and "12 of" in out and "front:" in out and "im2row" in out
+    assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
 
 def test_profiles_are_written_by_the_command(measured, capsys, tmp_path):
