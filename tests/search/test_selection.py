@@ -12,6 +12,7 @@ from selections import added_up, candidate, choices, inceptions, network, proble
 from pimflow import memory
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.placement.selection import MEMORY_MODELS, Budgets
+from pimflow.placement.selection_ilp import solve
 from pimflow.placement.selection_search import (
     check_names,
     everywhere,
@@ -32,6 +33,18 @@ def test_sums_are_those_of_the_definitions(problem):
     for choice in itertools.islice(choices(problem), 20):
         sums = problem.evaluate(choice)
         assert (sums.time_ns, sums.memory_bytes, sums.workspace_bytes) == added_up(problem, choice)
+
+
+@FEW
+@given(drawn, st.randoms(use_true_random=False))
+def test_the_program_counts_as_the_definitions_do(problem, random):
+    """Where every layer has one candidate, the program has nothing to choose, and all to count."""
+    every = list(choices(problem))
+    for choice in random.sample(every, min(3, len(every))):
+        alone = problem.restricted(lambda name, c, choice=choice: c is choice[name])
+        time_ns, memory_bytes, _ = added_up(problem, choice)
+        assert solve(alone, "time", Budgets()).value == pytest.approx(time_ns, rel=1e-6)
+        assert solve(alone, "memory", Budgets()).value == pytest.approx(memory_bytes, rel=1e-6)
 
 
 @FEW

@@ -35,12 +35,15 @@ class Selected:
     choice : dict of str to Candidate
         By region.
     sums : Sums
+    value : float
+        Of the objective, as the program counts it: ns or bytes.
     gap : float
         How much better, at most, another choice may be, as a share of the objective.
     """
 
     choice: dict[str, Candidate]
     sums: Sums
+    value: float
     gap: float
 
 
@@ -202,7 +205,8 @@ class _Program:
         }
         value, bound = float(found.fun), float(found.mip_dual_bound)
         gap = max(0.0, (value - bound) / max(abs(value), 1e-12))
-        return Selected(choice=choice, sums=self.problem.evaluate(choice), gap=gap)
+        unit = self.unit_ns if self.objective == "time" else UNIT_BYTES
+        return Selected(choice=choice, sums=self.problem.evaluate(choice), value=value * unit, gap=gap)
 
 
 def worthwhile(problem: Problem, step: Step, workspace_bytes: float, memory: bool) -> list[Candidate]:
