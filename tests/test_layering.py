@@ -50,6 +50,10 @@ LAYERS = (
         "timeline",
         "devices",
         "profilers",
+        "primitive_profile",
+        "primitive_profiler",
+        "primitive_layers",
+        "primitive_prediction",
         "simulation",
         "layer_order",
         "network_memory",
@@ -64,6 +68,7 @@ LAYERS = (
         "cli",
         "memory_command",
         "fuse_command",
+        "select_command",
         "__main__",
         "profiling",
         "design_space",
@@ -71,6 +76,7 @@ LAYERS = (
         "published_comparison",
         "published_ablation",
         "published_tables",
+        "primitive_selection",
         "relay",
         "pass_options",
         "tvm_extension",
@@ -98,6 +104,11 @@ WITHOUT_TVM = (
     "memory_command",
     "fuse_command",
     "fusion",
+    "primitive_profile",
+    "primitive_layers",
+    "primitive_prediction",
+    "primitive_selection",
+    "select_command",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
 

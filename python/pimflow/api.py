@@ -23,6 +23,7 @@ from pimflow import (
     network_search,
     operator_memory,
     pipeline,
+    primitive_selection,
     report,
     skip_optimisation,
     targets,
@@ -56,6 +57,7 @@ count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
+select = primitive_selection.select
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from pimflow import fuse_command, memory_command
+from pimflow import fuse_command, memory_command, select_command
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
@@ -127,6 +127,10 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     sub = command("fuse", fuse_command.SUMMARY)
     fuse_command.add_arguments(sub)
+    _input_options(sub)
+
+    sub = command("select", select_command.SUMMARY)
+    select_command.add_arguments(sub)
     _input_options(sub)
     command("models", "list the networks of the zoo")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import arguments, devices, fuse_command, memory_command, zoo
+from pimflow import arguments, devices, fuse_command, memory_command, select_command, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
 
@@ -335,6 +335,10 @@ def _fuse(args: argparse.Namespace) -> None:
     fuse_command.run(args, _bar)
 
 
+def _select(args: argparse.Namespace) -> None:
+    select_command.run(args, _bar)
+
+
 def _models(args: argparse.Namespace) -> None:
     rows = [zoo.describe(name) for name in zoo.names()]
     if args.json:
@@ -394,6 +398,7 @@ HANDLERS = {
     "timeline": _timeline,
     "memory": memory_command.run,
     "fuse": _fuse,
+    "select": _select,
     "models": _models,
     "devices": _devices,
 }

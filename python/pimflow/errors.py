@@ -67,6 +67,10 @@ class ProfilerError(PimflowError):
     """A simulator of somebody else's that is not there, fails, or prints what cannot be understood."""
 
 
+class ProfileError(PimflowError):
+    """A stored profile that is malformed, of another machine, or without the times that are needed."""
+
+
 class PlanError(PimflowError):
     """A plan that is malformed or does not fit the model and system it is applied to."""
 

@@ -18,6 +18,7 @@ class Known(enum.Enum):
     ANALYTIC = "analytic"
 
 
+# What a search of placements shares out; kernels of a network that runs on a CPU alone are on "cpu".
 RESOURCES = ("gpu", "pim", "crossbar")
 
 
@@ -52,7 +53,7 @@ class Task:
     ----------
     label : str
     resource : str
-        One of `RESOURCES`.
+        One of `RESOURCES`, or ``cpu``.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
     launched : bool
@@ -95,7 +96,7 @@ class Rewrite:
     Attributes
     ----------
     mode : str
-        ``GPU``, ``PIM``, ``SPLIT`` or ``PIPELINE``.
+        ``GPU``, ``PIM``, ``SPLIT``, ``PIPELINE`` or ``CPU``.
     gpu_rows : int
         How much of `axis` the GPU computes, the first part: output rows unless it says otherwise; 0 for
         ``PIPELINE``.
@@ -107,6 +108,8 @@ class Rewrite:
         For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
     modes, schedules : tuple of str
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
+    primitive : str
+        For ``CPU``, by which convolution primitive; empty for what stays as TVM makes it.
     """
 
     mode: str
@@ -116,6 +119,7 @@ class Rewrite:
     stages: tuple[int, ...] = ()
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
+    primitive: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,9 @@ class Candidate:
     placed_bytes : int
         Bytes of weights written to the PIM channels before the first inference.
     workspace_bytes : int
+        Held while it runs.
+    filter_bytes : int
+        Of weights in the form in which it reads them; they stay over the whole inference.
     """
 
     name: str
@@ -150,6 +157,7 @@ class Candidate:
     placed_rows: int = 0
     placed_bytes: int = 0
     workspace_bytes: int = 0
+    filter_bytes: int = 0
 
     @property
     def pim_regions(self) -> tuple[str, ...]:
@@ -210,9 +218,9 @@ class Cost:
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
     """End of the last task when each starts as soon as its predecessors and its resource allow."""
     ends: list[float] = []
-    free = dict.fromkeys(RESOURCES, 0.0)
+    free: dict[str, float] = {}
     for task in tasks:
-        start = max([free[task.resource], *(ends[i] for i in task.after)])
+        start = max([free.get(task.resource, 0.0), *(ends[i] for i in task.after)])
         free[task.resource] = start + task.duration_ns
         ends.append(free[task.resource])
     return max(ends, default=0.0)
@@ -244,6 +252,11 @@ class CostTable:
     settle, absorb : dict of str to EdgeCost
         By region: the price of applying what its PIM output leaves pending, by a kernel of its own,
         and inside the kernel of the first consumer.
+    transforms : dict of (str, str, str) to EdgeCost
+        By tensor (a region's result or a graph input) and two layouts: the price of making the first the
+        second. What is not there costs nothing: the bytes stay where they are.
+    inputs : dict of str to Port
+        The form in which the graph's inputs come.
     digest : str
         Of model, system and cost-model version.
     """
@@ -253,6 +266,8 @@ class CostTable:
     refused: dict[str, str]
     settle: dict[str, EdgeCost]
     absorb: dict[str, EdgeCost]
+    transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
+    inputs: dict[str, Port] = field(default_factory=dict)
     digest: str = ""
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
@@ -261,6 +276,10 @@ class CostTable:
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """The price of handing what `region` left pending to `consumer`."""
         return (self.absorb if consumer.input.accepts_pending else self.settle)[region]
+
+    def transform(self, tensor: str, given: str, taken: str) -> EdgeCost:
+        """The price of `tensor`, which is there in the layout `given`, in the layout `taken`."""
+        return self.transforms.get((tensor, given, taken), EdgeCost())
 
 
 @dataclass(frozen=True, kw_only=True)

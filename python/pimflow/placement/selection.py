@@ -1,0 +1,267 @@
+"""Which candidate of each layer, so that time, memory or workspace is least within budgets: data and sums.
+
+Wen et al., *TASO*, sections 4.4 and 4.5. `selection_ilp` chooses; `Problem.evaluate` adds up what was chosen,
+and shares no count with it: it asks `core.liveness` what is live when.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite
+from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+
+MEMORY_MODELS = ("liveness", "sum")
+OBJECTIVES = ("time", "memory", "workspace")
+FP32_BYTES = ELEMENT_BYTES["fp32"]
+RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # the form in which a network returns results
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` with what the next buffer's alignment leaves unused."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """What a selection may take at most.
+
+    Attributes
+    ----------
+    time_ns, memory_bytes, workspace_bytes : float
+    """
+
+    time_ns: float = math.inf
+    memory_bytes: float = math.inf
+    workspace_bytes: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A region, or at the end a tensor that is handed out.
+
+    Attributes
+    ----------
+    name : str
+        Of the region; of what hands out a tensor, its name and ``>``.
+    reads : tuple of str
+        Tensors, each once.
+    candidates : tuple of Candidate
+    chosen : bool
+        Whether it is a layer of which the paper chooses the primitive, and counts the footprint.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform:
+    """One layout of a tensor made into another, for one reader."""
+
+    tensor: str
+    reader: str
+    given: str
+    taken: str
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """What a choice amounts to.
+
+    Attributes
+    ----------
+    time_ns : float
+        Of candidates and transforms, one after the other.
+    memory_bytes : int
+        In the problem's memory model.
+    workspace_bytes : int
+        Largest footprint of a layer: Figure 4's buffers.
+    memory_layer, workspace_layer, time_layer : str
+        Where the peak is, whose the largest footprint is, and what takes longest.
+    transforms : tuple of Transform
+    """
+
+    time_ns: float
+    memory_bytes: int
+    workspace_bytes: int
+    memory_layer: str
+    workspace_layer: str
+    time_layer: str
+    transforms: tuple[Transform, ...]
+
+    def within(self, budgets: Budgets) -> bool:
+        # Rows of an integer program hold up to rounding; bytes are whole.
+        return (
+            self.time_ns <= budgets.time_ns * (1 + 1e-9)
+            and self.memory_bytes <= budgets.memory_bytes
+            and self.workspace_bytes <= budgets.workspace_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Layers, their candidates, and how memory is counted.
+
+    Attributes
+    ----------
+    graph : RegionGraph
+    table : CostTable
+        Ports say what layouts candidates take and give.
+    memory_model : str
+        ``liveness``: the most that is live in any step (tensors, copies in another layout, the workspace of
+        the layer that runs) with all filters and weights. ``sum``: the paper's equation 7, the footprints of
+        all layers added up; transforms take no memory.
+    """
+
+    graph: RegionGraph
+    table: CostTable
+    memory_model: str = "liveness"
+
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        regions = [
+            Step(
+                name=region.name,
+                reads=tuple(dict.fromkeys(region.inputs)),
+                candidates=self.table.candidates[region.name],
+                chosen=any(c.rewrite.primitive for c in self.table.candidates[region.name]),
+            )
+            for region in self.graph.regions
+        ]
+        out = [_handing_out(name) for name in dict.fromkeys(self.graph.outputs)]
+        return (*regions, *out)
+
+    @functools.cached_property
+    def tensor_bytes(self) -> dict[str, int]:
+        _, sizes, _ = self.graph.buffers("fp32")
+        return {name: aligned(size) for name, size in sizes.items()}
+
+    @functools.cached_property
+    def lifetimes(self) -> dict[str, Lifetime]:
+        """Of all tensors, over the `steps`."""
+        reads = [(s.reads, (s.name,) if s.name in self.table.candidates else ()) for s in self.steps]
+        inputs = [name for name in self.tensor_bytes if name.startswith("%")]
+        live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
+        return {life.name: life for life in live.lifetimes}
+
+    @functools.cached_property
+    def weight_bytes(self) -> int:
+        """Of constants that no candidate transforms: biases, and weights of layers without a choice."""
+        chosen = {step.name for step in self.steps if step.chosen}
+        total = 0
+        for r in self.graph.regions:
+            filters = r.geometry.oc * r.geometry.reduction if r.name in chosen else 0
+            total += aligned(FP32_BYTES * max(0, r.weight_elements - filters))
+        return total
+
+    def layouts(self, tensor: str) -> tuple[str, ...]:
+        """Those that `tensor` may be made in."""
+        if tensor in self.table.inputs or tensor not in self.table.candidates:
+            return (self.table.inputs.get(tensor, RETURNED).layout,)
+        return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
+
+    def time_ns(self, candidate: Candidate) -> float:
+        return sum(task.duration_ns for task in candidate.tasks)
+
+    def copy_bytes(self, tensor: str, edge: EdgeCost) -> int:
+        """Of what a transform writes; nothing if there is none."""
+        return self.tensor_bytes[tensor] if edge.task else 0
+
+    def footprint_bytes(self, step: Step, candidate: Candidate) -> int:
+        """Figure 4's buffers of one layer: what it reads and writes, its filters, its workspace."""
+        if not step.chosen:
+            return 0
+        tensors = sum(self.tensor_bytes[name] for name in (*step.reads, step.name))
+        return tensors + aligned(candidate.filter_bytes) + aligned(candidate.workspace_bytes)
+
+    def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
+        found = []
+        for step in self.steps:
+            taken = choice[step.name].input.layout if step.name in choice else RETURNED.layout
+            for tensor in step.reads:
+                given = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
+                edge = self.table.transform(tensor, given, taken)
+                if given != taken and edge.task:
+                    found.append(
+                        Transform(
+                            tensor=tensor, reader=step.name, given=given, taken=taken, time_ns=edge.latency_ns
+                        )
+                    )
+        return tuple(found)
+
+    def evaluate(self, choice: Mapping[str, Candidate]) -> Sums:
+        """What `choice`, by region, amounts to."""
+        transforms = self.transforms(choice)
+        times = {name: self.time_ns(candidate) for name, candidate in choice.items()}
+        footprints = {s.name: self.footprint_bytes(s, choice[s.name]) for s in self.steps if s.name in choice}
+        largest = max(footprints, key=footprints.__getitem__)
+        if self.memory_model == "sum":
+            memory_bytes, memory_layer = sum(footprints.values()), largest
+        else:
+            live, names = self.liveness(choice)
+            peaks = [live.live_bytes(step) for step in range(live.steps)]
+            filters = sum(aligned(candidate.filter_bytes) for candidate in choice.values())
+            memory_bytes = max(peaks) + filters + self.weight_bytes
+            memory_layer = names[peaks.index(max(peaks))]
+        return Sums(
+            time_ns=sum(times.values()) + sum(t.time_ns for t in transforms),
+            memory_bytes=memory_bytes,
+            workspace_bytes=footprints[largest],
+            memory_layer=memory_layer,
+            workspace_layer=largest,
+            time_layer=max(times, key=times.__getitem__),
+            transforms=transforms,
+        )
+
+    def liveness(self, choice: Mapping[str, Candidate]) -> tuple[Liveness, list[str]]:
+        """Lifetimes of tensors, copies and workspaces when `choice` runs, and the region of each step."""
+        sizes, steps, names = dict(self.tensor_bytes), [], []
+        by_reader: dict[str, dict[str, Transform]] = {}
+        for transform in self.transforms(choice):
+            by_reader.setdefault(transform.reader, {})[transform.tensor] = transform
+        for step in self.steps:
+            made = by_reader.get(step.name, {})
+            read = []
+            for tensor in step.reads:
+                read.append(f"{tensor}@{step.name}" if tensor in made else tensor)
+                if tensor in made:
+                    sizes[read[-1]] = self.tensor_bytes[tensor]
+                    steps.append(((tensor,), (read[-1],)))
+                    names.append(step.name)
+            written = []
+            if step.name in choice:
+                workspace = f"{step.name} workspace"
+                sizes[workspace] = aligned(choice[step.name].workspace_bytes)
+                written = [step.name, workspace]
+            steps.append((read, written))
+            names.append(step.name if step.name in choice else step.reads[0])
+        inputs = [name for name in self.tensor_bytes if name.startswith("%")]
+        return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
+
+    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> Problem:
+        """The same with those candidates of each region alone that are `wanted`."""
+        kept = {
+            name: tuple(c for c in found if wanted(name, c)) for name, found in self.table.candidates.items()
+        }
+        return replace(self, table=replace(self.table, candidates=kept))
+
+
+def _handing_out(tensor: str) -> Step:
+    candidate = Candidate(
+        name="returned",
+        covers=(),
+        gpu_share=None,
+        input=RETURNED,
+        output=RETURNED,
+        tasks=(),
+        rewrite=Rewrite(mode="CPU", gpu_rows=0),
+    )
+    return Step(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)

@@ -1,0 +1,215 @@
+"""Selections of least time, memory or workspace, fronts of them, and what the paper compares them with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate
+from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.placement.selection import MEMORY_MODELS, OBJECTIVES, Budgets, Problem, Sums
+from pimflow.placement.selection_ilp import Selected, solve
+
+NO_BUDGETS = Budgets()
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One of a front.
+
+    Attributes
+    ----------
+    selected : Selected
+    budget_bytes : int
+        Of memory, or of workspace, that it keeps to.
+    greedy : Sums or None
+        What the paper's greedy selection comes to within that budget; None if it comes to nothing.
+    """
+
+    selected: Selected
+    budget_bytes: int
+    greedy: Sums | None
+
+
+def check_names(objective: str, memory_model: str) -> None:
+    """Raises `UnknownNameError` for another objective or memory model."""
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    if memory_model not in MEMORY_MODELS:
+        raise UnknownNameError("memory model", memory_model, MEMORY_MODELS)
+
+
+def minimise(problem: Problem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
+    """The selection of least `objective` within `budgets`; of equally small ones the fastest.
+
+    ``time`` is the paper's equation 13, ``memory`` 14, ``workspace`` 15.
+
+    Raises
+    ------
+    InfeasibleError
+        If nothing keeps to the budgets: with the least that can be had, and the layer that binds.
+    UsageError
+        If no layer has a choice.
+    """
+    if not any(step.chosen for step in problem.steps):
+        raise UsageError(f"'{problem.graph.name}' has no convolution to choose a primitive for")
+    if objective == "workspace":
+        return _least_workspace(problem, budgets)
+    found = solve(problem, objective, budgets)
+    if found is None:
+        raise _infeasible(problem, budgets)
+    if objective == "time":
+        return found
+    tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, found.sums.memory_bytes))
+    return replace(solve(problem, "time", tighter) or found, gap=found.gap)
+
+
+def fastest(problem: Problem, budgets: Budgets = NO_BUDGETS) -> Selected:
+    """Of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
+    found = solve(problem, "time", budgets)
+    if found is None:
+        raise _infeasible(problem, budgets)
+    return found
+
+
+def _least_workspace(problem: Problem, budgets: Budgets) -> Selected:
+    """Equation 15, as the smallest of all footprints under which equation 13 has a solution.
+
+    The first stage is the fastest selection, whose workspace is enough; the second looks for the smallest
+    that is, among the footprints of candidates, each time with the candidates that it leaves.
+    """
+    best = fastest(problem, budgets)
+    footprints = {problem.footprint_bytes(s, c) for s in problem.steps for c in s.candidates if s.chosen}
+    sizes = sorted(size for size in footprints if size < best.sums.workspace_bytes)
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        found = solve(problem, "time", replace(budgets, workspace_bytes=sizes[middle]))
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle
+    return best
+
+
+def _infeasible(problem: Problem, budgets: Budgets) -> InfeasibleError:
+    """Why nothing keeps to `budgets`: the first of them that cannot be kept, beside those before it."""
+    name = problem.graph.name
+    kept = NO_BUDGETS
+    if budgets.memory_bytes < math.inf:
+        least = solve(problem, "memory", kept).sums
+        if least.memory_bytes > budgets.memory_bytes:
+            what = f"memory of '{name}' ({problem.memory_model}), at its peak in layer '{least.memory_layer}'"
+            levers = [f"--memory-budget {least.memory_bytes}B or more"]
+            return InfeasibleError(what, least.memory_bytes, int(budgets.memory_bytes), "B", levers)
+        kept = replace(kept, memory_bytes=budgets.memory_bytes)
+    if budgets.workspace_bytes < math.inf:
+        smallest = _least_workspace(problem, kept).sums
+        if smallest.workspace_bytes > budgets.workspace_bytes:
+            what = f"workspace of '{name}', largest in layer '{smallest.workspace_layer}'"
+            levers = [f"a budget of {smallest.workspace_bytes} B or more"]
+            return InfeasibleError(what, smallest.workspace_bytes, int(budgets.workspace_bytes), "B", levers)
+        kept = replace(kept, workspace_bytes=budgets.workspace_bytes)
+    quickest = solve(problem, "time", kept).sums
+    within = " within the other budgets" if kept != NO_BUDGETS else ""
+    what = f"time of '{name}'{within}, most of it in layer '{quickest.time_layer}'"
+    least_ns = math.ceil(quickest.time_ns)
+    return InfeasibleError(what, least_ns, budgets.time_ns, "ns", [f"--time-budget {least_ns}ns or more"])
+
+
+def front(
+    problem: Problem,
+    points: int,
+    over: str = "memory",
+    budgets: Budgets = NO_BUDGETS,
+    progress: Progress = lambda _: None,
+) -> tuple[Point, ...]:
+    """The fastest selections of as many budgets, evenly spread from the least to what the fastest takes.
+
+    Parameters
+    ----------
+    points : int
+        At least 2; what comes out twice is left out.
+    over : str
+        ``memory`` or ``workspace``.
+
+    Returns
+    -------
+    tuple of Point
+        From the smallest to the fastest: each takes more and is faster than the one before.
+
+    Raises
+    ------
+    UsageError
+        For fewer than two points.
+    InfeasibleError
+        See `minimise`.
+    """
+    if points < 2:
+        raise UsageError(f"a front has at least 2 points, not {points}")
+    small, quick = minimise(problem, over, budgets), minimise(problem, "time", budgets)
+    low, high = _taken(small.sums, over), _taken(quick.sums, over)
+    found: list[Point] = []
+    for number in range(points):
+        budget_bytes = low + (high - low) * number // (points - 1)
+        ends = {0: small, points - 1: quick}
+        selected = ends.get(number) or fastest(problem, _limited(budgets, over, budget_bytes))
+        greedily = greedy(problem, _limited(NO_BUDGETS, over, budget_bytes))
+        found.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
+        progress((number + 1) / points)
+    return tuple(p for n, p in enumerate(found) if not any(_as_fast(o, p) for o in found[:n]))
+
+
+def _as_fast(smaller: Point, larger: Point) -> bool:
+    """Whether more room was of no use, up to rounding."""
+    return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
+
+
+def _taken(sums: Sums, over: str) -> int:
+    return sums.memory_bytes if over == "memory" else sums.workspace_bytes
+
+
+def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
+    return replace(budgets, **{f"{over}_bytes": budget_bytes})
+
+
+def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
+    """The paper's greedy selection (5.3.2) over the same candidates; None if it ends outside the budgets.
+
+    From the fastest selection, the layer with the largest footprint takes the fastest of its candidates
+    with a smaller one, until the budgets are kept; where the largest has none, the next that has. Layers
+    without primitives then take the layouts that cost least.
+    """
+    choice = dict(fastest(problem).choice)
+    layers = [step for step in problem.steps if step.chosen]
+    sums = problem.evaluate(choice)
+    space = replace(budgets, time_ns=math.inf)
+    while not sums.within(space):
+        now = {step.name: problem.footprint_bytes(step, choice[step.name]) for step in layers}
+        for step in sorted(layers, key=lambda step: -now[step.name]):
+            smaller = [c for c in step.candidates if problem.footprint_bytes(step, c) < now[step.name]]
+            if smaller:
+                choice[step.name] = min(smaller, key=problem.time_ns)
+                break
+        else:
+            return None
+        sums = problem.evaluate(choice)
+    names = {step.name for step in layers}
+    relaxed = problem.restricted(lambda name, c: name not in names or c is choice[name])
+    found = solve(relaxed, "time", space)
+    sums = found.sums if found else sums
+    return sums if sums.within(budgets) else None
+
+
+def everywhere(problem: Problem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
+    """One kind of primitive in every layer: the first of `wanted` that a layer has, else whatever it has.
+
+    Of several of the kind the fastest counts.
+    """
+    picked = {}
+    for step in problem.steps:
+        found = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
+        picked[step.name] = found if step.chosen else lambda _: True
+    return fastest(problem.restricted(lambda name, c: picked[name](c))).sums

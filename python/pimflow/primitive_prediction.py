@@ -1,0 +1,83 @@
+"""Times of primitives that were not measured, learned from those that were (xgboost).
+
+Trees predict by what factor a primitive is slower than its bound (`primitive_profile.bound_ns`): bounds carry
+the sizes, so that a factor learned on one layer says something about another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ProfileError
+from pimflow.primitive_profile import Profile, applicable, bound_ns, macs
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.families import FAMILIES
+from pimflow.primitives.layer import input_bytes
+from pimflow.primitives.primitive import LAYOUTS
+
+Key = tuple[str, ConvGeometry]
+LEAST = 30  # measured times below which trees would only repeat them
+TREES = 300
+PARAMETERS = {"max_depth": 6, "eta": 0.08, "subsample": 0.9, "min_child_weight": 2, "nthread": 1, "seed": 0}
+
+
+def features(name: str, layer: ConvGeometry) -> list[float]:
+    """What the factor of a primitive for a layer may depend on."""
+    primitive = PRIMITIVES[name]
+    extents = primitive.extents(layer)
+    families = [float(primitive.family == family) for family in FAMILIES]
+    layouts = [float(primitive.layout == layout) for layout in LAYOUTS]
+    sizes = (layer.h, layer.w, layer.c, layer.oc, layer.kh, layer.kw, layer.oh, layer.ow, layer.pixels)
+    amounts = (
+        layer.macs,
+        macs(primitive, layer),
+        input_bytes(layer),
+        primitive.filter_bytes(layer),
+        primitive.workspace_bytes(layer),
+        extents.pixels,
+        extents.channels,
+    )
+    return [
+        *families,
+        *layouts,
+        *map(float, (primitive.tile, primitive.directions, primitive.accumulating)),
+        *map(float, (primitive.places, primitive.lanes, extents.places, extents.lanes, max(layer.stride))),
+        *(math.log1p(value) for value in (*sizes, *amounts)),
+        extents.channels / layer.oc,
+        macs(primitive, layer) / max(1, layer.macs),
+    ]
+
+
+def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, float]:
+    """Times of all primitives for `layers` that `profile` has no measured time of, and did not fail.
+
+    Raises
+    ------
+    ProfileError
+        If it has fewer than `LEAST` to learn from.
+    """
+    import xgboost  # a second to import: only who predicts waits for it
+
+    known = profile.times_ns
+    if len(known) < LEAST:
+        raise ProfileError(
+            f"{len(known)} measured times are too few to predict others from; {LEAST} are needed: measure "
+            "more (--measure)"
+        )
+    asked = [(p.name, layer) for layer in dict.fromkeys(layers) for p in applicable(layer)]
+    asked = [key for key in asked if key not in known and key not in profile.failed]
+    if not asked:
+        return {}
+    factors = [math.log(max(ns, 1.0) / _bound(key)) for key, ns in known.items()]
+    data = xgboost.DMatrix(np.array([features(*key) for key in known]), label=np.array(factors))
+    trees = xgboost.train(PARAMETERS, data, num_boost_round=TREES)
+    found = trees.predict(xgboost.DMatrix(np.array([features(*key) for key in asked])))
+    return {key: _bound(key) * math.exp(float(factor)) for key, factor in zip(asked, found)}
+
+
+def _bound(key: Key) -> float:
+    return bound_ns(PRIMITIVES[key[0]], key[1])

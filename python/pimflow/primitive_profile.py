@@ -1,0 +1,231 @@
+"""How long convolution primitives and layout transforms take on a machine: figures, and their file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ProfileError
+from pimflow.primitives import PRIMITIVES, Primitive
+from pimflow.primitives.families import Shape, tiles
+from pimflow.primitives.layer import FP32_BYTES, input_bytes
+
+VERSION = "pimflow-profile/1"
+# Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
+MACS_PER_NS = 100.0
+BYTES_PER_NS = 20.0
+SCALAR_MACS_PER_NS = 2.0
+FEW_PLACES = 4  # tiles of fewer wait for the result of the product before
+
+Move = tuple[Shape, str, str]  # of a tensor (batch, height, width, channels), from a layout into another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a profile was measured on.
+
+    Attributes
+    ----------
+    cpu : str
+        LLVM's name of the processor.
+    model : str
+        The processor's own name.
+    threads : int
+    """
+
+    cpu: str
+    model: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.cpu}, {self.threads} threads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Measured times.
+
+    Attributes
+    ----------
+    device : Device
+    code : str
+        Digest of the sources of what was measured.
+    times_ns : dict of (str, ConvGeometry) to float
+        By primitive and layer; medians of calls.
+    moves_ns : dict of Move to float
+        Of layout transforms.
+    failed : dict of (str, ConvGeometry) to str
+        What could not be built, and why; not in the file.
+    predicted_ns : dict of (str, ConvGeometry) to float
+        Of what was not measured, by `primitive_prediction`; not in the file.
+    """
+
+    device: Device
+    code: str
+    times_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
+    moves_ns: dict[Move, float] = field(default_factory=dict)
+    failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
+    predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """What the file has, in an order that does not depend on how it was measured."""
+        layers: dict[ConvGeometry, dict[str, float]] = {}
+        for (name, layer), ns in sorted(
+            self.times_ns.items(), key=lambda item: repr(item[0][1]) + item[0][0]
+        ):
+            layers.setdefault(layer, {})[name] = round(ns)
+        return {
+            "version": VERSION,
+            "device": dataclasses.asdict(self.device),
+            "code": self.code,
+            "layers": [{"layer": _short(layer), "times_ns": times} for layer, times in layers.items()],
+            "transforms": [
+                [list(shape), given, taken, round(ns)]
+                for (shape, given, taken), ns in sorted(self.moves_ns.items())
+            ],
+        }
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Raises `ProfileError` if it cannot."""
+        path = Path(path)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        plain = self.plain()
+        lines = {
+            key: ",\n".join(json.dumps(row) for row in plain.pop(key)) for key in ("layers", "transforms")
+        }
+        head = json.dumps(plain)[:-1]
+        text = f'{head},\n"layers": [\n{lines["layers"]}\n],\n"transforms": [\n{lines["transforms"]}\n]}}\n'
+        try:
+            scratch.write_text(text)
+            scratch.replace(path)
+        except OSError as error:
+            raise ProfileError(f"{path}: cannot be written: {error.strerror or error}") from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> Profile:
+        """Raises `ProfileError`, naming the file and the field, for anything but a profile."""
+        try:
+            plain = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ProfileError(f"{path}: is no profile: {error}") from error
+        if not isinstance(plain, dict) or plain.get("version") != VERSION:
+            raise ProfileError(
+                f"{path}: is no profile of version {VERSION}; write one with 'pimflow select -o'"
+            )
+        where = "device"
+        try:
+            device = Device(**plain["device"])
+            times, moves = {}, {}
+            for number, row in enumerate(plain["layers"]):
+                where = f"layers[{number}]"
+                layer = _layer(row["layer"])
+                times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
+            for number, row in enumerate(plain["transforms"]):
+                where = f"transforms[{number}]"
+                shape, given, taken, ns = row
+                moves[tuple(shape), given, taken] = _duration(ns)
+            where = "code"
+            code = str(plain["code"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProfileError(
+                f"{path}: {where}: {error!r}; measure anew with 'pimflow select -o'"
+            ) from error
+        known = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
+        return cls(device=device, code=code, times_ns=known, moves_ns=moves)
+
+    def require(self, here: Device | None, named: str | None) -> None:
+        """Refuse a profile of another machine than `here`, or than the one that is `named`.
+
+        Raises
+        ------
+        ProfileError
+        """
+        expected = named or (here.name if here else "")
+        if self.device.name != expected:
+            raise ProfileError(
+                f"the profile was measured on '{self.device.name}', not on '{expected}': measure here, or "
+                f"name the machine that it is for with --device '{self.device.name}'"
+            )
+
+
+def _duration(ns: float) -> float:
+    if not isinstance(ns, (int, float)) or not 0 <= ns < math.inf:
+        raise ValueError(f"a time of {ns!r} ns")
+    return float(ns)
+
+
+def _short(layer: ConvGeometry) -> dict[str, Any]:
+    """Fields that are not what they are by default."""
+    defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
+    return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
+
+
+def _layer(plain: Mapping[str, Any]) -> ConvGeometry:
+    return ConvGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+
+
+def applicable(layer: ConvGeometry) -> list[Primitive]:
+    """Primitives that compute `layer`."""
+    return [primitive for primitive in PRIMITIVES.values() if primitive.applies(layer)]
+
+
+def macs(primitive: Primitive, layer: ConvGeometry) -> float:
+    """Multiply-accumulates of the sums that `primitive` forms, each filter element once for each use."""
+    uses = layer.pixels
+    if primitive.family in ("winograd", "fft"):
+        rows, columns = tiles(primitive, layer)
+        uses = layer.n * (layer.oh if primitive.directions == 1 else rows) * columns
+    if primitive.family == "fft":
+        uses *= 2  # products of complex numbers: four for two that are stored
+    if primitive.family == "shifted" and not primitive.accumulating:
+        uses = layer.n * layer.h * layer.w
+    return uses * math.prod(primitive.filter_shape(layer))
+
+
+def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
+    """About how long it takes at least: arithmetic and bytes; workspaces are written and read."""
+    rate = SCALAR_MACS_PER_NS
+    if primitive.places:
+        rate = MACS_PER_NS * min(1.0, primitive.extents(layer).places / FEW_PLACES)
+    output_bytes = FP32_BYTES * layer.pixels * layer.oc
+    moved = input_bytes(layer) + output_bytes + primitive.filter_bytes(layer)
+    moved += 2 * primitive.workspace_bytes(layer)
+    return macs(primitive, layer) / rate + moved / BYTES_PER_NS
+
+
+def promising(layer: ConvGeometry) -> list[Primitive]:
+    """Primitives for `layer` in the order in which to measure them.
+
+    First the one of the least bound of each family and layout, then the second ones, and so on.
+    """
+    kinds: dict[tuple, list[Primitive]] = {}
+    for primitive in sorted(applicable(layer), key=lambda p: bound_ns(p, layer)):
+        kind = (primitive.family, primitive.layout, primitive.tile, primitive.directions)
+        kinds.setdefault(kind, []).append(primitive)
+    ranked = [(rank, bound_ns(p, layer), p) for of in kinds.values() for rank, p in enumerate(of)]
+    return [p for _, _, p in sorted(ranked, key=lambda each: each[:2])]
+
+
+def is_free(move: Move) -> bool:
+    """Whether a tensor's bytes lie in the same order in both layouts."""
+    (_, height, width, channels), given, taken = move
+    blocks = {layout: channels if layout == "HWC" else 1 for layout in ("HWC", "CHW")} | {"CHWc16": 16}
+    return given == taken or height * width == 1 or blocks[given] == blocks[taken]
+
+
+def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
+    """Of the primitives that compute `layers`, how many have no time."""
+    wanted = ((p.name, layer) for layer in layers for p in applicable(layer))
+    return sum(key not in profile.times_ns for key in wanted)

@@ -1,0 +1,175 @@
+"""Measures convolution primitives and layout transforms on this machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.placement.cache import ResultCache, sources_digest
+from pimflow.primitive_kernels import kernel
+from pimflow.primitive_profile import Device, Move, Profile, promising
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
+from pimflow.relay_passes import keep_registers
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+
+MEASURED = ("primitives", "primitive_kernels", "relay_passes")
+CALLS = (3, 9)  # the least and the most of which the median counts
+ENOUGH_NS = 3e7  # of calls: noise of short ones takes more of them
+MOVES_AT_ONCE = 40  # transforms compiled as one module
+
+Progress = Callable[[float], None]
+
+
+def this_device() -> Device:
+    """The CPU that runs this process."""
+    threads = int(tvm.get_global_func("runtime.NumThreads")())
+    cpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    return Device(cpu=cpu, model=_model_name(), threads=threads)
+
+
+def _model_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def code_digest() -> str:
+    """Of what decides how fast a primitive is."""
+    return sources_digest(MEASURED)[:16]
+
+
+def measure(
+    layers: Iterable[ConvGeometry],
+    moves: Iterable[Move],
+    most: int | None = None,
+    cache: ResultCache | None = None,
+    progress: Progress = lambda _: None,
+    named: Iterable[tuple[str, ConvGeometry]] = (),
+) -> Profile:
+    """Times of primitives for `layers`, and of layout transforms.
+
+    Parameters
+    ----------
+    most : int, optional
+        How many primitives of a layer to measure, the promising ones first; all by default. What `cache`
+        holds besides is taken too.
+    cache : ResultCache, optional
+        Where times are kept, by the CPU's names, its threads and the code.
+    named : iterable of (str, ConvGeometry)
+        Primitives to measure for layers besides.
+    """
+    keep_registers.register()
+    device, code = this_device(), code_digest()
+    place = ("cpu", device, code)
+    layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
+    every = {layer: promising(layer) for layer in layers}
+    asked = [(p.name, layer) for layer, found in every.items() for p in found]
+    known = _kept(cache, place, [*asked, *moves])
+    times = {key: known[key] for key in asked if key in known}
+    moved = {move: known[move] for move in moves if move in known}
+    wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
+    missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
+    unmoved = [move for move in moves if move not in moved]
+    total = len(missing) + len(unmoved)
+    failed: dict[tuple[str, ConvGeometry], str] = {}
+    for done, key in enumerate(missing, start=1):
+        try:
+            times[key] = primitive_ns(*key)
+        except Exception as error:  # whatever a compiler has to say
+            failed[key] = str(error).strip().splitlines()[-1]
+        else:
+            _keep(cache, place, {key: times[key]})
+        progress(done / total)
+    for begin in range(0, len(unmoved), MOVES_AT_ONCE):
+        part = unmoved[begin : begin + MOVES_AT_ONCE]
+        found = dict(zip(part, moves_ns(part)))
+        moved |= found
+        _keep(cache, place, found)
+        progress((len(missing) + begin + len(part)) / total)
+    return Profile(device=device, code=code, times_ns=times, moves_ns=moved, failed=failed)
+
+
+def _kept(cache: ResultCache | None, place: tuple, keys: Sequence) -> dict:
+    if cache is None:
+        return {}
+    return {key[-1]: ns for key, ns in cache.get((*place, key) for key in keys).items()}
+
+
+def _keep(cache: ResultCache | None, place: tuple, found: dict) -> None:
+    if cache is not None:
+        cache.put({(*place, key): ns for key, ns in found.items()})
+
+
+def primitive_ns(name: str, layer: ConvGeometry) -> float:
+    """Median of calls of a primitive's kernel, its input just read and its filters as they lie."""
+    primitive = PRIMITIVES[name]
+    built = _built({"main": kernel(primitive, layer)})
+    shapes = (input_shape(primitive, layer), primitive.filter_shape(layer), output_shape(primitive, layer))
+    return _median_ns(built, "main", shapes)
+
+
+def moves_ns(moves: Sequence[Move]) -> list[float]:
+    """Median of calls of every transform."""
+    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)})
+    found = []
+    for number, (shape, given, taken) in enumerate(moves):
+        n, h, w, c = shape
+        shapes = [tensor_shape(layout, n, c, h, w) for layout in (given, taken)]
+        found.append(_median_ns(built, f"move{number}", shapes))
+    return found
+
+
+def transform(move: Move) -> tirx.PrimFunc:
+    """A tensor in the first layout made into the second."""
+    (n, h, w, c), given, taken = move
+    x = te.placeholder(tensor_shape(given, n, c, h, w), "float32", name="x")
+
+    def element(*index: tirx.Var) -> tirx.Expr:
+        return x[_into(given, *_from(taken, index))]
+
+    made = te.compute(tensor_shape(taken, n, c, h, w), element, name="transformed")
+    return te.create_prim_func([x, made], index_dtype_override="int64").without_attr("global_symbol")
+
+
+def _from(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
+    """Batch, row, column and channel of an element."""
+    if layout == "HWC":
+        return tuple(index)
+    if layout == "CHW":
+        n, c, h, w = index
+        return n, h, w, c
+    n, block, h, w, c = index
+    return n, h, w, block * BLOCK + c
+
+
+def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
+    if layout == "HWC":
+        return n, h, w, c
+    return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)
+
+
+def _built(functions: dict[str, tirx.PrimFunc]) -> tvm.runtime.Module:
+    """Compiled for this very CPU, by the schedules and passes that a network's kernels take."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": this_device().cpu})
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    with target:
+        scheduled = ScheduleCpu()(tvm.IRModule(named))
+    return tvm.compile(scheduled, target, tir_pipeline=keep_registers.PIPELINE).jit()
+
+
+def _median_ns(built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]]) -> float:
+    device = tvm.cpu()
+    given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
+    first_ns = built.time_evaluator(name, device, number=1, repeat=1)(*given).median * 1e9
+    repeat = int(np.clip(ENOUGH_NS // max(first_ns, 1.0), *CALLS))
+    return float(built.time_evaluator(name, device, number=1, repeat=repeat)(*given).median * 1e9)

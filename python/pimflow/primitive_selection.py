@@ -1,0 +1,320 @@
+"""Convolution primitives chosen for a network, and what they are compared with."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pimflow.core.candidate import Candidate, Known
+from pimflow.core.region import ConvGeometry
+from pimflow.placement.selection import Budgets, Problem, Sums
+from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
+from pimflow.placement.selection_search import (
+    Point,
+    check_names,
+    everywhere,
+    fastest,
+    front,
+    greedy,
+    minimise,
+)
+from pimflow.primitive_layers import Layers, apart
+from pimflow.primitive_profile import Profile, applicable, unmeasured
+from pimflow.primitives import PRIMITIVES
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+    from pimflow.placement.cache import ResultCache
+
+MEASURE = 12  # primitives of a layer that are measured unless more are asked for
+MODES = ("measured", "predicted", "mixed")
+# The paper's baselines (Figure 5): a family, in its layout, everywhere.
+EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
+LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What was selected for a network.
+
+    Attributes
+    ----------
+    problem : Problem
+    objective : str
+    budgets : Budgets
+    profile : Profile
+    selected : Selected
+    greedy : Sums or None
+        Of the paper's greedy selection within the budgets; None if it finds none.
+    baselines : dict of str to Sums
+        ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
+        family in every layer that it applies to, else direct.
+    front : tuple of Point
+        Empty if none was asked for.
+    solve_seconds : float
+        Of the integer programs of `selected` alone.
+    """
+
+    problem: Problem
+    objective: str
+    budgets: Budgets
+    profile: Profile
+    selected: Selected
+    greedy: Sums | None
+    baselines: dict[str, Sums]
+    front: tuple[Point, ...]
+    solve_seconds: float
+
+
+def select(
+    model: Model,
+    *,
+    minimize: str = "time",
+    memory_budget_bytes: int | None = None,
+    time_budget_ns: float | None = None,
+    memory_model: str = "liveness",
+    pareto: int | None = None,
+    profile: Profile | str | os.PathLike = "measured",
+    device: str | None = None,
+    measure: int | None = MEASURE,
+    cache: ResultCache | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    progress: Progress = lambda _: None,
+) -> Selection:
+    """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
+
+    Parameters
+    ----------
+    model, shapes, batch
+        See `frontend.load`.
+    minimize : str
+        ``time``, ``memory`` or ``workspace``: the largest footprint of a layer.
+    memory_budget_bytes, time_budget_ns : optional
+        Budgets to keep to.
+    memory_model : str
+        ``liveness``, or ``sum`` for the paper's.
+    pareto : int, optional
+        Points of a front besides: of time and memory, or workspace if that is minimised.
+    profile : Profile, str or path
+        Times to go by. ``measured`` on this machine; ``predicted`` (xgboost) from those that `cache` holds,
+        of transforms measured; ``mixed``: some measured, others predicted, and what is selected by a
+        predicted time measured too, until all of it is. Or given, or a file.
+    device : str, optional
+        The machine that a given profile is for, where it is not this one.
+    measure : int, optional
+        How many primitives of each layer to measure at most, the promising ones first; all if None.
+    cache : ResultCache, optional
+        Where measured times are kept.
+    progress : callable
+        Told which share of the measuring is done.
+
+    Raises
+    ------
+    InfeasibleError
+        If nothing keeps to the budgets.
+    ProfileError
+        If the profile is of another machine than `device`, or has no times of a layer.
+    UnknownNameError
+        For another objective or memory model.
+    """
+    from pimflow.profiling import region_graph
+
+    check_names(minimize, memory_model)
+    layers = Layers(apart(region_graph(model, shapes or {}, cache, batch=batch)))
+    budgets = Budgets(
+        time_ns=math.inf if time_budget_ns is None else time_budget_ns,
+        memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,
+    )
+    found = _profile(layers, profile, device, measure, cache, progress)
+    while True:
+        problem = Problem(graph=layers.graph, table=layers.table(found), memory_model=memory_model)
+        begin = time.perf_counter()
+        selected = minimise(problem, minimize, budgets)
+        solve_seconds = time.perf_counter() - begin
+        guessed = _guessed(layers, found, selected) if profile == "mixed" else []
+        if not guessed:
+            break
+        found = _refined(layers, found, guessed, cache)
+    over = "workspace" if minimize == "workspace" else "memory"
+    return Selection(
+        problem=problem,
+        objective=minimize,
+        budgets=budgets,
+        profile=found,
+        selected=selected,
+        greedy=greedy(problem, budgets),
+        baselines=baselines(problem),
+        front=front(problem, pareto, over, budgets) if pareto is not None else (),
+        solve_seconds=solve_seconds,
+    )
+
+
+def _profile(
+    layers: Layers,
+    given: Profile | str | os.PathLike,
+    device: str | None,
+    most: int | None,
+    cache: ResultCache | None,
+    progress: Progress,
+) -> Profile:
+    """The times to go by; of a stored profile, or predicted or measured here."""
+    from pimflow import primitive_profiler  # TVM: only who measures, or asks where this is, waits for it
+    from pimflow.primitive_prediction import predicted_ns
+
+    if given in MODES:
+        most = 0 if given == "predicted" else most
+        moves = layers.moves.values()
+        found = primitive_profiler.measure(layers.chosen.values(), moves, most, cache, progress)
+        found.require(primitive_profiler.this_device(), device)
+    else:
+        found = given if isinstance(given, Profile) else Profile.read(given)
+        found.require(None if device else primitive_profiler.this_device(), device)
+    if given in ("predicted", "mixed"):
+        found = replace(found, predicted_ns=predicted_ns(found, layers.chosen.values()))
+    return found
+
+
+def _guessed(layers: Layers, profile: Profile, selected: Selected) -> list[tuple[str, ConvGeometry]]:
+    """What was selected by a predicted time."""
+    chosen = {
+        (candidate.rewrite.primitive, layers.chosen[name])
+        for name, candidate in selected.choice.items()
+        if candidate.rewrite.primitive
+    }
+    return sorted((key for key in chosen if key not in profile.times_ns), key=repr)
+
+
+def _refined(
+    layers: Layers, profile: Profile, keys: Sequence[tuple[str, ConvGeometry]], cache: ResultCache | None
+) -> Profile:
+    """`profile` with times measured for `keys`, and the rest predicted anew."""
+    from pimflow import primitive_profiler
+    from pimflow.primitive_prediction import predicted_ns
+
+    more = primitive_profiler.measure([], [], 0, cache, named=keys)
+    merged = replace(profile, times_ns=profile.times_ns | more.times_ns, failed=profile.failed | more.failed)
+    return replace(merged, predicted_ns=predicted_ns(merged, layers.chosen.values()))
+
+
+def baselines(problem: Problem) -> dict[str, Sums]:
+    """What the paper compares with, by name."""
+
+    def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
+        def wanted(candidate: Candidate) -> bool:
+            primitive = PRIMITIVES[candidate.rewrite.primitive] if candidate.rewrite.primitive else None
+            return bool(primitive) and primitive.family == family and layout in (None, primitive.layout)
+
+        return wanted
+
+    found = {"pbqp": fastest(problem).sums}
+    for name, family in EVERYWHERE.items():
+        kinds = [of(family, LAYOUT_OF.get(name)), of("direct"), of("depthwise"), of("loops")]
+        found[name] = everywhere(problem, kinds)
+    return found
+
+
+def summary(found: Selection) -> dict[str, Any]:
+    """What ``pimflow select --json`` prints."""
+    problem, sums, choice = found.problem, found.selected.sums, found.selected.choice
+    layers = set(Layers(problem.graph).chosen.values())
+    missing = unmeasured(found.profile, layers)
+    possible = sum(len(applicable(layer)) for layer in layers)
+    row = {
+        "network": problem.graph.name,
+        "status": "optimal" if found.selected.gap <= 10 * RELATIVE_GAP else "time limit",
+        "minimize": found.objective,
+        "memory_model": problem.memory_model,
+        "time_ns": sums.time_ns,
+        "memory_bytes": sums.memory_bytes,
+        "workspace_bytes": sums.workspace_bytes,
+        "choices": [
+            {
+                "layer": step.name,
+                "primitive": choice[step.name].rewrite.primitive,
+                "input_layout": choice[step.name].input.layout,
+                "output_layout": choice[step.name].output.layout,
+                "time_ns": problem.time_ns(choice[step.name]),
+                "known": "predicted" if _is_guess(choice[step.name]) else "measured",
+                "workspace_bytes": choice[step.name].workspace_bytes,
+                "filter_bytes": choice[step.name].filter_bytes,
+            }
+            for step in problem.steps
+            if step.chosen
+        ],
+        "transforms": [dict(vars(transform)) for transform in sums.transforms],
+        "greedy_time_ns": found.greedy and found.greedy.time_ns,
+        "baselines": {name: _brief(each) for name, each in found.baselines.items()},
+        "solve_seconds": found.solve_seconds,
+        "gap": found.selected.gap,
+        "device": found.profile.device.name,
+        "measured": {
+            "primitives": possible - missing,
+            "of": possible,
+            "predicted": len(found.profile.predicted_ns),
+            "failed": len(found.profile.failed),
+        },
+    }
+    if found.front:
+        row["front"] = [
+            {**_brief(point.selected.sums), "greedy_time_ns": point.greedy and point.greedy.time_ns}
+            for point in found.front
+        ]
+    return row
+
+
+def _is_guess(candidate: Candidate) -> bool:
+    return any(task.known is not Known.MEASURED for task in candidate.tasks)
+
+
+def _brief(sums: Sums) -> dict[str, Any]:
+    return {
+        "time_ns": sums.time_ns,
+        "memory_bytes": sums.memory_bytes,
+        "workspace_bytes": sums.workspace_bytes,
+    }
+
+
+def text(found: Selection) -> str:
+    """The summary for people."""
+    row = summary(found)
+    width = max(len(each["layer"]) for each in row["choices"])
+    wide = max(len(each["primitive"]) for each in row["choices"])
+    lines = [f"{'layer':<{width}}  {'primitive':<{wide}}  layout  {'us':>9}  workspace KiB"]
+    lines += [
+        f"{each['layer']:<{width}}  {each['primitive']:<{wide}}  {each['input_layout']:<6}  "
+        f"{each['time_ns'] / 1e3:>9.1f}  {each['workspace_bytes'] / 1024:>13.1f}"
+        for each in row["choices"]
+    ]
+    spent_ns = sum(each["time_ns"] for each in row["transforms"])
+    measured = row["measured"]
+    lines += [
+        f"least {row['minimize']}: {_figures(row)}, {row['status']}, {row['solve_seconds']:.2f} s",
+        f"{len(row['transforms'])} layout transforms, {spent_ns / 1e6:.3f} ms of that; memory is "
+        + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
+        f"greedy: {_ms(row['greedy_time_ns'])}",
+        *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),
+        f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
+        f"{measured['predicted']} predicted, on {row['device']}",
+    ]
+    if "front" in row:
+        lines.append("front:")
+        lines += [f"  {_figures(each)}; greedy {_ms(each['greedy_time_ns'])}" for each in row["front"]]
+    return "\n".join(lines)
+
+
+def _figures(row: Mapping[str, Any]) -> str:
+    mib = 2**20
+    return (
+        f"{row['time_ns'] / 1e6:.3f} ms, memory {row['memory_bytes'] / mib:.2f} MiB, "
+        f"workspace {row['workspace_bytes'] / mib:.2f} MiB"
+    )
+
+
+def _ms(ns: float | None) -> str:
+    return "none" if ns is None else f"{ns / 1e6:.3f} ms"

@@ -1,0 +1,117 @@
+"""``pimflow select``: a convolution primitive and a layout for every layer, under a budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from pimflow.errors import UsageError
+
+SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
+    sub.add_argument(
+        "--minimize", default="time", help="time, memory, workspace: of a layer (default: %(default)s)"
+    )
+    sub.add_argument("--memory-budget", metavar="BYTES", help="at most this memory, such as 50MiB")
+    sub.add_argument("--time-budget", metavar="X[ns|us|ms|s]", help="at most this time, such as 12ms")
+    sub.add_argument(
+        "--memory-model",
+        default="liveness",
+        help="liveness: what is live at once; sum: over all layers, as in the paper (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--pareto", metavar="N", type=int, help="a front of time and memory (or workspace) with N budgets"
+    )
+    sub.add_argument(
+        "--profile",
+        metavar="measured|predicted|mixed|FILE",
+        default="measured",
+        help="times: measured here; predicted from those that the cache holds; mixed: predicted, but those "
+        "that are relied on measured; or of a file that -o wrote (default: %(default)s)",
+    )
+    sub.add_argument("--device", metavar="NAME", help="the machine that the profile is of, if not this one")
+    sub.add_argument(
+        "--measure",
+        metavar="N",
+        default=None,
+        help="primitives of each layer to measure at most, the promising ones first, or all (default: 12)",
+    )
+    sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
+    sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
+
+
+def run(
+    args: argparse.Namespace, bar: Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
+) -> None:
+    """Select for the network of `args` and print the result; `bar` shows progress."""
+    from pimflow import zoo
+    from pimflow.deep_fusion import parse_bytes
+    from pimflow.placement.objectives import LATENCY_UNITS, quantity
+
+    budget, limit = args.memory_budget, args.time_budget
+    options = {
+        "minimize": args.minimize,
+        "memory_budget_bytes": None if budget is None else parse_bytes(budget, "--memory-budget"),
+        "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
+        "memory_model": args.memory_model,
+        "pareto": args.pareto,
+        "device": args.device,
+        "shapes": dict(map(zoo.parse_shape, args.shape)),
+        "batch": args.batch,
+        **_times(args),
+    }
+    from pimflow import api, primitive_selection
+    from pimflow.placement.cache import ResultCache, default_path
+
+    cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
+    with bar("measuring", args.quiet) as advance:
+        found = api.select(args.model, cache=cache, progress=advance, **options)
+    if not args.quiet:
+        _warn(found, cache)
+    if args.output:
+        found.profile.write(args.output)
+    print(
+        json.dumps(primitive_selection.summary(found), indent=1)
+        if args.json
+        else primitive_selection.text(found)
+    )
+
+
+def _times(args: argparse.Namespace) -> dict[str, object]:
+    """Where times come from, as the public API takes it."""
+    from pimflow.errors import hint
+    from pimflow.primitive_selection import MEASURE, MODES
+
+    if args.pareto is not None and args.pareto < 2:
+        raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.profile == "predicted" or args.profile not in MODES:
+        if args.measure is not None:
+            raise UsageError(f"--profile {args.profile} measures no primitives; leave out --measure")
+        looks_like_a_file = os.sep in args.profile or "." in args.profile
+        if not (args.profile in MODES or looks_like_a_file or os.path.exists(args.profile)):
+            raise UsageError(f"unknown profile '{args.profile}': no file; {hint(args.profile, MODES)}")
+        return {"profile": args.profile}
+    if args.measure == "all":
+        return {"profile": args.profile, "measure": None}
+    try:
+        count = MEASURE if args.measure is None else int(args.measure)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UsageError(f"--measure {args.measure}: give a number of primitives from 1 on, or 'all'")
+    return {"profile": args.profile, "measure": count}
+
+
+def _warn(found, cache) -> None:
+    for (name, layer), reason in found.profile.failed.items():
+        print(f"pimflow: warning: {name} could not be measured for {layer}: {reason}", file=sys.stderr)
+    if cache is not None and cache.flaw:
+        print(f"pimflow: warning: {cache.flaw}", file=sys.stderr)

@@ -1,0 +1,198 @@
+"""Are times of primitives measured in a sensible order, kept, stored and refused where they do not belong?"""
+
+import json
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import laid_out, layers_for
+
+from pimflow import primitive_profiler
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ProfileError
+from pimflow.placement.cache import ResultCache
+from pimflow.primitive_profile import (
+    Device,
+    Profile,
+    applicable,
+    bound_ns,
+    is_free,
+    macs,
+    promising,
+    unmeasured,
+)
+from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives.families import tensor_shape
+
+LAYOUTS = ("HWC", "CHW", "CHWc16")
+LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
+HERE = Device(cpu="here", model="a processor", threads=2)
+maps = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 3, 16, 32]))
+
+
+def layouts_of(shape):
+    return [layout for layout in LAYOUTS if layout != "CHWc16" or shape[-1] % 16 == 0]
+
+
+@given(maps)
+def test_a_transform_is_free_where_bytes_stay(shape):
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for taken in layouts_of(shape):
+        for given_ in layouts_of(shape):
+            stay = laid_out(given_, x).tobytes() == laid_out(taken, x).tobytes()
+            # Of one image; a pixel of several, or one that is free by chance, may be charged.
+            assert stay or not is_free((shape, given_, taken))
+            if shape[0] == 1 and given_ != taken and min(shape[1:]) > 1 and shape[-1] != 16:
+                assert not stay and not is_free((shape, given_, taken))
+
+
+@settings(max_examples=6, deadline=None)
+@given(maps, st.integers(0, 99))
+def test_transforms_move_every_element(shape, seed):
+    x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    n, h, w, c = shape
+    for given_ in layouts_of(shape):
+        for taken in layouts_of(shape):
+            function = primitive_profiler.transform((shape, given_, taken)).with_attr("global_symbol", "main")
+            y = tvm.runtime.tensor(np.zeros(tensor_shape(taken, n, c, h, w), np.float32))
+            tvm.compile(tvm.IRModule({"main": function}), "llvm")["main"](
+                tvm.runtime.tensor(laid_out(given_, x)), y
+            )
+            assert np.array_equal(y.numpy(), laid_out(taken, x))
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_bounds_count_the_products_that_are_formed(name):
+    chosen = PRIMITIVES[name]
+    for layer in layers_for(chosen, 3):
+        formed = macs(chosen, layer)
+        assert formed > 0 and bound_ns(chosen, layer) > 0
+        if chosen.family in ("loops", "depthwise"):
+            assert formed == layer.macs
+        elif chosen.family not in ("winograd", "fft", "shifted"):
+            assert layer.macs <= formed
+
+
+def test_winograd_saves_what_it_should():
+    layer = ConvGeometry(n=1, h=26, w=26, c=64, oc=64, kh=3, kw=3)
+    assert layer.macs / macs(primitive("winograd-2d-f4-hwc-14x16"), layer) == 4.0
+    assert layer.macs / macs(primitive("winograd-1d-f2-hwc-14x16"), layer) == 1.5
+
+
+def test_every_kind_is_measured_before_the_second_of_any():
+    found = promising(LAYER)
+    assert sorted(p.name for p in found) == sorted(p.name for p in applicable(LAYER))
+    kinds = [(p.family, p.layout, p.tile, p.directions) for p in found]
+    assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
+
+
+profiles = st.builds(
+    Profile,
+    device=st.builds(Device, cpu=st.text(), model=st.text(), threads=st.integers(1, 99)),
+    code=st.text(),
+    times_ns=st.dictionaries(
+        st.tuples(
+            st.sampled_from(sorted(PRIMITIVES)),
+            st.builds(
+                ConvGeometry,
+                **dict.fromkeys(("n", "h", "w", "c", "oc", "kh"), st.integers(1, 9)),
+                stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+            ),
+        ),
+        st.integers(0, 10**9).map(float),
+    ),
+    moves_ns=st.dictionaries(
+        st.tuples(maps, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)), st.integers(0, 10**9).map(float)
+    ),
+)
+
+
+@settings(deadline=None)
+@given(profiles)
+def test_files_say_all(tmp_path_factory, profile):
+    path = tmp_path_factory.mktemp("profile") / "p.json"
+    profile.write(path)
+    assert Profile.read(path) == profile
+    first = path.read_bytes()
+    Profile.read(path).write(path)
+    assert path.read_bytes() == first
+    assert list(path.parent.iterdir()) == [path]
+
+
+def broken(**changes):
+    plain = Profile(
+        device=HERE,
+        code="c",
+        times_ns={("direct-hwc-loops", LAYER): 5.0},
+        moves_ns={((1, 2, 2, 3), "HWC", "CHW"): 2.0},
+    ).plain()
+    return json.dumps(plain | changes)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("{", "is no profile"),
+        ("[]", "is no profile of version"),
+        (broken(version="pimflow-profile/0"), "is no profile of version"),
+        (broken(device={"cpu": "x"}), "device"),
+        (broken(layers=[{"layer": {"n": 1}, "times_ns": {}}]), r"layers\[0\]"),
+        (broken(layers=[{"times_ns": {}}]), r"layers\[0\]"),
+        (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", -1]]), r"transforms\[0\].*-1 ns"),
+        (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", "2"]]), r"transforms\[0\].*'2' ns"),
+        (broken(transforms=[["HWC"]]), "transforms"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path, content, said):
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match=said) as caught:
+        Profile.read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(ProfileError, match="cannot be read: No such file"):
+        Profile.read(tmp_path / "p.json")
+    with pytest.raises(ProfileError, match="cannot be written"):
+        Profile(device=HERE, code="c").write(tmp_path / "no" / "p.json")
+
+
+def test_a_profile_of_another_machine():
+    profile = Profile(device=HERE, code="c")
+    profile.require(HERE, None)
+    profile.require(None, HERE.name)
+    with pytest.raises(ProfileError, match="measured on 'a processor, here, 2 threads', not on 'b, there"):
+        profile.require(Device(cpu="there", model="b", threads=2), None)
+    with pytest.raises(ProfileError, match="not on 'another'"):
+        profile.require(HERE, "another")
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]
+    seen = []
+    first = primitive_profiler.measure([LAYER, LAYER], moves, 2, cache, seen.append)
+    assert [name for name, _ in first.times_ns] == [p.name for p in promising(LAYER)[:2]]
+    assert all(ns > 0 for ns in (*first.times_ns.values(), *first.moves_ns.values()))
+    assert set(first.moves_ns) == set(moves)
+    assert seen == sorted(seen) and seen[-1] == 1.0
+    assert unmeasured(first, [LAYER]) == len(applicable(LAYER)) - 2
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", None)
+    monkeypatch.setattr(primitive_profiler, "moves_ns", None)
+    assert primitive_profiler.measure([LAYER], moves, 2, cache) == first
+    assert primitive_profiler.measure([LAYER], moves, 1, cache) == first  # known ones cost nothing
+
+
+def test_what_cannot_be_built_is_left_out(monkeypatch):
+    def fails(name, layer):
+        if name == promising(LAYER)[0].name:
+            raise RuntimeError("first\nno such instruction")
+        return 7.0
+
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", fails)
+    found = primitive_profiler.measure([LAYER], [], 2)
+    assert list(found.failed.values()) == ["no such instruction"]
+    assert list(found.times_ns.values()) == [7.0]

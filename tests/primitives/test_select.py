@@ -1,0 +1,193 @@
+"""Does a network get primitives, by the public API and the command, from measured and from stored times?"""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import pimflow
+from pimflow import frontend, memory
+from pimflow.cli import main
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.errors import ProfileError, UsageError
+from pimflow.placement.selection import Problem
+from pimflow.primitive_layers import Layers, apart
+from pimflow.primitive_profile import Device, Profile
+from pimflow.primitives import PRIMITIVES
+from pimflow.relay_passes.select_primitives import SelectPrimitives
+
+KEYS = {
+    *("status", "time_ns", "memory_bytes", "workspace_bytes", "choices", "transforms", "greedy_time_ns"),
+    *("solve_seconds", "gap", "front"),
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A profile of `toy`, two primitives of each layer, in a file."""
+    path = tmp_path_factory.mktemp("profile") / "toy.json"
+    found = pimflow.select("toy", measure=2)
+    found.profile.write(path)
+    return found, path
+
+
+def command(capsys, *arguments):
+    code = main(["select", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_what_is_selected_can_be_compiled(measured):
+    found, _ = measured
+    choices = {
+        name: PRIMITIVES[candidate.rewrite.primitive]
+        for name, candidate in found.selected.choice.items()
+        if candidate.rewrite.primitive
+    }
+    network = frontend.load("toy")
+    applied = SelectPrimitives(choices)(network.module)
+    kernels = [str(gv.name_hint) for gv in applied.functions if gv.name_hint != "main"]
+    assert len(choices) == 7 and len(kernels) >= len({str(p.name) for p in choices.values()})
+
+
+def test_the_planner_needs_the_memory_that_is_said(measured):
+    found, _ = measured
+    live, _ = found.problem.liveness(found.selected.choice)
+    filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
+    pool = memory.plan(live.lifetimes).pool_bytes
+    assert pool + filters + found.problem.weight_bytes == found.selected.sums.memory_bytes
+
+
+def test_the_command_says_what_the_api_returns(measured, capsys):
+    found, path = measured
+    code, out, err = command(capsys, "toy", "--profile", path, "--json", "--pareto", "3", "--cache", "none")
+    row = json.loads(out)
+    assert code == 0 and row.keys() >= KEYS and err == ""
+    assert row["status"] == "optimal" and row["time_ns"] == pytest.approx(
+        found.selected.sums.time_ns, rel=0.02
+    )
+    assert {each["layer"] for each in row["choices"]} == set(Layers(found.problem.graph).chosen)
+    assert row["measured"] == {
+        "primitives": 12,
+        "of": row["measured"]["of"],
+        "predicted": 0,
+        "failed": 0,
+    }
+    assert row["time_ns"] == pytest.approx(
+        sum(each["time_ns"] for each in (*row["choices"], *row["transforms"]))
+    )
+    code, out, _ = command(capsys, "toy", "--profile", path, "--pareto", "3", "--cache", "none")
+    assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
+
+
+def test_profiles_are_written_by_the_command(measured, capsys, tmp_path):
+    _, path = measured
+    code, _, _ = command(capsys, "toy", "--profile", path, "-o", tmp_path / "p.json", "--cache", "none")
+    assert code == 0 and Profile.read(tmp_path / "p.json") == Profile.read(path)
+
+
+@pytest.mark.parametrize(
+    "options, code, said",
+    [
+        (["--minimize", "tim"], 2, "unknown objective 'tim'; did you mean time"),
+        (["--memory-model", "sums"], 2, "unknown memory model 'sums'; did you mean sum"),
+        (["--memory-budget", "5XB"], 2, "--memory-budget 5XB"),
+        (["--memory-budget=-5MiB"], 2, "--memory-budget -5MiB"),
+        (["--time-budget", "soon"], 2, "--time-budget"),
+        (["--pareto", "1"], 2, "at least 2 points"),
+        (["--measure", "0"], 2, "--measure 0: give a number"),
+        (["--measure", "few"], 2, "--measure few: give a number"),
+        (["--profile", "measurd"], 2, "did you mean measured"),
+        (["--profile", "no/file.json"], 3, "no/file.json: cannot be read"),
+        (["--measure", "1", "--profile", "a.json"], 2, "leave out --measure"),
+    ],
+)  # fmt: skip
+def test_wrong_options(capsys, options, code, said):
+    got, out, err = command(capsys, "toy", *options, "--cache", "none")
+    assert (got, out) == (code, "") and said in err and err.count("\n") == 1
+
+
+def test_budgets_that_nobody_can_keep(measured, capsys):
+    _, path = measured
+    stored = ["toy", "--profile", path, "--cache", "none"]
+    code, out, err = command(capsys, *stored, "--memory-budget", "1KiB")
+    assert (
+        (code, out) == (4, "")
+        and "at its peak in layer 'block.depthwise.conv'" in err
+        and "1024 B available" in err
+    )
+    code, out, err = command(capsys, *stored, "--minimize", "memory", "--time-budget", "1ns")
+    assert (code, out) == (4, "") and "time of 'toy'" in err and "1 ns available" in err
+
+
+def test_profiles_of_other_machines(measured, capsys, tmp_path):
+    found, _ = measured
+    foreign = replace(found.profile, device=Device(cpu="cortex-a15", model="Exynos 5422", threads=4))
+    foreign.write(tmp_path / "p.json")
+    stored = ["toy", "--profile", tmp_path / "p.json", "--cache", "none", "--json"]
+    code, _, err = command(capsys, *stored)
+    assert code == 3 and "measured on 'Exynos 5422, cortex-a15, 4 threads'" in err
+    code, out, _ = command(capsys, *stored, "--device", "Exynos 5422, cortex-a15, 4 threads")
+    assert code == 0 and json.loads(out)["device"] == "Exynos 5422, cortex-a15, 4 threads"
+
+
+def test_profiles_without_what_is_needed(measured):
+    found, _ = measured
+    some = {key: ns for key, ns in found.profile.times_ns.items() if key[1].h != 1}
+    with pytest.raises(ProfileError, match="no time of any primitive for layer 'fc'"):
+        pimflow.select("toy", profile=replace(found.profile, times_ns=some))
+    with pytest.raises(ProfileError, match="no time of a transform of 1x16x16x3 from CHW to HWC"):
+        pimflow.select("toy", profile=replace(found.profile, moves_ns={}))
+
+
+def test_nothing_to_choose():
+    pool = Region(
+        name="pool", operator="max", operators=("nn.max_pool2d",), inputs=("%x",),
+        input_shapes=((1, 4, 4, 8),), output_shape=(1, 2, 2, 8),
+    )  # fmt: skip
+    layers = Layers(RegionGraph(name="pools", regions=(pool,), outputs=("pool",)))
+    table = layers.table(Profile(device=Device(cpu="", model="", threads=1), code=""))
+    with pytest.raises(UsageError, match="no convolution"):
+        from pimflow.placement.selection_search import minimise
+
+        minimise(Problem(graph=layers.graph, table=table))
+
+
+def concatenating() -> RegionGraph:
+    """Two branches, joined by the convolution that reads them; a third reads the join too."""
+    shape, joined = (1, 4, 4, 16), (1, 4, 4, 32)
+
+    def conv(name, inputs, shapes, channels, prologue=(), kept=0):
+        layer = ConvGeometry(n=1, h=4, w=4, c=channels, oc=16)
+        return Region(
+            name=name, operator="conv2d", operators=(*prologue, "conv2d"), geometry=layer, prologue=prologue,
+            inputs=inputs, input_shapes=shapes, output_shape=shape, weight_elements=16 * channels,
+            kept_elements=kept,
+        )  # fmt: skip
+
+    regions = (
+        conv("a", ("%x",), (shape,), 16),
+        conv("b", ("%x",), (shape,), 16),
+        conv("c", ("a", "b"), (shape, shape), 32, ("concat",), 4 * 4 * 32),
+        conv("d", ("c",), (joined,), 32),
+        conv("e", ("c",), (shape,), 16),
+    )
+    return RegionGraph(name="joins", regions=regions, outputs=("d", "e"))
+
+
+def test_concatenations_stand_apart():
+    graph = apart(concatenating())
+    assert [region.name for region in graph.regions] == ["a", "b", "c.concat", "c", "d", "e"]
+    reads = {region.name: region.inputs for region in graph.regions}
+    assert (reads["c.concat"], reads["c"], reads["d"]) == (("a", "b"), ("c.concat",), ("c.concat",))
+    assert reads["e"] == ("c",)
+    assert graph.region("c").kept_elements == 0
+    layers = Layers(graph)
+    assert set(layers.chosen) == {"a", "b", "c", "d", "e"}
+    assert layers.layouts("c.concat") == {"HWC", "CHW"}
+    assert layers.moves["c.concat", "HWC", "CHW"] == ((1, 4, 4, 32), "HWC", "CHW")
+    assert ("c.concat", "CHWc16", "HWC") not in layers.moves
+
+
+def test_a_network_without_joins_stays():
+    graph = replace(concatenating(), regions=concatenating().regions[:2], outputs=("a", "b"))
+    assert apart(graph) == graph
