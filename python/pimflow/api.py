@@ -101,6 +101,7 @@ def compile(
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
+    select: Mapping[str, Any] | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -136,6 +137,9 @@ def compile(
     fuse_activations : bool
         Of a decomposed network: whether what lies between two chains may be one GPU kernel
         (`relay_passes.fuse_groups.activation_chains`), where that is faster.
+    select : mapping of str to object, optional
+        Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
+        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -204,9 +208,19 @@ def compile(
     other_graph = regions(network, other_copies, fuse_activations=fuse_activations)
     compare = speedups(searched, plan, other_graph, other_copies)
 
+    selection = None
+    if select is not None:
+        progress("selecting primitives")
+        own = regions(network, target_system)
+        selection = primitive_selection.select_for(own, **{"cache": costs.profiling.cache, **select})
+        interface = replace(interface, cpu=targets.cpu_name())
+
     progress("generating code")
+    choices = selection and selection.choices
     names = dict.fromkeys([target, "llvm+pim"])
-    builds = tuple(compilation.build(network, searched, targets.named_target(name)) for name in names)
+    builds = tuple(
+        compilation.build(network, searched, targets.named_target(name), choices) for name in names
+    )
 
     progress("verifying")
     for built in reversed(builds):
@@ -222,6 +236,7 @@ def compile(
         order=None if order is None else _order_part(order, searched, plan, costs),
         decomposition=decomposition,
         skips=skips,
+        primitives=selection and primitive_selection.summary(selection),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,

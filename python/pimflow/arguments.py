@@ -46,6 +46,15 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     )
 
     _decompose_option(sub)
+    sub.add_argument(
+        "--select",
+        metavar="measured|predicted|mixed|FILE",
+        nargs="?",
+        const="measured",
+        help="for this machine's CPU: a primitive for every convolution that PIM does not do, by times as "
+        "'pimflow select --profile' takes them, with these options",
+    )
+    select_command.choice_options(sub)
 
     sub = command("profile", "time everything that a search needs, and keep it")
     sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")

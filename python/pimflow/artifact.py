@@ -24,7 +24,7 @@ from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
 from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.expansion import pim_text
-from pimflow.targets import device, named_target
+from pimflow.targets import cpu_name, device, named_target
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -48,12 +48,15 @@ class Interface:
         Of inputs that pick rows of a table, how many it has; see `zoo.index_bounds`.
     sha256 : dict of str to str
         Digest of every file but the report: loading a damaged library would end the process.
+    cpu : str
+        The only CPU that runs ``llvm+pim``, as LLVM calls it; empty if any of its kind does.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
     targets: tuple[str, ...] = ()
     table_rows: dict[str, int] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
+    cpu: str = ""
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -73,7 +76,13 @@ class Interface:
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
         inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
         rows = {name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry}
-        return cls(inputs=inputs, targets=tuple(table["targets"]), table_rows=rows, sha256=table["sha256"])
+        return cls(
+            inputs=inputs,
+            targets=tuple(table["targets"]),
+            table_rows=rows,
+            sha256=table["sha256"],
+            cpu=table.get("cpu", ""),
+        )
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -108,6 +117,7 @@ class Interface:
         for name, rows in self.table_rows.items():
             inputs[name]["rows"] = rows
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
+        table |= {"cpu": self.cpu} if self.cpu else {}
         return json.dumps({**table, "digest": _digest(table)}, indent=1) + "\n"
 
 
@@ -295,6 +305,11 @@ def run(
         raise UnknownNameError("target", target, interface.targets)
     for name in interface.sha256:
         interface.check(path, name)
+    if target == "llvm+pim" and interface.cpu not in ("", here := cpu_name()):
+        raise ArtifactError(
+            f"{directory} was compiled with --select for the CPU '{interface.cpu}', and this is '{here}': "
+            "compile it again here"
+        )
     return infer(load(path / _LIBRARIES[target]), arrays, device(named_target(target)))
 
 

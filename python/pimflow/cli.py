@@ -196,6 +196,7 @@ def _compile(args: argparse.Namespace) -> None:
             decompose=args.decompose,
             optimize_skips=args.skip_criterion if args.optimize_skips else None,
             fuse_activations=args.fuse_activations,
+            select=select_command.options(args, args.select) if args.select else None,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -15,7 +16,10 @@ from pimflow.frontend import Network, relax_module
 from pimflow.kernels import Kernels, compile_kernels
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
+from pimflow.primitives import Primitive
 from pimflow.relay_passes.kernel_groups import Copied, copies
+from pimflow.relay_passes.select_primitives import SelectPrimitives
+from pimflow.relay_passes.sink_layout import SinkLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,25 @@ class Build:
         return targets.device(targets.named_target(self.target))
 
 
-def build(network: Network, searched: Searched, target: tvm.target.Target) -> Build:
-    """`network` as `searched` plans it, for `target`."""
+def build(
+    network: Network,
+    searched: Searched,
+    target: tvm.target.Target,
+    choices: Mapping[str, Primitive] | None = None,
+) -> Build:
+    """`network` as `searched` plans it, for `target`.
+
+    Parameters
+    ----------
+    choices : mapping of str to Primitive, optional
+        By layer, what computes it on a CPU, where PIM does not: the code is for this machine's CPU alone.
+    """
     programs, splits = searched.programs(), searched.splits()
     applied = pipeline.apply_plan(
         network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
     )
+    if choices and target.kind.name == "llvm":
+        applied, target = with_primitives(applied, choices), targets.this_cpu()
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
@@ -83,6 +100,13 @@ def build(network: Network, searched: Searched, target: tvm.target.Target) -> Bu
         copies=copies(applied, views=searched.system.views),
         weight_bytes=relax_module.weight_bytes(network.module),
     )
+
+
+def with_primitives(mod: tvm.IRModule, choices: Mapping[str, Primitive]) -> tvm.IRModule:
+    """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out."""
+    chosen = SelectPrimitives(choices)(mod)
+    in_chw = any(primitive.layout == "CHW" for primitive in choices.values())
+    return SinkLayout("NCHW")(chosen) if in_chw else chosen
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -24,7 +24,7 @@ from pimflow.placement.selection_search import (
 )
 from pimflow.primitive_layers import Layers, apart
 from pimflow.primitive_profile import Profile, applicable, unmeasured
-from pimflow.primitives import PRIMITIVES
+from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -69,6 +69,16 @@ class Selection:
     baselines: dict[str, Sums]
     front: tuple[Point, ...]
     solve_seconds: float
+
+    @property
+    def choices(self) -> dict[str, Primitive]:
+        """By layer, what computes it."""
+        chosen = self.selected.choice
+        return {
+            step.name: PRIMITIVES[chosen[step.name].rewrite.primitive]
+            for step in self.problem.steps
+            if step.chosen
+        }
 
 
 def select(
@@ -126,7 +136,38 @@ def select(
     from pimflow.profiling import region_graph
 
     check_names(minimize, memory_model)
-    layers = Layers(apart(region_graph(model, shapes or {}, cache, batch=batch)))
+    return select_for(
+        region_graph(model, shapes or {}, cache, batch=batch),
+        minimize=minimize,
+        memory_budget_bytes=memory_budget_bytes,
+        time_budget_ns=time_budget_ns,
+        memory_model=memory_model,
+        pareto=pareto,
+        profile=profile,
+        device=device,
+        measure=measure,
+        cache=cache,
+        progress=progress,
+    )
+
+
+def select_for(
+    graph: RegionGraph,
+    *,
+    minimize: str = "time",
+    memory_budget_bytes: int | None = None,
+    time_budget_ns: float | None = None,
+    memory_model: str = "liveness",
+    pareto: int | None = None,
+    profile: Profile | str | os.PathLike = "measured",
+    device: str | None = None,
+    measure: int | None = MEASURE,
+    cache: ResultCache | None = None,
+    progress: Progress = lambda _: None,
+) -> Selection:
+    """`select` for the regions of a network."""
+    check_names(minimize, memory_model)
+    layers = Layers(apart(graph))
     budgets = Budgets(
         time_ns=math.inf if time_budget_ns is None else time_budget_ns,
         memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,

@@ -32,6 +32,7 @@ def build(
     order: dict[str, Any] | None,
     decomposition: dict[str, Any] | None,
     skips: dict[str, Any] | None,
+    primitives: dict[str, Any] | None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def build(
         What `DecomposedNetwork.summary` says, if layers were decomposed.
     skips : dict, optional
         What `SkipOptimisation.summary` says, if skip connections were to be optimised.
+    primitives : dict, optional
+        What `primitive_selection.summary` says, if convolutions have primitives that were chosen.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -115,6 +118,7 @@ def build(
         "order": order,
         "decomposition": decomposition,
         "skips": skips,
+        "primitives": primitives,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -244,6 +248,12 @@ def table(report: dict[str, Any], out: str | None) -> str:
         lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
     if report["skips"]:
         lines.append(f"skips     {skips_text(report['skips'])}")
+    if report["primitives"]:
+        chosen = report["primitives"]
+        lines.append(
+            f"primitives of {len(chosen['choices'])} layers for {chosen['device']}: "
+            f"{chosen['time_ns'] / 1e6:.3f} ms by themselves, {chosen['status']}"
+        )
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:

@@ -17,16 +17,7 @@ SUMMARY = "choose a convolution primitive and a layout for every layer, within b
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Arguments of the command; `run` takes them."""
     sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
-    sub.add_argument(
-        "--minimize", default="time", help="time, memory, workspace: of a layer (default: %(default)s)"
-    )
-    sub.add_argument("--memory-budget", metavar="BYTES", help="at most this memory, such as 50MiB")
-    sub.add_argument("--time-budget", metavar="X[ns|us|ms|s]", help="at most this time, such as 12ms")
-    sub.add_argument(
-        "--memory-model",
-        default="liveness",
-        help="liveness: what is live at once; sum: over all layers, as in the paper (default: %(default)s)",
-    )
+    choice_options(sub)
     sub.add_argument(
         "--pareto", metavar="N", type=int, help="a front of time and memory (or workspace) with N budgets"
     )
@@ -37,6 +28,22 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="times: measured here; predicted from those that the cache holds; mixed: predicted, but those "
         "that are relied on measured; or of a file that -o wrote (default: %(default)s)",
     )
+    sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
+    sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
+
+
+def choice_options(sub: argparse.ArgumentParser) -> None:
+    """What is chosen, and by which times."""
+    sub.add_argument(
+        "--minimize", default="time", help="time, memory, workspace: of a layer (default: %(default)s)"
+    )
+    sub.add_argument("--memory-budget", metavar="BYTES", help="at most this memory, such as 50MiB")
+    sub.add_argument("--time-budget", metavar="X[ns|us|ms|s]", help="at most this time, such as 12ms")
+    sub.add_argument(
+        "--memory-model",
+        default="liveness",
+        help="liveness: what is live at once; sum: over all layers, as in the paper (default: %(default)s)",
+    )
     sub.add_argument("--device", metavar="NAME", help="the machine that the profile is of, if not this one")
     sub.add_argument(
         "--measure",
@@ -44,8 +51,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         default=None,
         help="primitives of each layer to measure at most, the promising ones first, or all (default: 12)",
     )
-    sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
-    sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
 
 
 def run(
@@ -53,27 +58,17 @@ def run(
 ) -> None:
     """Select for the network of `args` and print the result; `bar` shows progress."""
     from pimflow import zoo
-    from pimflow.deep_fusion import parse_bytes
-    from pimflow.placement.objectives import LATENCY_UNITS, quantity
 
-    budget, limit = args.memory_budget, args.time_budget
-    options = {
-        "minimize": args.minimize,
-        "memory_budget_bytes": None if budget is None else parse_bytes(budget, "--memory-budget"),
-        "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
-        "memory_model": args.memory_model,
-        "pareto": args.pareto,
-        "device": args.device,
-        "shapes": dict(map(zoo.parse_shape, args.shape)),
-        "batch": args.batch,
-        **_times(args),
-    }
+    if args.pareto is not None and args.pareto < 2:
+        raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    chosen = options(args, args.profile)
+    chosen |= {"pareto": args.pareto, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
     from pimflow import api, primitive_selection
     from pimflow.placement.cache import ResultCache, default_path
 
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     with bar("measuring", args.quiet) as advance:
-        found = api.select(args.model, cache=cache, progress=advance, **options)
+        found = api.select(args.model, cache=cache, progress=advance, **chosen)
     if not args.quiet:
         _warn(found, cache)
     if args.output:
@@ -85,29 +80,43 @@ def run(
     )
 
 
-def _times(args: argparse.Namespace) -> dict[str, object]:
-    """Where times come from, as the public API takes it."""
+def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
+    """What `choice_options` say, as the public API takes it; `profile` says where times come from."""
+    from pimflow.deep_fusion import parse_bytes
+    from pimflow.placement.objectives import LATENCY_UNITS, quantity
+
+    budget, limit = args.memory_budget, args.time_budget
+    return {
+        "minimize": args.minimize,
+        "memory_budget_bytes": None if budget is None else parse_bytes(budget, "--memory-budget"),
+        "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
+        "memory_model": args.memory_model,
+        "device": args.device,
+        **_times(args, profile),
+    }
+
+
+def _times(args: argparse.Namespace, profile: str) -> dict[str, object]:
+    """Where times come from."""
     from pimflow.errors import hint
     from pimflow.primitive_selection import MEASURE, MODES
 
-    if args.pareto is not None and args.pareto < 2:
-        raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
-    if args.profile == "predicted" or args.profile not in MODES:
+    if profile == "predicted" or profile not in MODES:
         if args.measure is not None:
-            raise UsageError(f"--profile {args.profile} measures no primitives; leave out --measure")
-        looks_like_a_file = os.sep in args.profile or "." in args.profile
-        if not (args.profile in MODES or looks_like_a_file or os.path.exists(args.profile)):
-            raise UsageError(f"unknown profile '{args.profile}': no file; {hint(args.profile, MODES)}")
-        return {"profile": args.profile}
+            raise UsageError(f"--profile {profile} measures no primitives; leave out --measure")
+        looks_like_a_file = os.sep in profile or "." in profile
+        if not (profile in MODES or looks_like_a_file or os.path.exists(profile)):
+            raise UsageError(f"unknown profile '{profile}': no file; {hint(profile, MODES)}")
+        return {"profile": profile}
     if args.measure == "all":
-        return {"profile": args.profile, "measure": None}
+        return {"profile": profile, "measure": None}
     try:
         count = MEASURE if args.measure is None else int(args.measure)
     except ValueError:
         count = 0
     if count < 1:
         raise UsageError(f"--measure {args.measure}: give a number of primitives from 1 on, or 'all'")
-    return {"profile": args.profile, "measure": count}
+    return {"profile": profile, "measure": count}
 
 
 def _warn(found, cache) -> None:

@@ -55,6 +55,18 @@ def named_target(name: str) -> tvm.target.Target:
     return tvm.target.Target(TARGETS[name])
 
 
+def this_cpu() -> tvm.target.Target:
+    """``llvm+pim`` with all that this machine's CPU knows: what is built for it runs on its like alone."""
+    import tvm
+
+    return tvm.target.Target(TARGETS["llvm+pim"] | {"mcpu": cpu_name()})
+
+
+def cpu_name() -> str:
+    """What LLVM calls this machine's CPU."""
+    return str(tvm_ffi.get_global_func("target.llvm_get_system_cpu")())
+
+
 def local_cuda() -> tvm.target.Target | None:
     """``cuda+pim`` for the architecture of the first CUDA device; None without one."""
     import tvm

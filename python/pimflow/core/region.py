@@ -334,20 +334,24 @@ class RegionGraph:
                     readers[name].append(region.name)
         return {name: tuple(found) for name, found in readers.items()}
 
+    def tensor_bytes(self, dtype: str) -> dict[str, int]:
+        """Of the graph's inputs and the regions' results, with what each stores beside its own."""
+        element = ELEMENT_BYTES[dtype]
+        sizes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
+        for region in self.regions:
+            for name, elements in zip(region.inputs, region.input_elements):
+                if name.startswith("%"):
+                    sizes[name] = elements * element
+        return sizes
+
     def buffers(self, dtype: str) -> Buffers:
         """The regions' results and the graph's inputs, a step a region.
 
         Views take no bytes: who reads one reads the tensor that it lies inside, or all of its parts, which
         share the bytes of the whole.
         """
-        element = ELEMENT_BYTES[dtype]
-        own = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
-        inputs = {}
-        for region in self.regions:
-            for name, elements in zip(region.inputs, region.input_elements):
-                if name.startswith("%"):
-                    inputs[name] = elements * element
-        own |= inputs
+        own = self.tensor_bytes(dtype)
+        inputs = [name for name in own if name.startswith("%")]
         size_bytes, aliases, steps = dict(own), {}, []
         held = {name: (name,) for name in inputs}
         for region in self.regions:

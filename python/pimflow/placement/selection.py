@@ -141,8 +141,7 @@ class Problem:
 
     @functools.cached_property
     def tensor_bytes(self) -> dict[str, int]:
-        _, sizes, _ = self.graph.buffers("fp32")
-        return {name: aligned(size) for name, size in sizes.items()}
+        return {name: aligned(size) for name, size in self.graph.tensor_bytes("fp32").items()}
 
     @functools.cached_property
     def lifetimes(self) -> dict[str, Lifetime]:
