@@ -1,0 +1,116 @@
+"""Networks on this CPU beside ONNX Runtime and TVM's own build: ``bench_cpu.py [MODEL…] [--json]``.
+
+Measured, fp32, batch 1, in turns in one run; medians. pimflow compiles with ``--select mixed --modes gpu``: all on
+the CPU, primitives by measured and predicted times (docs/primitives.md).
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+THREADS = 2
+os.environ.setdefault("TVM_NUM_THREADS", str(THREADS))  # read when TVM is loaded
+
+import onnxruntime
+import tvm
+from tvm import relax
+
+import pimflow
+from pimflow import frontend, targets, zoo
+from pimflow.placement import Profiling
+from pimflow.placement.cache import ResultCache, default_path
+
+NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
+HEADER = (
+    "network",
+    "pimflow, ms",
+    "ONNX Runtime, ms",
+    "TVM, ms",
+    "to ONNX Runtime",
+    "TVM to pimflow",
+    "pool, MB",
+)
+
+
+def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]:
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    operands = [tvm.runtime.tensor(x) for x in inputs]
+    return lambda: machine["main"](*operands)
+
+
+def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 2):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            if turn > 1:
+                spent[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(times) for name, times in spent.items()}
+
+
+def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
+    profiling = Profiling(cache=ResultCache(default_path()))
+    select = {"profile": "mixed", "measure": measure}
+    compiled = pimflow.compile(model, select=select, modes="gpu", profiling=profiling)
+    network = frontend.load(model)
+    inputs = network.example_inputs()
+    plain = relax.transform.DecomposeOpsForInference()(network.module)
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = THREADS
+    reference = onnxruntime.InferenceSession(zoo.load_model(model).SerializeToString(), session)
+    built = compiled.builds[-1]
+    ms = in_turns(
+        {
+            "pimflow": runner(built.executable, list(inputs.values())),
+            "onnxruntime": lambda: reference.run(None, dict(inputs)),
+        },
+        rounds,
+    )
+    tvm_own = tvm.compile(plain, targets.this_cpu())
+    ms |= in_turns({"tvm": runner(tvm_own, list(inputs.values()))}, max(1, rounds // 5))
+    return {
+        "network": model,
+        **{f"{name}_ms": value for name, value in ms.items()},
+        "predicted_ms": compiled.report["primitives"]["time_ns"] / 1e6,
+        "pool_bytes": built.memory.pool_bytes,
+        "max_relative_error": compiled.verification.max_relative_error,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(NETWORKS)}")
+    parser.add_argument("--rounds", type=int, default=20, help="inferences of each (default: %(default)s)")
+    parser.add_argument("--measure", type=int, default=6, help="primitives of a layer (default: %(default)s)")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    if not args.json:
+        print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
+    for model in args.models or NETWORKS:
+        row = figures(model, args.rounds, args.measure)
+        rows.append(row)
+        if not args.json:
+            ratios = row["pimflow_ms"] / row["onnxruntime_ms"], row["tvm_ms"] / row["pimflow_ms"]
+            print(
+                f"| {model} | {row['pimflow_ms']:.2f} | {row['onnxruntime_ms']:.2f} | {row['tvm_ms']:.1f} "
+                f"| {ratios[0]:.2f} | {ratios[1]:.1f} | {row['pool_bytes'] / 1e6:.2f} |",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        ratios = [row["pimflow_ms"] / row["onnxruntime_ms"] for row in rows]
+        print(
+            f"\nTime over ONNX Runtime's, geometric mean: {math.exp(statistics.fmean(map(math.log, ratios))):.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
