@@ -10,9 +10,11 @@ from pimflow import frontend, memory
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
+from pimflow.placement.cache import ResultCache
 from pimflow.placement.selection import Problem
 from pimflow.primitive_layers import Layers, apart
 from pimflow.primitive_profile import Device, Profile
+from pimflow.primitive_selection import summary
 from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.select_primitives import SelectPrimitives
 
@@ -191,3 +193,18 @@ def test_concatenations_stand_apart():
 def test_a_network_without_joins_stays():
     graph = replace(concatenating(), regions=concatenating().regions[:2], outputs=("a", "b"))
     assert apart(graph) == graph
+
+
+def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    found = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
+    known = [row["known"] for row in summary(found)["choices"]]
+    assert known == ["measured"] * 7 and summary(found)["measured"]["predicted"] > 30
+    guessed = pimflow.select("toy", profile="predicted", cache=cache)
+    assert guessed.selected.sums.time_ns == pytest.approx(found.selected.sums.time_ns, rel=1e-6)
+
+
+def test_predictions_need_something_to_learn_from(tmp_path):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    with pytest.raises(ProfileError, match="0 measured times are too few"):
+        pimflow.select("toy", profile="predicted", cache=cache)
