@@ -62,7 +62,7 @@ def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, 
     """
     import xgboost  # a second to import: only who predicts waits for it
 
-    known = profile.times_ns
+    known = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
     if len(known) < LEAST:
         raise ProfileError(
             f"{len(known)} measured times are too few to predict others from; {LEAST} are needed: measure "

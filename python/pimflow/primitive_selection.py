@@ -50,7 +50,8 @@ class Selection:
     profile : Profile
     selected : Selected
     greedy : Sums or None
-        Of the paper's greedy selection within the budgets; None if it finds none.
+        Of the paper's greedy selection within the budgets and, where not time is minimised, in no more memory
+        or workspace than `selected` takes; None if it finds none.
     baselines : dict of str to Sums
         ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
         family in every layer that it applies to, else direct.
@@ -189,7 +190,7 @@ def select_for(
         budgets=budgets,
         profile=found,
         selected=selected,
-        greedy=greedy(problem, budgets),
+        greedy=greedy(problem, _no_larger(minimize, selected.sums, budgets)),
         baselines=baselines(problem),
         front=front(problem, pareto, over, budgets) if pareto is not None else (),
         solve_seconds=solve_seconds,
@@ -219,6 +220,14 @@ def _profile(
     if given in ("predicted", "mixed"):
         found = replace(found, predicted_ns=predicted_ns(found, layers.chosen.values()))
     return found
+
+
+def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
+    """`budgets`, and no more of what was minimised than `sums` has; of time, no more than the budget."""
+    if objective == "time":
+        return budgets
+    least = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
+    return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
 
 
 def _guessed(layers: Layers, profile: Profile, selected: Selected) -> list[tuple[str, ConvGeometry]]:

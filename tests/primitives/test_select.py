@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 import pimflow
-from pimflow import frontend, memory
+from pimflow import frontend, memory, primitive_profiler
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
+from pimflow.placement.cache import ResultCache
 from pimflow.placement.selection import Problem
 from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import Device, Profile
+from pimflow.primitive_profile import Device, Profile, bound_ns
+from pimflow.primitive_selection import summary
 from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.select_primitives import SelectPrimitives
 
@@ -191,3 +193,27 @@ def test_concatenations_stand_apart():
 def test_a_network_without_joins_stays():
     graph = replace(concatenating(), regions=concatenating().regions[:2], outputs=("a", "b"))
     assert apart(graph) == graph
+
+
+def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkeypatch):
+    def made_up_ns(name, layer):
+        """What depends on a primitive and a layer as times do, for a machine that is always the same."""
+        return round(bound_ns(PRIMITIVES[name], layer) * (1 + sum(name.encode()) % 7) + 1)
+
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", made_up_ns)
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    found = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
+    row = summary(found)
+    assert [each["known"] for each in row["choices"]] == ["measured"] * 7
+    assert row["measured"]["predicted"] > 30
+    assert row["measured"]["predicted"] + row["measured"]["primitives"] == row["measured"]["of"]
+    guessed = pimflow.select("toy", profile="predicted", cache=cache)
+    assert guessed.selected.sums.time_ns == pytest.approx(found.selected.sums.time_ns, rel=1e-6)
+    best = pimflow.select("toy", measure=None, cache=cache).selected.sums.time_ns
+    assert best <= found.selected.sums.time_ns <= 1.5 * best
+
+
+def test_predictions_need_something_to_learn_from(tmp_path):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    with pytest.raises(ProfileError, match="0 measured times are too few"):
+        pimflow.select("toy", profile="predicted", cache=cache)

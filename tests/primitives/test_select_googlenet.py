@@ -1,0 +1,94 @@
+"""GoogLeNet from stored times: are fronts quick and right, and do the times still make sense?
+
+`googlenet-profile.json` has all primitives of all layers, as `pimflow select googlenet --measure all -o`
+wrote it on a shared machine of two cores, with other work beside it.
+"""
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pimflow
+from pimflow import memory, primitive_profiler
+from pimflow.placement.selection import Budgets
+from pimflow.placement.selection_search import fastest, front, minimise
+from pimflow.primitive_layers import Layers
+from pimflow.primitive_prediction import predicted_ns
+from pimflow.primitive_profile import Profile, unmeasured
+
+STORED = Profile.read(Path(__file__).with_name("googlenet-profile.json"))
+DEVICE = STORED.device.name
+
+
+@pytest.fixture(scope="module")
+def found():
+    return pimflow.select("googlenet", profile=STORED, device=DEVICE, memory_budget_bytes=50 << 20)
+
+
+def test_every_time_is_there(found):
+    layers = set(Layers(found.problem.graph).chosen.values())
+    assert len(layers) == 50 and unmeasured(STORED, layers) == 0
+    assert sum(step.chosen for step in found.problem.steps) == 58
+    assert max(len(step.candidates) for step in found.problem.steps) >= 50
+
+
+def test_a_budget_costs_little_and_greedy_much(found):
+    sums, quick = found.selected.sums, found.baselines["pbqp"]
+    assert found.selected.gap <= 1e-6
+    assert sums.memory_bytes <= 50 << 20 < quick.memory_bytes
+    assert quick.time_ns < sums.time_ns < 1.1 * quick.time_ns
+    assert found.greedy.time_ns > 1.5 * sums.time_ns
+    assert all(quick.time_ns <= each.time_ns for each in found.baselines.values())
+
+
+def test_the_planner_places_it_in_the_budget(found):
+    live, _ = found.problem.liveness(found.selected.choice)
+    filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
+    pool = memory.plan(live.lifetimes).pool_bytes
+    assert pool + filters + found.problem.weight_bytes == found.selected.sums.memory_bytes
+
+
+@pytest.mark.parametrize("memory_model, over", [("sum", "memory"), ("liveness", "workspace")])
+def test_fronts_in_time(found, memory_model, over):
+    problem = replace(found.problem, memory_model=memory_model)
+    begin = time.perf_counter()
+    assert fastest(problem).gap == 0
+    assert time.perf_counter() - begin < 1.0
+    points = front(problem, 12, over)
+    assert time.perf_counter() - begin < 30.0
+    times = [point.selected.sums.time_ns for point in points]
+    assert len(points) >= 5 and all(slow > fast for slow, fast in itertools.pairwise(times))
+    assert all(point.greedy.time_ns >= ns * (1 - 1e-9) for point, ns in zip(points, times) if point.greedy)
+
+
+def test_a_time_budget_is_kept(found):
+    budget_ns = 1.15 * found.baselines["pbqp"].time_ns
+    small = minimise(found.problem, "memory", Budgets(time_ns=budget_ns)).sums
+    assert small.time_ns <= budget_ns and small.memory_bytes < 0.6 * found.baselines["pbqp"].memory_bytes
+
+
+def test_what_was_chosen_beats_loops_here_too(found):
+    """Five layers, measured on this machine."""
+    layers = Layers(found.problem.graph).chosen
+    few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
+    for name in few:
+        chosen = found.selected.choice[name].rewrite.primitive
+        assert STORED.times_ns[chosen, layers[name]] < STORED.times_ns["direct-chw-loops", layers[name]]
+        here_ns = primitive_profiler.primitive_ns(chosen, layers[name])
+        assert here_ns < primitive_profiler.primitive_ns("direct-chw-loops", layers[name])
+
+
+def test_layers_that_were_not_measured_are_predicted():
+    """Times of every fifth layer, from those of the others: by the median within a third."""
+    layers = sorted({layer for _, layer in STORED.times_ns}, key=repr)
+    held = set(layers[::5])
+    known = {key: ns for key, ns in STORED.times_ns.items() if key[1] not in held}
+    guesses = predicted_ns(replace(STORED, times_ns=known), held)
+    assert guesses.keys() == STORED.times_ns.keys() - known.keys()
+    errors = [abs(math.log(ns / STORED.times_ns[key])) for key, ns in guesses.items()]
+    assert np.median(errors) < math.log(4 / 3)
