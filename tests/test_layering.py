@@ -56,6 +56,7 @@ LAYERS = (
         "allocation",
         "operator_memory",
         "fusion",
+        "fused_execution",
     ),
     (
         "api",

@@ -18,6 +18,7 @@ from pimflow import (
     artifact,
     compilation,
     frontend,
+    fused_execution,
     fusion,
     network_memory,
     operator_memory,
@@ -57,6 +58,7 @@ count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
+execute_fused = fused_execution.execute
 
 AnyPlan = Plan | Searched | str | os.PathLike
 

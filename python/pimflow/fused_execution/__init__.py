@@ -1,0 +1,31 @@
+"""Groups of Deep Fusion that run: each as one TIR function, results verified, traffic counted."""
+
+from pimflow.fused_execution.generator import Target, generate
+from pimflow.fused_execution.operators import Computation, computations
+from pimflow.fused_execution.run import (
+    Execution,
+    GroupRun,
+    build,
+    build_cuda,
+    execute,
+    lone,
+    run_group,
+    summary,
+    text,
+)
+
+__all__ = [
+    "Computation",
+    "Execution",
+    "GroupRun",
+    "Target",
+    "build",
+    "build_cuda",
+    "computations",
+    "execute",
+    "generate",
+    "lone",
+    "run_group",
+    "summary",
+    "text",
+]
