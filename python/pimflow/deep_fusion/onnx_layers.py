@@ -40,7 +40,8 @@ class _Reader:
         self.model = model
         graph = model.graph
         values = (*graph.input, *graph.value_info, *graph.output)
-        self.dims = {value.name: dims_of(value) for value in values}
+        self.dims = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        self.dims |= {value.name: dims_of(value) for value in values}
         self.weights = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
         for value in graph.input:
             if is_weight(value):

@@ -175,14 +175,29 @@ def build_cuda(
             f"on-chip memory of the group that begins with '{group.layers[0].name}'", placed.on_chip_bytes,
             bound, "bytes of shared memory", [f"--on-chip {bound}B"],
         )  # fmt: skip
-    threads = generator.Target(counted=True, threads=CUDA_THREADS)
-    function = generator.generate(NAME, group, placed, found, threads)
-    with target:
-        built = tvm.compile(tvm.IRModule({NAME: function}), target=target)
+    built = _cuda(group, placed, found, target)
     flaw = compile_kernels(built, target).flaw
     if flaw:
         raise UsageError(flaw)
     return built.mod
+
+
+def cuda_source(
+    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+) -> str:
+    """What `build_cuda` compiles."""
+    parts = _cuda(group, placed, found, target).mod.imports
+    return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
+
+
+def _cuda(
+    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+) -> tvm.runtime.Executable:
+    threads = generator.Target(counted=True, threads=CUDA_THREADS)
+    function = generator.generate(NAME, group, placed, found, threads)
+    # the function has its barriers; where a pool is both read and written, TVM would put them into branches
+    with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
+        return tvm.compile(tvm.IRModule({NAME: function}), target=target)
 
 
 def run_group(
