@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as T
 from pimflow.deep_fusion import Group, Layer, Placement
 from pimflow.deep_fusion.tiling import pieces
 from pimflow.errors import UnsupportedOpError
-from pimflow.fused_execution.operators import At, Computation, Formula, Reduction
+from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
 
 ELEMENT_BYTES = 4  # fp32
 LANES = 16  # channels whose sums are formed side by side on a CPU

@@ -16,7 +16,8 @@ from pimflow.deep_fusion import FusionPlan, Group, LayerGraph, Placement, place,
 from pimflow.deep_fusion.onnx_layers import NHWC_PLACES
 from pimflow.errors import InfeasibleError, UsageError, VerificationError
 from pimflow.fused_execution import generator
-from pimflow.fused_execution.operators import Computation, computations
+from pimflow.fused_execution.formula import Computation
+from pimflow.fused_execution.operators import computations
 from pimflow.kernels import compile_kernels
 from pimflow.verify import OUTPUT_BOUND, relative_error
 
