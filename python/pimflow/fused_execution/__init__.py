@@ -4,6 +4,7 @@ from pimflow.fused_execution.formula import Computation
 from pimflow.fused_execution.generator import Target, generate
 from pimflow.fused_execution.operators import computations
 from pimflow.fused_execution.run import (
+    NAME,
     Execution,
     GroupRun,
     build,
@@ -17,6 +18,7 @@ from pimflow.fused_execution.run import (
 )
 
 __all__ = [
+    "NAME",
     "Computation",
     "Execution",
     "GroupRun",
