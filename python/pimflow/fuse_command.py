@@ -69,8 +69,10 @@ def run(
 
     on = accelerator(args)
     shapes = dict(map(zoo.parse_shape, args.shape))
-    from pimflow import api, fusion
+    from pimflow import api, fused_execution, fusion
 
+    if args.execute:
+        fused_execution.require_executable(on.dtype, args.baseline)
     with bar("searching", args.quiet) as advance:
         plan = api.fuse(
             args.model,
@@ -86,8 +88,6 @@ def run(
         )
     found, lines = fusion.summary(plan), [fusion.text(plan)]
     if args.execute:
-        from pimflow import fused_execution
-
         with bar("executing", args.quiet) as advance:
             ran = api.execute_fused(args.model, plan, shapes=shapes, batch=args.batch, progress=advance)
         ran.require(plan)

@@ -24,6 +24,7 @@ from pimflow.verify import OUTPUT_BOUND, relative_error
 NAME = "fused_group"  # of every function
 BOUND = OUTPUT_BOUND["fp32"]
 CUDA_THREADS = 256
+_UNFOLDED = "--execute runs the layers of an ONNX network; give --baseline unfolded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,14 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
     return group, place(group, element_bytes, 1 << 62)
 
 
+def require_executable(dtype: str, baseline: str = "unfolded") -> None:
+    """Refuse what `execute` does not run, before the search; raises `UsageError`."""
+    if dtype != "fp32":
+        raise UsageError(f"--execute computes in fp32; give --dtype fp32, not {dtype}")
+    if baseline == "folded":
+        raise UsageError(_UNFOLDED)
+
+
 def execute(
     model: str | onnx.ModelProto,
     plan: FusionPlan,
@@ -117,11 +126,10 @@ def execute(
     UnsupportedOpError
         Naming the first layer for which there is no formula.
     """
+    require_executable(plan.accelerator.dtype)
     loaded = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
-    if plan.accelerator.dtype != "fp32":
-        raise UsageError(f"--execute computes in fp32; give --dtype fp32, not {plan.accelerator.dtype}")
     if [layer.name for layer in unfolded(loaded).layers] != [layer.name for layer in plan.graph.layers]:
-        raise UsageError("--execute runs the layers of an ONNX network; give --baseline unfolded")
+        raise UsageError(_UNFOLDED)
     found = computations(loaded, plan.graph)
     prepared = [
         (group, placed) if placed else lone(group, generator.ELEMENT_BYTES)
@@ -134,16 +142,24 @@ def execute(
     runs = []
     for index, (group, placed) in enumerate(prepared):
         counts = run_group(build(group, placed, found), group, placed, found, values)
-        errors = [relative_error(values[name], to_nhwc(wanted[name], plan.graph.shapes[name]))
-                  for name in group.stored if name in wanted]  # fmt: skip
         analytic = plan.groups[index].traffic_elements * generator.ELEMENT_BYTES
-        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=max(errors, default=0.0)))
+        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=_error(group, values, wanted)))
         for name in [n for n in values if _done(plan.graph, n, group.end)]:
             del values[name]
         if progress:
             progress((index + 1) / len(prepared))
     outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
     return Execution(groups=tuple(runs), outputs=outputs)
+
+
+def _error(group: Group, values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+    shapes = group.graph.shapes
+    errors = [
+        relative_error(values[name], to_nhwc(wanted[name], shapes[name]))
+        for name in group.stored
+        if name in wanted
+    ]
+    return max(errors, default=0.0)
 
 
 def _done(graph: LayerGraph, name: str, end: int) -> bool:
@@ -262,7 +278,7 @@ def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
 def text(plan: FusionPlan, execution: Execution) -> str:
     """The same for people."""
     lines = [
-        f"executed: {execution.counted_bytes} B moved by counters, {plan.dram_bytes} B by the search; "
+        f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
         f"largest error {execution.error:.2g} (bound {BOUND:g})"
     ]
     for group, ran in zip(plan.groups, execution.groups):
