@@ -12,6 +12,7 @@ PACKAGES = {
     "pimflow.decomposition": "python/pimflow/decomposition",
     "pimflow.deep_fusion": "python/pimflow/deep_fusion",
     "pimflow.frontend": "python/pimflow/frontend",
+    "pimflow.fused_execution": "python/pimflow/fused_execution",
     "pimflow.hardware": "python/pimflow/hardware",
     "pimflow.memory": "python/pimflow/memory",
     "pimflow.primitive_kernels": "python/pimflow/primitive_kernels",

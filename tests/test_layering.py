@@ -61,6 +61,7 @@ LAYERS = (
         "allocation",
         "operator_memory",
         "fusion",
+        "fused_execution",
     ),
     (
         "api",

@@ -18,6 +18,7 @@ from pimflow import (
     artifact,
     compilation,
     frontend,
+    fused_execution,
     fusion,
     network_memory,
     network_search,
@@ -58,6 +59,9 @@ torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
 select = primitive_selection.select
+execute_fused = fused_execution.execute
+
+AnyPlan = Plan | Searched | str | os.PathLike
 
 
 @dataclass(frozen=True, kw_only=True)

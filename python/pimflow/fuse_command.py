@@ -42,6 +42,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help=f"rows that tiles share: {', '.join(HALOS)} (default: %(default)s)",
     )
     sub.add_argument("--objective", default="traffic", help=f"{', '.join(OBJECTIVES)} (default: %(default)s)")
+    sub.add_argument(
+        "--execute",
+        action="store_true",
+        help="run every group on the CPU, on random inputs: check its results, count the bytes it moves",
+    )
 
 
 def accelerator(args: argparse.Namespace) -> Accelerator:
@@ -64,8 +69,10 @@ def run(
 
     on = accelerator(args)
     shapes = dict(map(zoo.parse_shape, args.shape))
-    from pimflow import api, fusion
+    from pimflow import api, fused_execution, fusion
 
+    if args.execute:
+        fused_execution.require_executable(on.dtype, args.baseline)
     with bar("searching", args.quiet) as advance:
         plan = api.fuse(
             args.model,
@@ -79,4 +86,11 @@ def run(
             batch=args.batch,
             progress=advance,
         )
-    print(json.dumps(fusion.summary(plan), indent=1) if args.json else fusion.text(plan))
+    found, lines = fusion.summary(plan), [fusion.text(plan)]
+    if args.execute:
+        with bar("executing", args.quiet) as advance:
+            ran = api.execute_fused(args.model, plan, shapes=shapes, batch=args.batch, progress=advance)
+        ran.require(plan)
+        found["executed"] = fused_execution.summary(plan, ran)
+        lines.append(fused_execution.text(plan, ran))
+    print(json.dumps(found, indent=1) if args.json else "\n".join(lines))

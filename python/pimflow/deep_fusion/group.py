@@ -49,11 +49,17 @@ class Group:
     def spans(self) -> tuple[dict[str, Spans], dict[str, Spans], dict[str, Spans]]:
         """Along n, h and w: spans of every tensor."""
         cut, limits = self.tiling, (self.graph, self.begin, self.end)
-        return (
+        found = (
             transfer(*limits, 0, cut.n),
             transfer(*limits, 1, cut.h, cut.retain),
             transfer(*limits, 2, cut.w),
         )
+        if self.single and cut.tiles == 1:  # counted as the unfused layer, which reads all of its operands
+            for axis, spans in enumerate(found):
+                for name in self.layers[0].inputs:
+                    whole = ((0, self.graph.shapes[name][axis]),)
+                    spans[name] = Spans(held=whole, fresh=whole)
+        return found
 
     @property
     def loaded(self) -> tuple[str, ...]:

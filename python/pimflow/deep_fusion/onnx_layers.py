@@ -19,7 +19,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow")
 # Axes of NHWC by ONNX axis, for each rank.
-_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
+NHWC_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
 
 
 def unfolded(model: onnx.ModelProto) -> LayerGraph:
@@ -40,7 +40,8 @@ class _Reader:
         self.model = model
         graph = model.graph
         values = (*graph.input, *graph.value_info, *graph.output)
-        self.dims = {value.name: dims_of(value) for value in values}
+        self.dims = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        self.dims |= {value.name: dims_of(value) for value in values}
         self.weights = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
         for value in graph.input:
             if is_weight(value):
@@ -69,12 +70,12 @@ class _Reader:
     def shape(self, name: str) -> Shape:
         """NHWC shape of a tensor of the file."""
         dims = self.dims.get(name)
-        if dims is None or None in dims or len(dims) not in _PLACES:
+        if dims is None or None in dims or len(dims) not in NHWC_PLACES:
             raise ModelError(
                 f"model '{self.model.graph.name}': tensor '{name}' has shape {dims}; fix its shape"
             )
         found = [1, 1, 1, 1]
-        for axis, size in zip(_PLACES[len(dims)], dims):
+        for axis, size in zip(NHWC_PLACES[len(dims)], dims):
             found[axis] = size
         return tuple(found)
 
@@ -200,7 +201,7 @@ def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result:
 
 def _softmax(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[data[0]])
-    axis = _PLACES[rank][_attributes(node).get("axis", -1) % rank]
+    axis = NHWC_PLACES[rank][_attributes(node).get("axis", -1) % rank]
     maps = [RangeMap.whole(s, s) if place == axis else RangeMap.same(s) for place, s in enumerate(result)]
     return "softmax", [tuple(maps)], dict(operations=3 * math.prod(result))  # exponential, sum, quotient
 
@@ -214,7 +215,7 @@ def _lrn(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
 
 def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[node.output[0]])
-    axis = _PLACES[rank][_attributes(node)["axis"] % rank]
+    axis = NHWC_PLACES[rank][_attributes(node)["axis"] % rank]
     if len(data) < len(node.input):
         return _opaque(reader, node, data, result)
     maps, begin = [], 0

@@ -1,0 +1,326 @@
+"""A fused group as one TIR function: its tiles one after the other, each loaded, computed and stored.
+
+The function is Figure 7 of Deep Fusion: for every piece, load what is new of the operands, compute layer by
+layer between tiles in one on-chip pool, store the piece of the results. What each piece is, a table says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from pimflow.deep_fusion import Group, Layer, Placement
+from pimflow.deep_fusion.tiling import pieces
+from pimflow.errors import UnsupportedOpError
+from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
+
+ELEMENT_BYTES = 4  # fp32
+LANES = 16  # channels whose sums are formed side by side on a CPU
+BOUNDS = ("held", "fresh")
+Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """How the function runs.
+
+    Attributes
+    ----------
+    threads : int
+        Of the one block that a GPU runs it in, with the pool in shared memory; 0 on a CPU, where the pool is
+        a parameter.
+    counted : bool
+        Whether a further parameter counts the bytes that every copy moves.
+    """
+
+    threads: int = 0
+    counted: bool = False
+
+
+def streams(group: Group) -> list[tuple[str, str]]:
+    """What the function copies, in the order of its parameters and counters.
+
+    Pairs of ``load``, ``weights`` or ``store`` with a tensor or layer.
+    """
+    weighted = [layer.name for layer in group.layers if layer.weight_elements]
+    parts = (("load", group.loaded), ("weights", weighted), ("store", group.stored))
+    return [(what, name) for what, names in parts for name in names]
+
+
+def bounds(group: Group) -> np.ndarray:
+    """Table of all pieces: along n, h, w, by part and `_columns`, a begin and an end."""
+    rows = []
+    for axis, parts in enumerate((group.tiling.n, group.tiling.h, group.tiling.w)):
+        spans = group.spans[axis]
+        for part in range(parts):
+            for name, which in _columns(group):
+                if which == "stored":
+                    rows.append(pieces(group.graph.shapes[name][axis], parts)[part])
+                else:
+                    rows.append(getattr(spans[name], which)[part])
+    return np.array(rows, np.int32).ravel()
+
+
+def _columns(group: Group) -> list[tuple[str, str]]:
+    both = list(itertools.product(group.spans[0], BOUNDS))
+    return both + [(name, "stored") for name in group.stored]
+
+
+def weight_layout(group: Group, layer: Layer, weights: np.ndarray) -> np.ndarray:
+    """Weights of shape (weights of a filter, filters) in the order in which they are loaded.
+
+    All of them at once, neighbouring filters side by side; or a filter at a time.
+    """
+    return np.ascontiguousarray(weights if layer.name in group.resident else weights.T).ravel()
+
+
+def generate(
+    name: str,
+    group: Group,
+    placement: Placement,
+    computations: Mapping[str, Computation],
+    target: Target | None = None,
+) -> tirx.PrimFunc:
+    """The function of a group.
+
+    Its parameters are flat arrays: those of `streams`, the table of `bounds`, then, as `Target` says, int64
+    counters (for each thread one of each stream) and the pool.
+
+    Parameters
+    ----------
+    placement : Placement
+        Where tiles and weights lie in the pool, in bytes of fp32.
+    computations : mapping of str to Computation
+        By layer.
+
+    Raises
+    ------
+    UnsupportedOpError
+        On a GPU, where results lie over what other threads still read.
+    """
+    return _Generator(group, placement, computations, target or Target()).function(name)
+
+
+class _Generator:
+    def __init__(
+        self, group: Group, placement: Placement, computations: Mapping[str, Computation], target: Target
+    ) -> None:
+        self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
+        self.at = {name: offset // ELEMENT_BYTES for name, offset in placement.offsets_bytes.items()}
+        self.pool_elements = max(1, placement.on_chip_bytes // ELEMENT_BYTES)
+        self.streams = streams(group)
+        self.columns = {column: index for index, column in enumerate(_columns(group))}
+        cut = group.tiling
+        self.parts = (cut.n, cut.h, cut.w)
+        self.first = {name: step for step in reversed(range(len(group.layers)))
+                      for name in group.layers[step].inputs}  # fmt: skip
+        if target.threads:
+            self._check_threads(placement)
+
+    def _check_threads(self, placement: Placement) -> None:
+        lives = {life.name: life for life in placement.lifetimes}
+        for step, (operand, _) in self.group.joins(ELEMENT_BYTES).items():
+            layer = self.group.layers[step]
+            alias = lives[layer.name].alias
+            if alias and alias == lives[operand].alias and not layer.in_place:
+                raise UnsupportedOpError(
+                    f"layer '{layer.name}' lies over operands that other threads read; give --reuse lifetime"
+                )
+
+    def function(self, name: str) -> tirx.PrimFunc:
+        with IRBuilder() as builder, T.prim_func():
+            T.func_name(name)
+            T.func_attr({"tirx.noalias": True})
+            self._parameters()
+            with contextlib.ExitStack() as stack:
+                self.thread = 0
+                if self.target.threads:
+                    stack.enter_context(T.launch_thread("blockIdx.x", 1))
+                    self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
+                    self.pool = T.alloc_buffer((self.pool_elements,), "float32", scope="shared.dyn")
+                self._body()
+        return builder.get().with_attr("global_symbol", name)
+
+    def _parameters(self) -> None:
+        sizes = {layer.name: layer.weight_elements for layer in self.group.layers}
+        self.dram = {}
+        for index, (what, name) in enumerate(self.streams):
+            size = sizes[name] if what == "weights" else self.graph.elements(name)
+            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), "float32"))
+        table = 2 * len(self.columns) * sum(self.parts)
+        self.table = T.arg("bounds", T.Buffer((table,), "int32"))
+        if self.target.counted:
+            slots = len(self.streams) * max(1, self.target.threads)
+            self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
+        if not self.target.threads:
+            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), "float32"))
+
+    def _body(self) -> None:
+        most = max(len(f.reductions) for layer in self.group.layers
+                   for f in self.computations[layer.name].formulas)  # fmt: skip
+        lanes = 1 if self.target.threads else LANES
+        self.sums = [T.alloc_buffer((lanes,), "float32", scope="local") for _ in range(most)]
+        for layer in self.group.layers:
+            if layer.weight_elements and layer.name in self.group.resident:
+                self._load_weights(layer, 0, layer.weight_elements)
+        n, h, w = self.parts
+        with T.serial(0, n) as i, T.serial(0, w) as k, T.serial(0, h) as j:  # down the rows first
+            self._bind((i, j, k))
+            for step, layer in enumerate(self.group.layers):
+                self._step(step, layer)
+
+    def _bind(self, tile: At) -> None:
+        """Bounds of every tensor in this tile; numbers along axes that are not cut."""
+        values = bounds(self.group)
+        self.spans, base = {}, 0
+        for axis, parts in enumerate(self.parts):
+            for column, index in self.columns.items():
+                ends = []
+                for end in range(2):
+                    place = base + 2 * index + end
+                    if parts == 1:
+                        ends.append(int(values[place]))
+                    else:
+                        ends.append(T.bind(self.table[place + tile[axis] * 2 * len(self.columns)]))
+                self.spans[(*column, axis)] = tuple(ends)
+            base += 2 * parts * len(self.columns)
+
+    def _box(self, name: str, which: str) -> Box:
+        return (*(self.spans[name, which, axis] for axis in range(3)), (0, self.graph.shapes[name][3]))
+
+    def _step(self, step: int, layer: Layer) -> None:
+        loaded = [name for name in dict.fromkeys(layer.inputs) if name in self.group.loaded]
+        for name in loaded:
+            if self.first[name] == step:
+                with self._each(self._box(name, "fresh")) as at:
+                    self._copy("load", name, self._place(name, at), self._flat(name, at))
+        self._sync()
+        if layer.weight_elements and layer.name not in self.group.resident:
+            self._compute_streamed(layer)
+        else:
+            for formula in self.computations[layer.name].formulas:
+                self._compute(layer, formula)
+        self._sync()
+        if layer.name in self.group.stored:
+            with self._each(self._box(layer.name, "stored")) as at:
+                self._copy("store", layer.name, self._place(layer.name, at), self._flat(layer.name, at))
+        self._sync()
+
+    def _compute_streamed(self, layer: Layer) -> None:
+        """Load a filter, form its channel of the whole tile, load the next."""
+        size = layer.filter_elements
+        (formula, *others) = self.computations[layer.name].formulas
+        if others or size * layer.filters != layer.weight_elements:
+            raise UnsupportedOpError(f"layer '{layer.name}': its weights cannot be loaded filter by filter")
+        with T.serial(0, layer.filters) as index:
+            self._load_weights(layer, index * size, size)
+            self._sync()
+            self._compute(layer, formula, index if layer.filters > 1 else None)
+            self._sync()
+
+    def _load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
+        with self._each(((0, size),)) as (index,):
+            self._copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, begin + index)
+
+    def _copy(self, what: str, name: str, place: tirx.Expr, flat: tirx.Expr) -> None:
+        """Move one element between DRAM and the pool, and count it."""
+        dram = self.dram[what, name]
+        if what == "store":
+            T.buffer_store(dram, self.pool[place], [flat])
+        else:
+            T.buffer_store(self.pool, dram[flat], [place])
+        if self.target.counted:
+            slot = self.thread * len(self.streams) + self.streams.index((what, name))
+            T.buffer_store(self.counters, self.counters[slot] + tirx.const(ELEMENT_BYTES, "int64"), [slot])
+
+    def _compute(self, layer: Layer, formula: Formula, channel: tirx.Expr | None = None) -> None:
+        """Results of the formula's channels, or of one, at all pixels that are new."""
+        lanes = 1
+        if not self.target.threads and channel is None:
+            run = math.gcd(formula.alike, formula.channels[0]) if formula.channels[0] else formula.alike
+            lanes = max(d for d in range(1, LANES + 1) if run % d == 0)
+        begin, end = formula.channels
+        blocks = (0, 1) if channel is not None else (begin // lanes, end // lanes)
+        read, weight = self._reader(layer), self._weights(layer)
+        with self._each((*self._box(layer.name, "fresh")[:3], blocks)) as (*pixel, block):
+            first = channel if channel is not None else block * lanes
+            for position, reduction in enumerate(formula.reductions):
+                self._reduce(reduction, position, lanes, (*pixel, first), read, weight)
+            with T.vectorized(0, lanes) as lane:
+                at = (*pixel, first + lane)
+                value = formula.result(read, weight, at, [each[lane] for each in self.sums])
+                T.buffer_store(self.pool, value, [self._place(layer.name, at)])
+
+    def _reduce(
+        self, reduction: Reduction, position: int, lanes: int, first: At, read, weight
+    ) -> None:  # fmt: skip
+        sums = self.sums[position]
+        with T.vectorized(0, lanes) as lane:
+            T.buffer_store(sums, tirx.const(reduction.initial, "float32"), [lane])
+        with contextlib.ExitStack() as stack:
+            taps = tuple(stack.enter_context(T.serial(0, extent)) for extent in reduction.taps)
+            valid = reduction.valid(first, taps)
+            if valid is not None:
+                stack.enter_context(T.If(valid))
+                stack.enter_context(T.Then())
+            lane = stack.enter_context(T.vectorized(0, lanes))
+            at = (*first[:3], first[3] + lane)
+            done = [each[lane] for each in self.sums[:position]]
+            term = reduction.term(read, weight, at, taps, done)
+            T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
+
+    def _reader(self, layer: Layer):
+        return lambda operand, at: self.pool[self._place(layer.inputs[operand], at)]
+
+    def _weights(self, layer: Layer):
+        """Of weight `k` of filter `f`; see `weight_layout`."""
+        if not layer.weight_elements:
+            return None
+        begin = self.at[f"{layer.name}.weights"]
+        if layer.name not in self.group.resident:
+            return lambda k, f: self.pool[begin + k]
+        return lambda k, f: self.pool[begin + k * layer.filters + f]
+
+    def _place(self, name: str, at: At) -> tirx.Expr:
+        """Where an element lies in the pool; rows go round where some are retained."""
+        size = self.group.tile(name)
+        n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
+        if self.group.spans[1][name].retained:
+            h = tirx.floormod(at[1], size[1]) if size[1] > 1 else 0
+        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + at[3]
+
+    def _flat(self, name: str, at: At) -> tirx.Expr:
+        shape = self.graph.shapes[name]
+        return ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]
+
+    @contextlib.contextmanager
+    def _each(self, box: Box) -> Iterator[At]:
+        """Loops over the indices of a box; dealt to the threads where there are some."""
+        with contextlib.ExitStack() as stack:
+            if not self.target.threads:
+                yield tuple(stack.enter_context(T.serial(begin, end)) for begin, end in box)
+                return
+            threads = self.target.threads
+            extents = [end - begin for begin, end in box]
+            total = T.bind(tirx.const(1, "int32") * math.prod(extents))
+            turn = stack.enter_context(T.serial(0, tirx.floordiv(total + threads - 1, threads)))
+            left = T.bind(turn * threads + self.thread)
+            stack.enter_context(T.If(left < total))
+            stack.enter_context(T.Then())
+            found = []
+            for (begin, _), extent in zip(reversed(box[1:]), reversed(extents[1:])):
+                found.append(begin + tirx.floormod(left, extent))
+                left = tirx.floordiv(left, extent)
+            yield (box[0][0] + left, *reversed(found))
+
+    def _sync(self) -> None:
+        if self.target.threads:
+            T.evaluate(T.tvm_storage_sync("shared"))

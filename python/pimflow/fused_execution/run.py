@@ -1,0 +1,313 @@
+"""Fused groups of a network, run on the CPU: are their results right, and do they move what was counted?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+
+from pimflow import zoo
+from pimflow.deep_fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
+from pimflow.deep_fusion.onnx_layers import NHWC_PLACES
+from pimflow.errors import InfeasibleError, UsageError, VerificationError
+from pimflow.fused_execution import generator
+from pimflow.fused_execution.formula import Computation
+from pimflow.fused_execution.operators import computations
+from pimflow.kernels import compile_kernels
+from pimflow.verify import OUTPUT_BOUND, relative_error
+
+NAME = "fused_group"  # of every function
+BOUND = OUTPUT_BOUND["fp32"]
+CUDA_THREADS = 256
+_UNFOLDED = "--execute runs the layers of an ONNX network; give --baseline unfolded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRun:
+    """What one group did.
+
+    Attributes
+    ----------
+    loaded_bytes, weight_bytes, stored_bytes : int
+        Counted while it ran.
+    analytic_bytes : int
+        What the search counted.
+    error : float
+        Largest error of its results over their largest magnitude, against ONNX Runtime; 0 for results that
+        the file does not name.
+    """
+
+    loaded_bytes: int
+    weight_bytes: int
+    stored_bytes: int
+    analytic_bytes: int
+    error: float
+
+    @property
+    def counted_bytes(self) -> int:
+        return self.loaded_bytes + self.weight_bytes + self.stored_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """A fused network that ran: its groups in order, and its results, NHWC."""
+
+    groups: tuple[GroupRun, ...]
+    outputs: Mapping[str, np.ndarray]
+
+    @property
+    def counted_bytes(self) -> int:
+        return sum(group.counted_bytes for group in self.groups)
+
+    @property
+    def error(self) -> float:
+        return max(group.error for group in self.groups)
+
+    def require(self, plan: FusionPlan) -> None:
+        """Raise `VerificationError`, naming the first group that moved something else or is wrong."""
+        for group, ran in zip(plan.groups, self.groups):
+            where = f"group '{group.layers[0].name}' .. '{group.layers[-1].name}'"
+            if ran.counted_bytes != ran.analytic_bytes:
+                raise VerificationError(
+                    f"{where}: moved {ran.counted_bytes} B, the search counted {ran.analytic_bytes}"
+                )
+            if not ran.error <= BOUND:
+                raise VerificationError(
+                    f"{where}: differs from ONNX Runtime by {ran.error:.2g} of its largest result, "
+                    f"more than {BOUND:g}"
+                )
+
+
+def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
+    """A layer by itself as a group of one tile, in as much memory as that takes.
+
+    So is a layer counted that is not fused: operands, weights and result move once.
+    """
+    weighted = frozenset(layer.name for layer in group.layers if layer.weight_elements)
+    group = replace(group, resident=weighted, reuse="lifetime")
+    return group, place(group, element_bytes, 1 << 62)
+
+
+def require_executable(dtype: str, baseline: str = "unfolded") -> None:
+    """Refuse what `execute` does not run, before the search; raises `UsageError`."""
+    if dtype != "fp32":
+        raise UsageError(f"--execute computes in fp32; give --dtype fp32, not {dtype}")
+    if baseline == "folded":
+        raise UsageError(_UNFOLDED)
+
+
+def execute(
+    model: str | onnx.ModelProto,
+    plan: FusionPlan,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> Execution:
+    """Run a plan's groups one after the other, each as one function, on inputs drawn at random.
+
+    Parameters
+    ----------
+    model, shapes, batch
+        What `plan` was made of.
+    plan : FusionPlan
+        Of unfolded layers, in fp32.
+
+    Raises
+    ------
+    UsageError
+        For a plan of other layers or another storage type.
+    UnsupportedOpError
+        Naming the first layer for which there is no formula.
+    """
+    require_executable(plan.accelerator.dtype)
+    loaded = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
+    if [layer.name for layer in unfolded(loaded).layers] != [layer.name for layer in plan.graph.layers]:
+        raise UsageError(_UNFOLDED)
+    found = computations(loaded, plan.graph)
+    prepared = [
+        (group, placed) if placed else lone(group, generator.ELEMENT_BYTES)
+        for group, placed in zip(plan.groups, plan.placements)
+    ]
+    inputs = zoo.example_inputs(loaded, seed)
+    wanted = references(loaded, plan, inputs)
+    values = {name: to_nhwc(array, plan.graph.shapes[name]) for name, array in inputs.items()
+              if name in plan.graph.shapes}  # fmt: skip
+    runs = []
+    for index, (group, placed) in enumerate(prepared):
+        counts = run_group(build(group, placed, found), group, placed, found, values)
+        analytic = plan.groups[index].traffic_elements * generator.ELEMENT_BYTES
+        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=_error(group, values, wanted)))
+        for name in [n for n in values if _done(plan.graph, n, group.end)]:
+            del values[name]
+        if progress:
+            progress((index + 1) / len(prepared))
+    outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
+    return Execution(groups=tuple(runs), outputs=outputs)
+
+
+def _error(group: Group, values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+    shapes = group.graph.shapes
+    errors = [
+        relative_error(values[name], to_nhwc(wanted[name], shapes[name]))
+        for name in group.stored
+        if name in wanted
+    ]
+    return max(errors, default=0.0)
+
+
+def _done(graph: LayerGraph, name: str, end: int) -> bool:
+    return name not in graph.outputs and (not graph.readers[name] or graph.readers[name][-1] < end)
+
+
+def build(group: Group, placed: Placement, found: Mapping[str, Computation]) -> tvm.runtime.Function:
+    """The function of a group for the CPU, with counters."""
+    function = generator.generate(NAME, group, placed, found, generator.Target(counted=True))
+    return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
+
+
+def build_cuda(
+    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+) -> tvm.runtime.Module:
+    """The function of a group as a kernel of one block, its pool in shared memory, compiled.
+
+    Raises
+    ------
+    InfeasibleError
+        If a block has less shared memory than the pool takes.
+    UnsupportedOpError
+        See `generator.generate`.
+    UsageError
+        If there is no compiler.
+    """
+    bound = int(target.attrs["max_shared_memory_per_block"])
+    if placed.on_chip_bytes > bound:
+        raise InfeasibleError(
+            f"on-chip memory of the group that begins with '{group.layers[0].name}'", placed.on_chip_bytes,
+            bound, "bytes of shared memory", [f"--on-chip {bound}B"],
+        )  # fmt: skip
+    built = _cuda(group, placed, found, target)
+    flaw = compile_kernels(built, target).flaw
+    if flaw:
+        raise UsageError(flaw)
+    return built.mod
+
+
+def cuda_source(
+    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+) -> str:
+    """What `build_cuda` compiles."""
+    parts = _cuda(group, placed, found, target).mod.imports
+    return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
+
+
+def _cuda(
+    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+) -> tvm.runtime.Executable:
+    threads = generator.Target(counted=True, threads=CUDA_THREADS)
+    function = generator.generate(NAME, group, placed, found, threads)
+    # the function has its barriers; where a pool is both read and written, TVM would put them into branches
+    with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
+        return tvm.compile(tvm.IRModule({NAME: function}), target=target)
+
+
+def run_group(
+    function: tvm.runtime.Function,
+    group: Group,
+    placed: Placement,
+    found: Mapping[str, Computation],
+    values: dict[str, np.ndarray],
+    device: tvm.runtime.Device | None = None,
+) -> dict[str, int]:
+    """Run one group on flat `values` and add its results to them; returns the bytes that it counted.
+
+    Parameters
+    ----------
+    device : Device, optional
+        Of a kernel by `build_cuda`; the CPU by default.
+    """
+    layers, streams = {layer.name: layer for layer in group.layers}, generator.streams(group)
+    arguments = []
+    for what, name in streams:
+        if what == "load":
+            array = values[name]
+        elif what == "weights":
+            array = generator.weight_layout(group, layers[name], found[name].weights)
+        else:  # whatever is not written stays no number
+            array = np.full(group.graph.elements(name), np.nan, np.float32)
+        arguments.append(array)
+    arguments.append(generator.bounds(group))
+    arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
+    if not device:
+        arguments.append(np.full(placed.on_chip_bytes // generator.ELEMENT_BYTES, np.nan, np.float32))
+    tensors = [tvm.runtime.tensor(array, device or tvm.cpu()) for array in arguments]
+    function(*tensors)
+    counted = dict.fromkeys(("load", "weights", "store"), 0)
+    counters = tensors[len(streams) + 1].numpy().reshape(-1, len(streams)).sum(axis=0)
+    for (what, name), tensor, size in zip(streams, tensors, counters):
+        counted[what] += int(size)
+        if what == "store":
+            values[name] = tensor.numpy()
+    keys = ("loaded_bytes", "weight_bytes", "stored_bytes")
+    return dict(zip(keys, counted.values()))
+
+
+def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
+    """What ``pimflow fuse --execute --json`` adds, under ``executed``."""
+    groups = [
+        {
+            "layers": [layer.name for layer in group.layers],
+            "loaded_bytes": ran.loaded_bytes,
+            "weight_bytes": ran.weight_bytes,
+            "stored_bytes": ran.stored_bytes,
+            "counted_bytes": ran.counted_bytes,
+            "dram_bytes": ran.analytic_bytes,
+            "error": ran.error,
+        }
+        for group, ran in zip(plan.groups, execution.groups)
+    ]
+    return {"counted_bytes": execution.counted_bytes, "error": execution.error, "groups": groups}
+
+
+def text(plan: FusionPlan, execution: Execution) -> str:
+    """The same for people."""
+    lines = [
+        f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
+        f"largest error {execution.error:.2g} (bound {BOUND:g})"
+    ]
+    for group, ran in zip(plan.groups, execution.groups):
+        if not group.single:
+            lines.append(
+                f"  {group.layers[0].name} .. {group.layers[-1].name}: {ran.loaded_bytes} B loaded, "
+                f"{ran.weight_bytes} B of weights, {ran.stored_bytes} B stored, error {ran.error:.2g}"
+            )
+    return "\n".join(lines)
+
+
+def references(
+    model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """By ONNX Runtime, what groups store, as far as the file names it."""
+    from pimflow.frontend.onnx_graph import reference
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    names = [name for group in plan.groups for name in group.stored if name in known]
+    del shown.graph.output[:]
+    shown.graph.output.extend(known[name] for name in names)
+    return dict(zip(names, reference(shown)(inputs)))
+
+
+def to_nhwc(array: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """A tensor of the file as flat NHWC."""
+    order = sorted(range(array.ndim), key=NHWC_PLACES[array.ndim].__getitem__)
+    if array.size != math.prod(shape):
+        raise UsageError(f"a tensor of shape {array.shape} is not one of {shape}")
+    return np.ascontiguousarray(array.transpose(order), np.float32).ravel()

@@ -1,0 +1,165 @@
+"""Do fused groups that run give the results of their layers, and move the bytes that were counted?"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_networks import every_tensor, models
+
+from pimflow import cli, fused_execution, fusion, targets, zoo
+from pimflow.deep_fusion import Accelerator, Group, Tiling, place, replay, unfolded
+from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
+from pimflow.kernels import cuda_compiler
+
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
+
+
+@st.composite
+def cases(draw):
+    """A loaded model and a group of some of its layers, with any tiling and reuse."""
+    model = zoo.load_model(draw(models()))
+    graph = unfolded(model)
+    end = draw(st.integers(2, len(graph.layers)))
+    begin = draw(st.integers(0, end - 2))
+    if graph.layers[begin].inputs[0].endswith(".normalised"):  # which the file does not name
+        begin -= 1
+    weighted = [layer.name for layer in graph.layers[begin:end] if layer.weight_elements]
+    reuse = draw(st.sampled_from(["none", "lifetime", "deep", "deep"]))
+    resident = frozenset(name for name in weighted if reuse == "none" or draw(st.booleans()))
+    cuts = dict(n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 3)))
+    tiling = Tiling(**cuts, retain=draw(st.booleans()))
+    return model, Group(graph=graph, begin=begin, end=end, tiling=tiling, reuse=reuse, resident=resident)
+
+
+def run(group, placed, found, values):
+    values = {name: array.ravel() for name, array in values.items()}
+    counts = fused_execution.run_group(
+        fused_execution.build(group, placed, found), group, placed, found, values
+    )
+    return {name: values[name] for name in group.stored}, counts
+
+
+@PROPERTY
+@given(cases(), st.integers(0, 2**32 - 1))
+def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
+    model, group = case
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    wanted = every_tensor(model, np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
+    found = fused_execution.computations(model, group.graph)
+    placed = place(group, 4, 10**9)
+    placed = place(group, 4, placed.on_chip_bytes)
+    inputs = {name: np.ascontiguousarray(wanted[name]) for name in group.loaded}
+    results, counts = run(group, placed, found, inputs)
+    for name in group.stored:
+        if name in wanted:
+            reference = wanted[name].ravel()
+            assert np.abs(results[name] - reference).max() <= 1e-5 * max(1, np.abs(reference).max()), name
+    ran = replay(group, placed, 4)
+    assert sum(counts.values()) == 4 * (ran.loaded + ran.stored) == 4 * group.traffic_elements
+    assert counts["stored_bytes"] == 4 * ran.stored
+
+
+@settings(PROPERTY, max_examples=6)
+@given(cases(), st.integers(0, 2**32 - 1))
+def test_sums_keep_their_order(case, seed):
+    """Bit for bit what the layers give one by one, whole maps at a time."""
+    model, group = case
+    found = fused_execution.computations(model, group.graph)
+    random = np.random.default_rng(seed)
+    values = {
+        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.loaded
+    }
+    results, _ = run(group, place(group, 4, 10**9), found, values)
+    for position in range(group.begin, group.end):
+        alone = Group(graph=group.graph, begin=position, end=position + 1)
+        single, placed = fused_execution.lone(alone, 4)
+        single_results, counts = run(single, placed, found, values)
+        assert sum(counts.values()) == 4 * alone.traffic_elements
+        values |= single_results
+    for name in group.stored:
+        assert np.array_equal(results[name], values[name]), name
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo="retain")
+
+
+def test_command(capsys):
+    """Tiles, retained rows, results over operands; all of it as counted."""
+    options = ["--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]
+    assert cli.main(["fuse", "toy", *options, "--execute"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
+    assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in found["groups"])
+    for group, ran in zip(found["groups"], found["executed"]["groups"], strict=True):
+        assert ran["layers"] == group["layers"] and ran["counted_bytes"] == group["dram_bytes"]
+        assert ran["loaded_bytes"] + ran["weight_bytes"] + ran["stored_bytes"] == ran["counted_bytes"]
+        assert ran["error"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--dtype", "fp16"], "--dtype fp32, not fp16"), (["--baseline", "folded"], "--baseline unfolded")],
+)
+def test_what_cannot_be_executed_is_refused(options, message, capsys):
+    assert cli.main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+
+
+def test_a_layer_without_a_formula_is_named():
+    with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
+        model = zoo.load_model("bert-base", filled=False)
+        fused_execution.computations(model, unfolded(model))
+
+
+def test_a_wrong_place_or_count_is_seen(toy):
+    """Weights laid over a tile that is alive; a plan that keeps fewer weights than the one that ran."""
+    group, placed = toy.groups[0], toy.placements[0]
+    weights = f"{group.layers[0].name}.weights"
+    offsets = {**placed.offsets_bytes, weights: placed.offsets_bytes[group.loaded[0]]}
+    wrong = dataclasses.replace(toy, placements=(
+        dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
+    with pytest.raises(VerificationError, match="differs from ONNX Runtime"):
+        fused_execution.execute("toy", wrong).require(wrong)
+    ran = fused_execution.execute("toy", toy)
+    ran.require(toy)
+    fewer = dataclasses.replace(ran.groups[0], weight_bytes=ran.groups[0].weight_bytes - 4)
+    with pytest.raises(VerificationError, match="the search counted"):
+        dataclasses.replace(ran, groups=(fewer, *ran.groups[1:])).require(toy)
+
+
+def test_for_cuda_the_pool_is_shared_memory(toy):
+    found = fused_execution.computations(zoo.load_model("toy"), toy.graph)
+    target = targets.named_target("cuda+pim")
+    group, placed = toy.groups[-1], toy.placements[-1]
+    bound = int(target.attrs["max_shared_memory_per_block"])
+    large = dataclasses.replace(placed, on_chip_bytes=bound + 4)
+    with pytest.raises(InfeasibleError, match="bytes of shared memory") as caught:
+        fused_execution.build_cuda(group, large, found, target)
+    assert (caught.value.demand, caught.value.bound) == (bound + 4, bound)
+    source = fused_execution.cuda_source(group, placed, found, target)
+    assert source.count("__shared__") == 1 and "__syncthreads" in source
+    if not cuda_compiler():
+        with pytest.raises(UsageError):
+            fused_execution.build_cuda(group, placed, found, target)
+    else:
+        assert [part.kind for part in fused_execution.build_cuda(group, placed, found, target).imports]
+
+
+def test_on_a_gpu_threads_must_not_write_what_others_read(toy):
+    """In the least memory, a convolution's result lies over its operand."""
+    found = fused_execution.computations(zoo.load_model("toy"), toy.graph)
+    resident = frozenset(layer.name for layer in toy.graph.layers[:2] if layer.weight_elements)
+    group = Group(graph=toy.graph, begin=0, end=2, resident=resident)
+    target, placed = fused_execution.Target(threads=32), place(group, 4, 10**9)
+    fused_execution.generate("f", group, placed, found, target)
+    with pytest.raises(InfeasibleError):
+        while True:
+            placed = place(group, 4, placed.on_chip_bytes - 4)
+    with pytest.raises(UnsupportedOpError, match=f"'{toy.graph.layers[0].name}' .* give --reuse lifetime"):
+        fused_execution.generate("f", group, placed, found, target)

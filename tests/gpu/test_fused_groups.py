@@ -1,0 +1,36 @@
+"""Do the threads of a fused group give what the CPU gives, and move as many bytes?"""
+
+import numpy as np
+import pytest
+import tvm
+
+from pimflow import fused_execution, fusion, zoo
+from pimflow.deep_fusion import Accelerator
+from pimflow.targets import local_cuda
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("halo", ["recompute", "retain"])
+def test_a_group_runs_in_shared_memory(halo):
+    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo=halo)
+    found, ran = fused_execution.computations(zoo.load_model("toy"), plan.graph), 0
+    for group, placed in zip(plan.groups, plan.placements):
+        if placed is None:
+            continue
+        random = np.random.default_rng(ran)
+        inputs = {name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
+                  for name in group.loaded}  # fmt: skip
+        kernel = fused_execution.build_cuda(group, placed, found, local_cuda())[fused_execution.NAME]
+        here, there = dict(inputs), dict(inputs)
+        counted = fused_execution.run_group(kernel, group, placed, found, there, tvm.cuda())
+        function = fused_execution.build(group, placed, found)
+        assert counted == fused_execution.run_group(function, group, placed, found, here)
+        assert sum(counted.values()) == 4 * group.traffic_elements
+        for name in group.stored:  # products may be contracted into sums on one side alone
+            assert np.abs(there[name] - here[name]).max() <= 1e-5 * np.abs(here[name]).max()
+        ran += 1
+    assert ran
