@@ -332,14 +332,6 @@ def _timeline(args: argparse.Namespace) -> None:
         print(timeline.text(row))
 
 
-def _fuse(args: argparse.Namespace) -> None:
-    fuse_command.run(args, _bar)
-
-
-def _select(args: argparse.Namespace) -> None:
-    select_command.run(args, _bar)
-
-
 def _models(args: argparse.Namespace) -> None:
     rows = [zoo.describe(name) for name in zoo.names()]
     if args.json:
@@ -398,8 +390,8 @@ HANDLERS = {
     "trace": _trace,
     "timeline": _timeline,
     "memory": memory_command.run,
-    "fuse": _fuse,
-    "select": _select,
+    "fuse": lambda args: fuse_command.run(args, _bar),
+    "select": lambda args: select_command.run(args, _bar),
     "models": _models,
     "devices": _devices,
 }

@@ -1,6 +1,6 @@
 """GoogLeNet from stored times: are fronts quick and right, and do the times still make sense?
 
-`googlenet-profile.json` has all primitives of all layers, as `pimflow select googlenet --measure all -o`
+`googlenet-profile.json` has the twelve promising primitives of every layer, as `pimflow select googlenet -o`
 wrote it on a shared machine of two cores, with other work beside it.
 """
 
@@ -19,7 +19,7 @@ from pimflow.placement.selection import Budgets
 from pimflow.placement.selection_search import fastest, front, minimise
 from pimflow.primitive_layers import Layers
 from pimflow.primitive_prediction import predicted_ns
-from pimflow.primitive_profile import Profile, unmeasured
+from pimflow.primitive_profile import Profile, applicable, unmeasured
 
 STORED = Profile.read(Path(__file__).with_name("googlenet-profile.json"))
 DEVICE = STORED.device.name
@@ -27,20 +27,21 @@ DEVICE = STORED.device.name
 
 @pytest.fixture(scope="module")
 def found():
-    return pimflow.select("googlenet", profile=STORED, device=DEVICE, memory_budget_bytes=50 << 20)
+    return pimflow.select("googlenet", profile=STORED, device=DEVICE, memory_budget_bytes=40 << 20)
 
 
-def test_every_time_is_there(found):
+def test_every_layer_has_its_times(found):
     layers = set(Layers(found.problem.graph).chosen.values())
-    assert len(layers) == 50 and unmeasured(STORED, layers) == 0
-    assert sum(step.chosen for step in found.problem.steps) == 58
-    assert max(len(step.candidates) for step in found.problem.steps) >= 50
+    every = sum(len(applicable(layer)) for layer in layers)
+    assert len(layers) == 50 and unmeasured(STORED, layers) == every - len(STORED.times_ns)
+    chosen = [step for step in found.problem.steps if step.chosen]
+    assert len(chosen) == 58 and all(len(step.candidates) >= 12 for step in chosen)
 
 
 def test_a_budget_costs_little_and_greedy_much(found):
     sums, quick = found.selected.sums, found.baselines["pbqp"]
     assert found.selected.gap <= 1e-6
-    assert sums.memory_bytes <= 50 << 20 < quick.memory_bytes
+    assert sums.memory_bytes <= 40 << 20 < quick.memory_bytes
     assert quick.time_ns < sums.time_ns < 1.1 * quick.time_ns
     assert found.greedy.time_ns > 1.5 * sums.time_ns
     assert all(quick.time_ns <= each.time_ns for each in found.baselines.values())
@@ -69,7 +70,7 @@ def test_fronts_in_time(found, memory_model, over):
 def test_a_time_budget_is_kept(found):
     budget_ns = 1.15 * found.baselines["pbqp"].time_ns
     small = minimise(found.problem, "memory", Budgets(time_ns=budget_ns)).sums
-    assert small.time_ns <= budget_ns and small.memory_bytes < 0.6 * found.baselines["pbqp"].memory_bytes
+    assert small.time_ns <= budget_ns and small.memory_bytes < 0.8 * found.baselines["pbqp"].memory_bytes
 
 
 def test_what_was_chosen_beats_loops_here_too(found):
@@ -78,7 +79,6 @@ def test_what_was_chosen_beats_loops_here_too(found):
     few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
     for name in few:
         chosen = found.selected.choice[name].rewrite.primitive
-        assert STORED.times_ns[chosen, layers[name]] < STORED.times_ns["direct-chw-loops", layers[name]]
         here_ns = primitive_profiler.primitive_ns(chosen, layers[name])
         assert here_ns < primitive_profiler.primitive_ns("direct-chw-loops", layers[name])
 
@@ -89,6 +89,6 @@ def test_layers_that_were_not_measured_are_predicted():
     held = set(layers[::5])
     known = {key: ns for key, ns in STORED.times_ns.items() if key[1] not in held}
     guesses = predicted_ns(replace(STORED, times_ns=known), held)
-    assert guesses.keys() == STORED.times_ns.keys() - known.keys()
-    errors = [abs(math.log(ns / STORED.times_ns[key])) for key, ns in guesses.items()]
+    assert guesses.keys() >= STORED.times_ns.keys() - known.keys()
+    errors = [abs(math.log(guesses[key] / ns)) for key, ns in STORED.times_ns.items() if key[1] in held]
     assert np.median(errors) < math.log(4 / 3)
