@@ -46,9 +46,10 @@ class FuseGroups:
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     """Of a decomposed module, the runs ``lconv``, what is elementwise, a pooling or none, ``fconv``.
 
-    Layers are known by their roles. What is elementwise takes constants besides: a tensor of the full
-    size would have to be there anyway. The convolutions take every pixel once. What others read too, such
-    as a skip connection, is no run.
+    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: the map
+    that is pooled is never there in full either. Layers are known by their roles. What is elementwise takes
+    constants besides: a tensor of the full size would have to be there anyway. The convolutions take every
+    pixel once. What others read too, such as a skip connection, is no run.
     """
     role_of, found = roles(mod), []
     for binding in main_bindings(mod):
@@ -109,23 +110,23 @@ def _is_along_channels(dims: tuple[int, ...]) -> bool:
 
 
 def grown(mod: tvm.IRModule, role_of: dict[str, str], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-    """`run` up to the ``fconv`` behind it; empty if there is none, or others read what is between."""
+    """`run` up to the ``fconv`` behind it, else to a pooling; empty if others read what is between."""
     readers, counts = readers_of(mod), uses(mod)
-    inside, pooled = {b.var for b in run}, False
+    inside, pooled = {b.var for b in run}, list[relax.VarBinding]()
     order = {b.var: position for position, b in enumerate(main_bindings(mod))}
     while True:
         waiting = [b for v in inside for b in readers.get(v, []) if b.var not in inside]
         # Of those that read what is inside, one reads nothing else; in execution order the first does.
         ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
         if not ready or any(counts[v] != len(readers.get(v, [])) for v in inside):
-            return []
+            return pooled
         binding = min(ready, key=lambda b: order[b.var])
         kind = operator(binding.value)
         if has_role(mod, role_of, binding, "fconv"):
-            return [*run, binding] if len({b.var for b in waiting}) == 1 else []
-        if kind in POOLS and not pooled and _fusible_pooling(binding.value):
-            pooled = True
+            return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
+        if kind in POOLS and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
+            pooled = [*run, binding]
         elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
-            return []
+            return pooled
         run = [*run, binding]
         inside.add(binding.var)
