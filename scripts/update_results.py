@@ -10,6 +10,8 @@ TABLES = {
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
+    "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time", "--batches", "4"),
+    "temco-times": ("reproduce_temco.py", "--parts", "times", "--batches", "4"),
 }
 
 
