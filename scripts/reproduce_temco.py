@@ -127,7 +127,8 @@ def over_time_table(rows: list[dict]) -> str:
     for row in rows:
         found = MemoryOverTime(live_bytes=row["live_bytes"], skip_bytes=row["skip_bytes"])
         shares = (found.share_at_peak, found.largest_share, found.skips_to_peak)
-        cells = [f"{max(found.live_bytes) / MIB:.2f}", *(f"{share:.1%}" for share in shares)]
+        known = row["form"] == "decomposed"  # what is restored by an lconv is a skip connection
+        cells = [f"{max(found.live_bytes) / MIB:.2f}", *(f"{s:.1%}" if known else "-" for s in shares)]
         body.append([row["network"], row["batch"], row["form"], *cells])
     return table(head, body) + f"\n\nThe paper: {PAPER_SKIP_SHARE} % of the peak of its decomposed U-Net."
 

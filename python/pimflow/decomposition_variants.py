@@ -195,7 +195,7 @@ class MemoryOverTime:
     live_bytes : list of int
         During each layer.
     skip_bytes : list of int
-        Of those, what waits for a distant use, and is neither made nor read by the layer.
+        Of those, what waits for a distant use: from the layer behind its maker to its last reader.
     """
 
     live_bytes: list[int]
@@ -228,10 +228,6 @@ def memory_over_time(network: Network) -> MemoryOverTime:
     return MemoryOverTime(
         live_bytes=[liveness.live_bytes(step) for step in steps],
         skip_bytes=[
-            sum(life.size_bytes for life in waiting if _waits(life.begin, life.end, step)) for step in steps
+            sum(life.size_bytes for life in waiting if life.begin < step < life.end) for step in steps
         ],
     )
-
-
-def _waits(begin: int, end: int, step: int) -> bool:
-    return begin < step < end - 1
