@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tvm
 from tvm import relax
@@ -11,6 +12,7 @@ from pimflow.relay_passes.extract_regions import region_groups
 from pimflow.relay_passes.flat import (
     fused,
     layer_name,
+    layer_names,
     main_bindings,
     operator,
     roles,
@@ -46,14 +48,15 @@ class FuseGroups:
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     """Of a decomposed module, the runs ``lconv``, what is elementwise, a pooling or none, ``fconv``.
 
-    Layers are known by their roles. What is elementwise takes constants besides: a tensor of the full
-    size would have to be there anyway. The convolutions take every pixel once. What others read too, such
-    as a skip connection, is no run.
+    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: the map
+    that is pooled is never there in full either. Layers are known by their roles. What is elementwise takes
+    constants besides: a tensor of the full size would have to be there anyway. The convolutions take every
+    pixel once. What others read too, such as a skip connection, is no run.
     """
-    role_of, found = roles(mod), []
+    graph, found = Graph.of(mod), []
     for binding in main_bindings(mod):
-        if has_role(mod, role_of, binding, "lconv"):
-            run = grown(mod, role_of, [binding])
+        if graph.has_role(binding, "lconv"):
+            run = graph.grown([binding])
             found += [[layer_name(mod, b.var) for b in run]] if run else []
     return found
 
@@ -72,23 +75,67 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
     return tuple(found)
 
 
-def readers_of(mod: tvm.IRModule) -> dict[relax.Var, list[relax.VarBinding]]:
-    """Bindings that read each variable of ``main``."""
-    readers: dict[relax.Var, list[relax.VarBinding]] = {}
-    for binding in main_bindings(mod):
-        for var in set(relax.analysis.free_vars(binding.value)):
-            readers.setdefault(var, []).append(binding)
-    return readers
+@dataclass(frozen=True)
+class Graph:
+    """What a search for runs asks of ``main`` again and again, found once.
 
+    Attributes
+    ----------
+    names, roles : dict
+        Layer name of each variable; role of each layer that has one.
+    readers : dict
+        Bindings that read each variable.
+    counts : dict
+        How many do, the result of ``main`` included.
+    order : dict
+        Position of each variable's binding.
+    """
 
-def has_role(mod: tvm.IRModule, role_of: dict[str, str], binding: relax.VarBinding, role: str) -> bool:
-    """Whether `binding` is a dense convolution of that role which takes every pixel once."""
-    kind = operator(binding.value)
-    if kind != "nn.conv2d" or role_of.get(layer_name(mod, binding.var)) != role:
-        return False
-    attrs = binding.value.attrs
-    plain = not any(map(int, attrs.padding)) and all(int(stride) == 1 for stride in attrs.strides)
-    return int(attrs.groups) == 1 and plain
+    names: dict[relax.Var, str]
+    roles: dict[str, str]
+    readers: dict[relax.Var, list[relax.VarBinding]]
+    counts: dict[relax.Var, int]
+    order: dict[relax.Var, int]
+
+    @classmethod
+    def of(cls, mod: tvm.IRModule) -> Graph:
+        readers: dict[relax.Var, list[relax.VarBinding]] = {}
+        names, order, layers = {}, {}, layer_names(mod)
+        for position, binding in enumerate(main_bindings(mod)):
+            names[binding.var] = layers.get(binding.var.name, binding.var.name)
+            order[binding.var] = position
+            for var in set(relax.analysis.free_vars(binding.value)):
+                readers.setdefault(var, []).append(binding)
+        return cls(names, roles(mod), readers, uses(mod), order)
+
+    def has_role(self, binding: relax.VarBinding, role: str) -> bool:
+        """Whether `binding` is a dense convolution of that role which takes every pixel once."""
+        kind = operator(binding.value)
+        if kind != "nn.conv2d" or self.roles.get(self.names[binding.var]) != role:
+            return False
+        attrs = binding.value.attrs
+        plain = not any(map(int, attrs.padding)) and all(int(stride) == 1 for stride in attrs.strides)
+        return int(attrs.groups) == 1 and plain
+
+    def grown(self, run: list[relax.VarBinding]) -> list[relax.VarBinding]:
+        """`run` up to the ``fconv`` behind it, else to a pooling; empty if others read what is between."""
+        inside, pooled = {b.var for b in run}, list[relax.VarBinding]()
+        while True:
+            waiting = [b for v in inside for b in self.readers.get(v, []) if b.var not in inside]
+            # Of those that read what is inside, one reads nothing else; in execution order the first does.
+            ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
+            if not ready or any(self.counts[v] != len(self.readers.get(v, [])) for v in inside):
+                return pooled
+            binding = min(ready, key=lambda b: self.order[b.var])
+            kind = operator(binding.value)
+            if self.has_role(binding, "fconv"):
+                return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
+            if kind in POOLS and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
+                pooled = [*run, binding]
+            elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
+                return pooled
+            run = [*run, binding]
+            inside.add(binding.var)
 
 
 def _fusible_pooling(call: relax.Call) -> bool:
@@ -106,26 +153,3 @@ def _constants(call: relax.Call) -> list[tuple[int, ...]]:
 def _is_along_channels(dims: tuple[int, ...]) -> bool:
     """Whether a constant is the same for all places of a map, and can be added to a wider one."""
     return all(dim == 1 for dim in dims[:-1])
-
-
-def grown(mod: tvm.IRModule, role_of: dict[str, str], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-    """`run` up to the ``fconv`` behind it; empty if there is none, or others read what is between."""
-    readers, counts = readers_of(mod), uses(mod)
-    inside, pooled = {b.var for b in run}, False
-    order = {b.var: position for position, b in enumerate(main_bindings(mod))}
-    while True:
-        waiting = [b for v in inside for b in readers.get(v, []) if b.var not in inside]
-        # Of those that read what is inside, one reads nothing else; in execution order the first does.
-        ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
-        if not ready or any(counts[v] != len(readers.get(v, [])) for v in inside):
-            return []
-        binding = min(ready, key=lambda b: order[b.var])
-        kind = operator(binding.value)
-        if has_role(mod, role_of, binding, "fconv"):
-            return [*run, binding] if len({b.var for b in waiting}) == 1 else []
-        if kind in POOLS and not pooled and _fusible_pooling(binding.value):
-            pooled = True
-        elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
-            return []
-        run = [*run, binding]
-        inside.add(binding.var)

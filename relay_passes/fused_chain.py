@@ -36,11 +36,13 @@ class Reach:
 def chain(sch: s_tir.Schedule) -> list[Stage]:
     """The reductions of a kernel that computes one convolution after the other; empty if it is none such.
 
-    Elementwise operators join the last one behind each reduction, or before the first.
+    The first is a convolution, the last is one or a pooling. Elementwise operators join the last one behind
+    each reduction, or before the first.
     """
     mains = [nest for nest in nests(sch) if reduced(sch.get(nest))]
     dense = [is_dense(sch.get(nest)) for nest in mains]
-    if sum(dense) < 2 or not dense[0] or not dense[-1] or not all(reach(sch.get(nest)) for nest in mains):
+    ends = len(mains) > 1 and dense[0] and (dense[-1] or sum(dense) == 1)
+    if not ends or not all(reach(sch.get(nest)) for nest in mains):
         return []
     for nest in nests(sch):
         readers = [reduced(sch.get(reader)) for reader in sch.get_consumers(nest)]

@@ -57,14 +57,20 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
         pixels_side_by_side(sch, [stage.result] if side_by_side else [])
         pixels_side_by_side(sch, [stage.main] if vectors else [])
 
-    n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
+    n, y, x, channel, *window = sch.get_loops(last.main)
     y, rows = sch.split(y, [None, tile.rows])
     x, columns = sch.split(x, [None, tile.columns])
-    over, chunk = sch.split(over, [None, tile.chunk])
+    summed = is_dense(sch.get(last.main))
+    if summed:
+        *window, over = window
+        over, chunk = sch.split(over, [None, tile.chunk])
+        window.append(chunk)
+    else:  # a pooling has each channel for itself: a chunk of them is finished at once
+        over, channel = sch.split(channel, [None, tile.chunk])
     channel, channels = sch.split(channel, [None, _block(extent(sch, channel), tile.columns)])
-    sch.reorder(n, y, x, over, channel, rows, ry, rx, chunk, channels, columns)
-    sch.reverse_compute_at(last.result, x, preserve_unit_loops=True)
-    sums, at, following = [(last.main, over)], over, last
+    sch.reorder(n, y, x, over, channel, rows, *window, channels, columns)
+    sch.reverse_compute_at(last.result, x if summed else over, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over if summed else window[0])], over, last
     for stage, vectors in zip(reversed(before), reversed(by_pixels), strict=True):
         at = x if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_inside(sch, stage, at, vectors))
@@ -115,7 +121,8 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
 def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
-    _, height, width, _, _, _, channels = (extent(sch, loop) for loop in sch.get_loops(main))
+    _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
+    channels = window[-1] if is_dense(sch.get(main)) else channels
     reaches = [reach(sch.get(stage.main)) for stage in reversed(stages)]
     columns = _lanes(width)
     extents = [columns]

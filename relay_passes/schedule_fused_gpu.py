@@ -66,22 +66,29 @@ def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
     given = sch.get_producers(stages[0].main)
     operand = given[0] if given else sch.cache_read(stages[0].main, 0, "shared")
     pixels_side_by_side(sch, [operand, *(stage.result for stage in before)])
-    n, y, x, channel, ry, rx, over = sch.get_loops(last.main)
+    n, y, x, channel, *window = sch.get_loops(last.main)
     y, rows = sch.split(y, [None, tile.rows])
     x, columns = sch.split(x, [None, tile.columns])
-    over, chunk = sch.split(over, [None, tile.chunk])
+    summed = is_dense(sch.get(last.main))
+    if summed:
+        *window, over = window
+        over, chunk = sch.split(over, [None, tile.chunk])
+        window.append(chunk)
+    else:  # a pooling has each channel for itself: a chunk of them is finished at once
+        over, channel = sch.split(channel, [None, tile.chunk])
     pixels = tile.rows * tile.columns
     beside = divisors(extent(sch, channel), max(1, THREADS // pixels))[-1]
-    channels, lane = sch.split(channel, [None, beside])
-    sch.reorder(n, y, x, lane, rows, columns, over, ry, rx, chunk, channels)
+    # Those of a thread lie side by side: what it writes is a range, which would have others' in it.
+    lane, channels = sch.split(channel, [beside, None])
+    sch.reorder(n, y, x, lane, rows, columns, over, *window, channels)
     block, thread = sch.fuse(n, y, x), sch.fuse(lane, rows, columns)
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     threads = extent(sch, thread)
     sch.unroll(channels)
     sch.set_scope(last.main, 0, "local")
-    sch.reverse_compute_at(last.result, thread, preserve_unit_loops=True)
-    sums, at, following = [(last.main, over)], over, last
+    sch.reverse_compute_at(last.result, thread if summed else over, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over if summed else window[0])], over, last
     for stage in reversed(before):
         at = thread if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_shared(sch, stage, at, threads))
@@ -117,7 +124,9 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
 
 def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
     """The largest tile that fits in shared memory; None if none does."""
-    _, height, width, _, _, _, channels = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
+    main = stages[-1].main
+    _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
+    channels = window[-1] if is_dense(sch.get(main)) else channels
     shapes = product(divisors(height, GPU_TILE), divisors(width, GPU_TILE))
     for rows, columns in sorted(shapes, key=prod, reverse=True):
         for chunk in reversed(divisors(channels, CHUNK)):

@@ -21,7 +21,7 @@ from pimflow.relay_passes.flat import (
     with_layer_names,
     with_roles,
 )
-from pimflow.relay_passes.fuse_groups import grown, has_role, readers_of
+from pimflow.relay_passes.fuse_groups import Graph
 from pimflow.relay_passes.wide_maps import POOLS
 
 INTERLEAVED = [
@@ -90,21 +90,20 @@ class _Run:
 
 
 def _runs(mod: tvm.IRModule) -> list[_Run]:
-    readers, role_of = readers_of(mod), roles(mod)
-    found = []
+    graph, found = Graph.of(mod), []
     for first in main_bindings(mod):
-        if not has_role(mod, role_of, first, "lconv"):
+        if not graph.has_role(first, "lconv"):
             continue
         moves = [first]
-        while len(moves) < 4 and len(readers.get(moves[-1].var, [])) == 1:
-            moves.append(readers[moves[-1].var][0])
+        while len(moves) < 4 and len(graph.readers.get(moves[-1].var, [])) == 1:
+            moves.append(graph.readers[moves[-1].var][0])
         if [operator(b.value) for b in moves[1:]] != ["reshape", "permute_dims", "reshape"]:
             continue
         blocks = shape(moves[1].var)
         axes = [int(a) for a in moves[2].value.attrs.axes]
         if len(blocks) != 7 or blocks[3] != 1 or axes != INTERLEAVED:
             continue
-        run = grown(mod, role_of, moves)
+        run = graph.grown(moves)
         if run and not any(operator(b.value) in POOLS for b in run):
             found.append(_Run(first, moves[3].var, run[4:], blocks[4], blocks[5]))
     return found

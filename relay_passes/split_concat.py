@@ -35,6 +35,8 @@ class _Site:
         Of the old module.
     behind : list of ByChannel
     fconv : VarBinding
+    channels : list of int
+        Of the parts.
     total : Var, optional
         Of the new module: the sum of the parts that are done.
     """
@@ -42,6 +44,7 @@ class _Site:
     parts: list[relax.Var]
     behind: list[ByChannel]
     fconv: relax.VarBinding
+    channels: list[int]
     total: relax.Var | None = None
     done: set[int] = field(default_factory=set)
 
@@ -143,15 +146,14 @@ def _sites(mod: tvm.IRModule) -> list[_Site]:
             continue
         parts = list(getattr(joined.args[0], "fields", ()))
         if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
-            found.append(_Site(parts, behind, binding))
+            found.append(_Site(parts, behind, binding, [shape(part)[3] for part in parts]))
     return found
 
 
 def _partial(builder: relax.BlockBuilder, site: _Site, index: int, x: relax.Expr) -> relax.Var:
     """The fconv of one part."""
-    begin = sum(shape(part)[3] for part in site.parts[:index])
-    end = begin + shape(site.parts[index])[3]
-    channels = sum(shape(part)[3] for part in site.parts)
+    begin, channels = sum(site.channels[:index]), sum(site.channels)
+    end = begin + site.channels[index]
     name = f"{site.fconv.var.name}_{index + 1}"
     for operation in site.behind:
         constant = None if operation.constant is None else operation.by_channel(channels)[begin:end]

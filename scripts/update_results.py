@@ -13,6 +13,8 @@ TABLES = {
     "modes": ("verify_modes.py",),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
+    "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time", "--batches", "4"),
+    "temco-times": ("reproduce_temco.py", "--parts", "times", "--batches", "4"),
 }
 
 

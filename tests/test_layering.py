@@ -31,6 +31,7 @@ LAYERS = (
         "frontend",
         "decomposed_network",
         "decomposition_report",
+        "decomposition_variants",
         "skip_optimisation",
         "internal_memory",
         "activation_fusion",

@@ -92,26 +92,73 @@ def measure_allocations(
     VerificationError
         If the outputs are not the same to the bit.
     """
-    if runs < 1:
-        raise UsageError(f"{runs} runs: give 1 or more")
-    on = targets.named_target(target)
-    if not targets.device(on).exist:
-        raise ArtifactError(f"there is no device for {target}; use llvm+pim")
+    on = _device_target(target, runs)
     network = frontend.load(model, shapes, batch).without_reference()
     inputs = list(network.example_inputs().values())
     programs = {
         allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
         for allocation in pipeline.ALLOCATIONS
     }
-    expected = programs["pool"].outputs()
+    expected = [each.tobytes() for each in programs["pool"].outputs()]
     for program in programs.values():
-        if program.outputs() != expected:
+        if [each.tobytes() for each in program.outputs()] != expected:
             raise VerificationError(f"{network.name}: allocated {program.allocation}, other outputs")
+    _observe(programs, runs)
+    return {allocation: program.result() for allocation, program in programs.items()}
+
+
+def measure_pools(
+    networks: Mapping[str, frontend.Network],
+    target_system: System | None = None,
+    *,
+    target: str = "llvm+pim",
+    runs: int = 5,
+) -> tuple[dict[str, AllocationRun], dict[str, list[np.ndarray]]]:
+    """Run networks that take the same inputs, each with its tensors in its planned pool, in turns.
+
+    Parameters
+    ----------
+    target_system, target, runs
+        See `measure_allocations`.
+
+    Returns
+    -------
+    runs, outputs : dict
+        By the name of each network.
+
+    Raises
+    ------
+    UsageError, ArtifactError
+        As `measure_allocations`.
+    """
+    on = _device_target(target, runs)
+    inputs = list(next(iter(networks.values())).example_inputs().values())
+    programs = {
+        name: _Program(network.module, on, target_system or default_system(), "pool", inputs)
+        for name, network in networks.items()
+    }
+    outputs = {name: program.outputs() for name, program in programs.items()}
+    _observe(programs, runs)
+    return {name: program.result() for name, program in programs.items()}, outputs
+
+
+def _device_target(target: str, runs: int) -> tvm.target.Target:
+    """What `target` names, if `runs` inferences of it can be measured here."""
+    if runs < 1:
+        raise UsageError(f"{runs} runs: give 1 or more")
+    on = targets.named_target(target)
+    if not targets.device(on).exist:
+        raise ArtifactError(f"there is no device for {target}; use llvm+pim")
+    return on
+
+
+def _observe(programs: Mapping[str, _Program], runs: int) -> None:
+    """Watch each, then time all in turns."""
+    for program in programs.values():
         program.watch()
     for _ in range(runs):
         for program in programs.values():
             program.time()
-    return {allocation: program.result() for allocation, program in programs.items()}
 
 
 class _Program:
@@ -148,10 +195,10 @@ class _Program:
         self.device.sync()
         return result
 
-    def outputs(self) -> list[bytes]:
+    def outputs(self) -> list[np.ndarray]:
         result = self.run(self.machine)
         tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        return [tensor.numpy().tobytes() for tensor in tensors]
+        return [tensor.numpy() for tensor in tensors]
 
     def watch(self) -> None:
         """Run under observation: what is allocated, and when."""

@@ -199,13 +199,17 @@ def with_reduced_skips(
     criterion: str | None,
     target_system: System,
     target: str = "llvm+pim",
+    *,
+    fuse_activations: bool = False,
 ) -> SkipOptimisation | None:
     """What `criterion`, if there is one, makes of `network`, which `change` decomposed; see `plan_memory`."""
     if criterion is None:
         return None
     originals = skip_optimisation.original_flops(change)
-    found = skip_optimisation.find(network, target_system, criterion, originals)
-    return found.settled(_pool_bytes(target_system, target))
+    found = skip_optimisation.find(
+        network, target_system, criterion, originals, fuse_activations=fuse_activations
+    )
+    return found.settled(_pool_bytes(target_system, target, fuse_activations=fuse_activations))
 
 
 def _pool_bytes(

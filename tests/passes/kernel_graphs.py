@@ -43,7 +43,9 @@ def stored_too(emit, x):
 
 
 def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mean=False) -> tvm.IRModule:
-    """lconv, bias, activation, pooling by `pool` (window, stride, padding), fconv; with their roles."""
+    """lconv, bias, activation, pooling by `pool` (window, stride, padding), fconv unless there are no
+    `outputs`; with their roles.
+    """
 
     def network(emit, x):
         y = emit(convolution(x, constant(channels, 1, 1, x_shape[3])), name_hint="lconv")
@@ -58,12 +60,14 @@ def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mea
             more = {"count_include_pad": True} if mean else {}
             y = kind(y, [window] * 2, [step] * 2, [padding] * 4, layout="NHWC", **more)
             y = emit(y, name_hint="pool")
+        if not outputs:
+            return y
         filters = constant(outputs, 1, 1, channels)
         return emit(convolution(y, filters), name_hint="fconv")
 
     mod = relax.transform.CanonicalizeBindings()(graph(network, x_shape))
     last = main_bindings(mod)[-1].var.name
-    return with_roles(mod, {"lconv": "lconv", last: "fconv"})
+    return with_roles(mod, {"lconv": "lconv"} | ({last: "fconv"} if outputs else {}))
 
 
 OPERATORS = {

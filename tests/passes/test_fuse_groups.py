@@ -41,6 +41,7 @@ def chains(draw) -> tvm.IRModule:
     pool = (window, step, draw(st.integers(0, window // 2))) if window else None
     n, h, w = draw(st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 21)))
     r, c, o = draw(st.sampled_from([(5, 36, 7), (1, 64, 13), (16, 8, 1), (3, 17, 40)]))
+    o = 0 if pool and draw(st.booleans()) else o
     return fused_chain(
         (n, h, w, r),
         c,
@@ -85,10 +86,10 @@ def allocated_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("pool", [None, (2, 2, 0), (3, 2, 1)])
-def test_tensors_between_are_gone(pool):
+@pytest.mark.parametrize(("pool", "outputs"), [(None, 6), ((2, 2, 0), 6), ((3, 2, 1), 6), ((3, 2, 1), 0)])
+def test_tensors_between_are_gone(pool, outputs):
     """What a kernel holds beside its operands is little of the tensor that it does not hold."""
-    mod = fused_chain((1, 112, 112, 6), 64, 6, pool=pool)
+    mod = fused_chain((1, 112, 112, 6), 64, outputs, pool=pool)
     (kernel,) = kernels(lowered(FuseGroups(activation_chains(mod))(mod))).values()
     assert max(allocated_bytes(kernel)) < STACK_BYTES
     held = sum(map(prod, workspaces(kernel)))
@@ -121,10 +122,32 @@ def windowed_twice(emit, x):
     return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")))
 
 
-@pytest.mark.parametrize("network", [read_twice, residual, windowed_twice])
-def test_what_others_need_stays(network):
+def pooled_twice(emit, x):
+    y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
+    z = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool1")
+    return emit(op.add(z, emit(op.nn.avg_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool2")))
+
+
+def residual_behind_a_pool(emit, x):
+    y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
+    y = emit(op.nn.max_pool2d(y, (3, 3), (2, 2), (1, 1), layout="NHWC"), name_hint="pool1")
+    z = emit(convolution(y, constant(8, 1, 1, 8)), name_hint="fconv")
+    return emit(op.nn.relu(emit(op.add(y, emit(op.nn.relu(z))))))
+
+
+def chains_of(network) -> list[list[str]]:
     mod = relax.transform.CanonicalizeBindings()(graph(network, (1, 8, 8, 8)))
-    assert activation_chains(with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})) == []
+    return activation_chains(with_roles(mod, {"lconv": "lconv", "fconv": "fconv"}))
+
+
+@pytest.mark.parametrize("network", [read_twice, residual, pooled_twice])
+def test_what_others_need_stays(network):
+    assert chains_of(network) == []
+
+
+@pytest.mark.parametrize("network", [windowed_twice, residual_behind_a_pool])
+def test_a_run_ends_at_its_pooling_where_more_is_read(network):
+    assert chains_of(network) == [["lconv", "pool1"]]
 
 
 def test_a_run_whose_inside_is_read_is_no_kernel():

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_graphs import fused_chain, kernels
 from test_schedule_gpu import COMPILER, cuda_source, lowered, one_after_the_other, scheduled, target, values
@@ -37,10 +37,14 @@ def run(mod: tvm.IRModule) -> tirx.PrimFunc:
     size=st.tuples(st.integers(3, 9), st.integers(3, 13)),
     channels=st.sampled_from([(5, 12, 7), (16, 8, 1), (3, 34, 6)]),
     activation=st.sampled_from(["relu", "silu", ""]),
+    ends=st.booleans(),
 )
+@example(pool=None, size=(8, 8), channels=(5, 12, 6), activation="relu", ends=False)
+@example(pool=(2, 2, 0), size=(6, 6), channels=(5, 12, 7), activation="relu", ends=True)
 @settings(max_examples=5, deadline=None)
-def test_a_tile_at_a_time_gives_the_same(pool, size, channels, activation):
+def test_a_tile_at_a_time_gives_the_same(pool, size, channels, activation, ends):
     r, c, o = channels
+    o = 0 if pool and ends else o
     kernel = run(fused_chain((1, *size, r), c, o, activation=activation, pool=pool))
     schedule = FusedRun().apply(kernel, target(), False)
     after = values(one_after_the_other(schedule.mod["main"]))

@@ -1,0 +1,233 @@
+"""Decomposed networks whose skip connections are reduced, activations fused, or both (TeMCO, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pimflow import allocation, frontend, memory, network_memory, pipeline, targets
+from pimflow.activation_fusion import fused_module
+from pimflow.core.region import ConvGeometry
+from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.relay_passes.buffers import buffers
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
+from pimflow.relay_passes.kernel_memory import operator_liveness
+from pimflow.relay_passes.optimize_skips import skips
+from pimflow.verify import relative_error
+
+VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecompositionVariants:
+    """A network as it came, decomposed, and what the passes make of that.
+
+    Attributes
+    ----------
+    change : DecomposedNetwork
+    networks : dict of str to Network
+        ``original``, ``decomposed``, and `VARIANTS`.
+    """
+
+    change: DecomposedNetwork
+    networks: dict[str, Network]
+
+    def pools(self, system: System, target: str = "llvm+pim") -> dict[str, int]:
+        """Bytes of the pools of internal tensors, by variant.
+
+        ``original`` and ``decomposed`` have a result for each layer, activations included (equations 3
+        and 4); all others, and both of these as ``…, coalesced``, are planned as compiled.
+        """
+        found = {}
+        for name, network in self.networks.items():
+            plain = name in ("original", "decomposed")
+            if plain:
+                found[name] = memory.plan(operator_liveness(network.module).lifetimes).pool_bytes
+            lowered = pipeline.allocate(network.module, targets.named_target(target), system)
+            pool_bytes = memory.plan(buffers(lowered).liveness().lifetimes).pool_bytes
+            found[f"{name}, coalesced" if plain else name] = pool_bytes
+        return found
+
+    def run(
+        self, names: Sequence[str], system: System, target: str = "llvm+pim", runs: int = 3
+    ) -> dict[str, dict[str, Any]]:
+        """The variants called `names`, run in turns, and ``decomposed``, which their outputs stand against.
+
+        Returns
+        -------
+        dict of str to dict
+            `allocation.AllocationRun` of the pool, and ``error``: `verify.relative_error` of the outputs.
+        """
+        wanted = {name: self.networks[name] for name in dict.fromkeys(["decomposed", *names])}
+        measured, outputs = allocation.measure_pools(wanted, system, target=target, runs=runs)
+        expected = outputs["decomposed"]
+        errors = {
+            name: max(relative_error(y, x) for y, x in zip(found, expected, strict=True))
+            for name, found in outputs.items()
+        }
+        return {name: {**vars(each), "error": errors[name]} for name, each in measured.items()}
+
+
+def decomposition_variants(
+    model: frontend.Model,
+    system: System,
+    *,
+    decompose_as: Decomposing = "tucker:0.1",
+    batch: int | None = None,
+    target: str = "llvm+pim",
+    progress: Callable[[str], None] = lambda _: None,
+) -> DecompositionVariants:
+    """Of `model`; skip connections are reduced where the planned pool shrinks."""
+    original = frontend.load(model, None, batch)
+    request = requested(decompose_as)
+    if request is None:
+        raise UsageError("nothing says how to decompose")
+    change = decompose(original, request, progress)
+    networks = {"original": original, "decomposed": change.network}
+    for name in VARIANTS:
+        progress(name)
+        network, fuse = change.network, "fusion" in name
+        if "skip-opt" in name:
+            network = network_memory.with_reduced_skips(
+                network, change, "pool", system, target, fuse_activations=fuse
+            ).network
+        networks[name] = replace(network, module=fused_module(network.module)) if fuse else network
+    return DecompositionVariants(change=change, networks=networks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoLayers:
+    """Two convolutions in a row, and what TeMCO's equations say of them: bytes, fp32.
+
+    Attributes
+    ----------
+    equations : dict of int to int
+        Right-hand sides of equations 1 to 4.
+    planned : dict of int to int
+        The same found without them: constants of the layers, and what is live while they run.
+    """
+
+    first: str
+    second: str
+    equations: dict[int, int]
+    planned: dict[int, int]
+
+
+def two_layers(variants: DecompositionVariants, first: str, second: str) -> TwoLayers:
+    """Of layers `first` and `second` of a network, with an activation and nothing else between.
+
+    Raises
+    ------
+    UnknownNameError
+        If one of them was not decomposed.
+    """
+    layers = {layer.layer: layer for layer in variants.change.layers}
+    for name in (first, second):
+        if name not in layers:
+            raise UnknownNameError("decomposed layer", name, layers)
+    a, b = layers[first], layers[second]
+    ranks = (*a.ranks, *b.ranks)
+    weights, maps = _equations(a.geometry, b.geometry, ranks)
+    chains = [f"{each.layer}.{link.name}" for each in (a, b) for link in each.links]
+    forms = [(variants.networks["original"], [first, second]), (variants.networks["decomposed"], chains)]
+    planned_weights = [_weight_bytes(network, names) for network, names in forms]
+    planned_maps = [_live_bytes(network, names) for network, names in forms]
+    return TwoLayers(
+        first=first,
+        second=second,
+        equations=dict(zip((1, 2, 3, 4), (*weights, *maps), strict=True)),
+        planned=dict(zip((1, 2, 3, 4), (*planned_weights, *planned_maps), strict=True)),
+    )
+
+
+def _equations(
+    a: ConvGeometry, b: ConvGeometry, ranks: tuple[int, ...]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Equations 1 and 2, and 3 and 4, for Tucker chains of `ranks`."""
+    r1, r2, r3, r4 = ranks
+    weights = (a.c * a.oc * a.kh * a.kw + b.c * b.oc * b.kh * b.kw) * FP32_BYTES
+    chained = a.c * r1 + r1 * r2 * a.kh * a.kw + r2 * a.oc
+    chained += b.c * r3 + r3 * r4 * b.kh * b.kw + r4 * b.oc
+    given, between = a.n * a.h * a.w, b.n * b.h * b.w
+    made = b.n * b.rows.output_extent * b.columns.output_extent
+    whole = max(a.c * given + a.oc * between, 2 * a.oc * between, a.oc * between + b.oc * made)
+    steps = [
+        (a.c + r1) * given,
+        r1 * given + r2 * between,
+        (r2 + a.oc) * between,
+        2 * a.oc * between,
+        (a.oc + r3) * between,
+        r3 * between + r4 * made,
+        (r4 + b.oc) * made,
+    ]
+    return (weights, chained * FP32_BYTES), (whole * FP32_BYTES, max(steps) * FP32_BYTES)
+
+
+def _weight_bytes(network: Network, layers: Sequence[str]) -> int:
+    """Of the filters of `layers`."""
+    return sum(
+        tensor_bytes(b.value.args[1])
+        for b in main_bindings(network.module)
+        if operator(b.value) == "nn.conv2d" and layer_name(network.module, b.var) in layers
+    )
+
+
+def _live_bytes(network: Network, layers: Sequence[str]) -> int:
+    """Most that is live from the first to the last of `layers`."""
+    liveness = operator_liveness(network.module)
+    begin = {life.name: life.begin for life in liveness.lifetimes}
+    bindings = main_bindings(network.module)
+    steps = [begin[b.var.name] for b in bindings if layer_name(network.module, b.var) in layers]
+    return max(liveness.live_bytes(step) for step in range(min(steps), max(steps) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOverTime:
+    """Internal tensors of a network, each layer with a result of its own, by layer (TeMCO, Figure 4).
+
+    Attributes
+    ----------
+    live_bytes : list of int
+        During each layer.
+    skip_bytes : list of int
+        Of those, what waits for a distant use: from the layer behind its maker to its last reader.
+    """
+
+    live_bytes: list[int]
+    skip_bytes: list[int]
+
+    @property
+    def share_at_peak(self) -> float:
+        """The largest share of skip connections in a layer at the peak."""
+        peak = max(self.live_bytes)
+        at = [s for s, live in zip(self.skip_bytes, self.live_bytes, strict=True) if live == peak]
+        return max(at) / peak
+
+    @property
+    def largest_share(self) -> float:
+        """Of skip connections at any layer."""
+        return max(s / live for s, live in zip(self.skip_bytes, self.live_bytes, strict=True) if live)
+
+    @property
+    def skips_to_peak(self) -> float:
+        """The most that skip connections hold at any layer, over the peak."""
+        return max(self.skip_bytes) / max(self.live_bytes)
+
+
+def memory_over_time(network: Network) -> MemoryOverTime:
+    """Of `network`, which is decomposed."""
+    liveness = operator_liveness(network.module)
+    distant = {skip.name for skip in skips(network.module)}
+    waiting = [life for life in liveness.lifetimes if life.name in distant]
+    steps = range(liveness.steps)
+    return MemoryOverTime(
+        live_bytes=[liveness.live_bytes(step) for step in steps],
+        skip_bytes=[
+            sum(life.size_bytes for life in waiting if life.begin < step < life.end) for step in steps
+        ],
+    )

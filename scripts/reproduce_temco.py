@@ -1,0 +1,238 @@
+"""TeMCO's equations and Figures 4, 10 and 11 on our networks and kernels: ``reproduce_temco.py [MODEL…]``.
+
+Paper: Song et al., "TeMCO: Tensor Memory Compiler Optimization across Tensor Decompositions in Deep Learning
+Inference", sections 2.2 and 4. ``--parts`` says which tables: memory, equations, over-time, times; see
+docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import geometric_mean
+
+from pimflow import hardware
+from pimflow.decomposition_variants import (
+    VARIANTS,
+    MemoryOverTime,
+    decomposition_variants,
+    memory_over_time,
+    two_layers,
+)
+from pimflow.errors import PimflowError
+
+# Section 4.2: reduction of internal tensors by family, percent; None of the paper's ten is named (assumed).
+PAPER = {
+    "alexnet": 49.4,
+    **dict.fromkeys(("vgg-11", "vgg-13", "vgg-16", "vgg-19"), 90.7),
+    **dict.fromkeys(("resnet-18", "resnet-34"), 30.7),
+    **dict.fromkeys(("densenet-121", "densenet-169"), 54.0),
+    "unet": 79.3,
+}
+PAPER_MEAN, PAPER_SKIP_SHARE, PAPER_TIMES = 75.7, 76.2, {4: 1.08, 32: 1.70}
+WANTED = {"vgg-16": 90.6, "alexnet": 49.4, "unet": 79.3, "densenet-121": 54.0, "resnet-18": 58.0}  # batch 4
+LAYERS = {  # of two convolutions with an activation alone between them
+    "vgg-16": (("features.5", "features.7"), ("features.12", "features.14"), ("features.19", "features.21")),
+    "alexnet": (("conv3", "conv4"), ("conv4", "conv5")),
+}
+OVER_TIME = ("unet", "vgg-16")  # Figure 4
+TIMED = ("vgg-16", "resnet-18", "unet")
+FIRST = ("original", "original, coalesced", "decomposed", "decomposed, coalesced")
+PARTS = ("memory", "equations", "over-time", "times")
+MIB = 2**20
+
+Progress = Callable[[str], None]
+
+
+def pools(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    rows = []
+    for name in models:
+        for batch in batches:
+            progress(f"{name}, batch {batch}")
+            found = variants(name, batch, decompose, progress).pools(hardware.system())
+            rows.append({"network": name, "batch": batch, "pool_bytes": found})
+    return rows
+
+
+def variants(name: str, batch: int, decompose: str, progress: Progress):
+    return decomposition_variants(
+        name, hardware.system(), decompose_as=decompose, batch=batch, progress=progress
+    )
+
+
+def reduction(row: dict) -> float:
+    return 100 * (1 - row["pool_bytes"]["skip-opt+fusion"] / row["pool_bytes"]["original"])
+
+
+def pools_table(rows: list[dict]) -> str:
+    names = [*FIRST, *VARIANTS]
+    body = []
+    for row in rows:
+        name, least = row["network"], WANTED.get(row["network"]) if row["batch"] == 4 else None
+        cells = [f"{row['pool_bytes'][each] / MIB:.2f}" for each in names]
+        wanted = f"{least}: {'met' if reduction(row) >= least else 'not met'}" if least else ""
+        cells += [f"{reduction(row):.1f}", PAPER.get(name, ""), wanted]
+        body.append([name, row["batch"], *cells])
+    text = table(["network", "batch", *names, "less (%)", "paper", "wanted"], body)
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        some = [row for row in rows if row["batch"] == batch]
+        mean = 100 * (1 - geometric_mean(1 - reduction(row) / 100 for row in some))
+        text += f"\n\nBatch {batch}, {len(some)} networks, 1 - geometric mean: {mean:.1f} % (paper: "
+        text += f"{PAPER_MEAN} %)"
+    return text
+
+
+def equations(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    found = []
+    for name in (each for each in LAYERS if each in models):
+        progress(name)
+        made = variants(name, batches[0], decompose, progress)
+        found += [
+            {"network": name, "batch": batches[0], **vars(two_layers(made, *pair))} for pair in LAYERS[name]
+        ]
+    return found
+
+
+def equations_table(rows: list[dict]) -> str:
+    head = ["network", "batch", "layers", *(f"({n}), planned (B)" for n in (1, 2, 3, 4))]
+    body = []
+    for row in rows:
+        cells = []
+        for number, expected in row["equations"].items():
+            planned = row["planned"][number]
+            cells.append(f"{expected}, {'the same' if planned == expected else planned}")
+        body.append([row["network"], row["batch"], f"{row['first']}, {row['second']}", *cells])
+    return table(head, body)
+
+
+def over_time(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    found = []
+    for name in (each for each in OVER_TIME if each in models):
+        progress(name)
+        change = variants(name, batches[0], decompose, progress).networks
+        found += [
+            {"network": name, "batch": batches[0], "form": form, **vars(memory_over_time(change[form]))}
+            for form in ("original", "decomposed")
+        ]
+    return found
+
+
+def over_time_table(rows: list[dict]) -> str:
+    head = ["network", "batch", "form", "peak (MiB)", "skip connections at the peak"]
+    head += ["at the layer with most of them", "their most, over the peak"]
+    body = []
+    for row in rows:
+        found = MemoryOverTime(live_bytes=row["live_bytes"], skip_bytes=row["skip_bytes"])
+        shares = (found.share_at_peak, found.largest_share, found.skips_to_peak)
+        known = row["form"] == "decomposed"  # what is restored by an lconv is a skip connection
+        cells = [f"{max(found.live_bytes) / MIB:.2f}", *(f"{s:.1%}" if known else "-" for s in shares)]
+        body.append([row["network"], row["batch"], row["form"], *cells])
+    return table(head, body) + f"\n\nThe paper: {PAPER_SKIP_SHARE} % of the peak of its decomposed U-Net."
+
+
+def times(
+    models: list[str], batches: list[int], decompose: str, progress: Progress, runs: int = 3
+) -> list[dict]:
+    found = []
+    for name in (each for each in TIMED if each in models):
+        made = variants(name, batches[0], decompose, progress)
+        progress(f"{name}, {runs} runs")
+        forms = made.run(VARIANTS, hardware.system(), runs=runs)
+        found.append({"network": name, "batch": batches[0], "forms": forms})
+    return found
+
+
+def times_table(rows: list[dict]) -> str:
+    head = ["network", "batch", "form", "pool (B)", "peak in the VM, over it (B)", "time (ms)"]
+    head += ["over decomposed", "error"]
+    body = []
+    for row in rows:
+        alone = row["forms"]["decomposed"]["latency_ns"]
+        for form, each in row["forms"].items():
+            peak = "-" if each["peak_bytes"] is None else each["peak_bytes"] - each["allocated_bytes"]
+            cells = [f"{each['latency_ns'] / 1e6:.1f}", f"{each['latency_ns'] / alone:.3f}"]
+            cells.append(f"{each['error']:.1e}")
+            body.append([row["network"], row["batch"], form, each["allocated_bytes"], peak, *cells])
+    ratios = [
+        row["forms"]["skip-opt+fusion"]["latency_ns"] / row["forms"]["decomposed"]["latency_ns"]
+        for row in rows
+    ]
+    paper = ", ".join(f"{ratio} at batch {batch}" for batch, ratio in PAPER_TIMES.items())
+    return (
+        table(head, body) + f"\n\nSkip-Opt+Fusion over Decomposed, geometric mean: "
+        f"{geometric_mean(ratios):.3f} (paper, on a GPU: {paper})"
+    )
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Figure 4: what is live during each layer, and what of it skip connections hold."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["network"] for row in rows))
+    figure = Figure(figsize=(6 * len(names), 3.5), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for row in (row for row in rows if row["network"] == name):
+            total = len(row["live_bytes"])
+            at = [step / total for step in range(total)]
+            axes.step(at, [live / MIB for live in row["live_bytes"]], label=row["form"])
+            if row["form"] == "decomposed" and any(row["skip_bytes"]):
+                held = [live / MIB for live in row["skip_bytes"]]
+                axes.fill_between(at, held, step="pre", alpha=0.3, label="decomposed, skip connections")
+        axes.set(title=f"{name}, batch {row['batch']}", xlabel="share of the layers", ylabel="live (MiB)")
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+COLLECT = {"memory": pools, "equations": equations, "over-time": over_time, "times": times}
+TABLES = {
+    "memory": pools_table,
+    "equations": equations_table,
+    "over-time": over_time_table,
+    "times": times_table,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")
+    parser.add_argument("--batches", default="4,32", help="of the pools; others take the first")
+    parser.add_argument("--decompose", default="tucker:0.1", help="see docs/decomposition.md")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where the picture over time is written")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    if not all(batch.isdigit() and int(batch) for batch in args.batches.split(",")):
+        parser.error(f"--batches: '{args.batches}' is no list of numbers")
+    batches = [int(batch) for batch in args.batches.split(",")]
+
+    def progress(text: str) -> None:
+        if not args.quiet:
+            print(f"{text} …", file=sys.stderr)
+
+    try:
+        found = {part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts}
+    except PimflowError as error:
+        sys.exit(str(error))
+    if args.plot and found.get("over-time"):
+        draw(found["over-time"], args.plot)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in found.items() if rows))
+
+
+if __name__ == "__main__":
+    main()

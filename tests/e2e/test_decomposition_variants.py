@@ -1,0 +1,103 @@
+"""Do the forms of a decomposed network take what is said of them, and compute the same?"""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from test_skip_optimisation import hourglass
+
+from pimflow.decomposition_variants import (
+    VARIANTS,
+    decomposition_variants,
+    memory_over_time,
+    two_layers,
+)
+from pimflow.errors import UnknownNameError
+from pimflow.hardware import system
+
+NOISE_BYTES = 1 << 16  # what the observer itself may hold
+
+
+def chain(widths: tuple[int, ...], kernel: int, height: int) -> onnx.ModelProto:
+    """Convolutions ``conv0``, ``conv1``, … with an activation behind each."""
+    rng, nodes, weights, hidden = np.random.default_rng(0), [], [], "x"
+    window = dict(kernel_shape=[kernel, kernel], pads=[kernel // 2] * 4)
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        filters = rng.standard_normal((outputs, inputs, kernel, kernel)).astype(np.float32)
+        weights.append(numpy_helper.from_array(filters, f"w{index}"))
+        nodes.append(helper.make_node("Conv", [hidden, f"w{index}"], [f"c{index}"], f"conv{index}", **window))
+        nodes.append(helper.make_node("Relu", [f"c{index}"], [f"r{index}"], f"relu{index}"))
+        hidden = f"r{index}"
+    shape = (1, widths[0], height, height)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    made = helper.make_tensor_value_info(hidden, TensorProto.FLOAT, (1, widths[-1], height, height))
+    graph = helper.make_graph(nodes, "chain", [given], [made], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def forms():
+    return decomposition_variants(hourglass(), system())
+
+
+@pytest.mark.parametrize(
+    ("widths", "kernel", "height", "ratio"),
+    [((3, 16, 24, 8, 4), 3, 8, 0.3), ((4, 8, 8, 32, 4), 5, 6, 0.5), ((3, 24, 8, 8, 2), 3, 12, 1.0)],
+)
+def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
+    """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""
+    made = decomposition_variants(
+        chain(widths, kernel, height), system(), decompose_as=f"tucker:{ratio}", batch=2
+    )
+    found = two_layers(made, "conv1", "conv2")
+    assert found.planned == found.equations
+    assert found.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
+
+
+def test_a_layer_that_was_not_decomposed(forms):
+    with pytest.raises(UnknownNameError, match="decomposed layer 'conv1'"):
+        two_layers(forms, "conv1", "conv2")
+
+
+def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
+    pools = forms.pools(system())
+    assert pools["skip-opt+fusion"] <= pools["fusion"]
+    assert pools["skip-opt"] <= pools["decomposed, coalesced"] <= pools["decomposed"]
+    assert pools["skip-opt+fusion"] < pools["original, coalesced"] <= pools["original"]
+    measured = forms.run(VARIANTS, system(), runs=1)
+    assert list(measured) == ["decomposed", *VARIANTS]
+    for name, each in measured.items():
+        assert each["error"] <= 1e-4
+        assert each["allocated_bytes"] == pools["decomposed, coalesced" if name == "decomposed" else name]
+        if each["peak_bytes"] is not None:
+            assert abs(each["peak_bytes"] - each["allocated_bytes"]) < NOISE_BYTES
+
+
+def test_skip_connections_wait(forms):
+    """The skip connection is a map of 32 channels at the full height; nothing waits without one."""
+    found = memory_over_time(forms.networks["decomposed"])
+    assert max(found.live_bytes) == forms.pools(system())["decomposed"]
+    assert max(found.skip_bytes) == 32 * 32 * 32 * 4
+    assert 0 <= found.share_at_peak <= found.largest_share < 1
+    alone = decomposition_variants(chain((3, 8, 8, 4), 3, 6), system(), decompose_as="tucker:0.5")
+    assert not any(memory_over_time(alone.networks["decomposed"]).skip_bytes)
+
+
+def test_tables(forms, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
+    script = importlib.import_module("reproduce_temco")
+    monkeypatch.setattr(script, "variants", lambda *_: forms)
+    try:
+        rows = script.pools(["unet"], [4], "tucker:0.1", lambda _: None)
+        text = script.pools_table(rows)
+    finally:
+        sys.modules.pop("reproduce_temco")
+    pools = rows[0]["pool_bytes"]
+    less = 100 * (1 - pools["skip-opt+fusion"] / pools["original"])
+    assert f"| {less:.1f} | 79.3 | 79.3: {'met' if less >= 79.3 else 'not met'} |" in text
+    assert f"1 networks, 1 - geometric mean: {less:.1f} %" in text
