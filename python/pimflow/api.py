@@ -61,8 +61,6 @@ fuse = fusion.fuse
 select = primitive_selection.select
 execute_fused = fused_execution.execute
 
-AnyPlan = Plan | Searched | str | os.PathLike
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
