@@ -10,9 +10,9 @@ TABLES = {
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
-    "modes": ("verify_modes.py",),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
+    "modes": ("verify_modes.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time", "--batches", "4"),
     "temco-times": ("reproduce_temco.py", "--parts", "times", "--batches", "4"),
 }
