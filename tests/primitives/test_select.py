@@ -198,7 +198,9 @@ def test_a_network_without_joins_stays():
 def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkeypatch):
     def made_up_ns(name, layer):
         """What depends on a primitive and a layer as times do, for a machine that is always the same."""
-        return round(bound_ns(PRIMITIVES[name], layer) * (1 + sum(name.encode()) % 7) + 1)
+        chosen = PRIMITIVES[name]
+        slower = 1 + chosen.lanes / 32 + 2 * (chosen.layout == "CHW") + (chosen.family == "direct")
+        return round(bound_ns(chosen, layer) * slower + 1)
 
     monkeypatch.setattr(primitive_profiler, "primitive_ns", made_up_ns)
     cache = ResultCache(tmp_path / "cache.sqlite")
