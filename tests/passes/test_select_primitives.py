@@ -61,7 +61,8 @@ def test_values_and_memory(preferred):
     assert [operator(b.value) for b in main_bindings(after)].count("call_tir") == 5
     x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
     (expected,), (found,) = run(mod, x), outputs(after, [x])
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    bound = 1e-4 if "winograd-2d-f4-hwc" in preferred else 1e-5  # F(4, 3) adds and subtracts larger numbers
+    assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
     assert not hides_memory(pipeline.build(after))
     tvm.ir.assert_structural_equal(SelectPrimitives(chosen(mod, *preferred))(after), after)
 

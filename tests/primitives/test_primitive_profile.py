@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import tvm
+from conv_layers import laid_out, layers_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import laid_out, layers_for
 
 from pimflow import primitive_profiler
 from pimflow.core.region import ConvGeometry

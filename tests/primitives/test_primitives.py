@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from layers import convolved, laid_out, layers_for, operands
+from conv_layers import convolved, laid_out, layers_for, operands
 from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import ConvGeometry

@@ -108,6 +108,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         order=None,
         decomposition=None,
         skips=None,
+        primitives=None,
         search_seconds=0.0,
         wall_seconds=0.0,
     )
