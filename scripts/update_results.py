@@ -12,6 +12,7 @@ TABLES = {
     "copies": ("compare_networks.py", "--copies"),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
+    "cpu": ("bench_cpu.py",),
     "modes": ("verify_modes.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time", "--batches", "4"),
     "temco-times": ("reproduce_temco.py", "--parts", "times", "--batches", "4"),
