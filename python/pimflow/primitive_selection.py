@@ -85,6 +85,31 @@ class Selection:
 def select(
     model: Model,
     *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    cache: ResultCache | None = None,
+    **options: Any,
+) -> Selection:
+    """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
+
+    Parameters
+    ----------
+    model, shapes, batch
+        See `frontend.load`.
+    cache : ResultCache, optional
+        Where measured times are kept.
+    **options
+        Of `select_for`, which says what it raises.
+    """
+    from pimflow.profiling import region_graph
+
+    graph = region_graph(model, shapes or {}, cache, batch=batch)
+    return select_for(graph, cache=cache, **options)
+
+
+def select_for(
+    graph: RegionGraph,
+    *,
     minimize: str = "time",
     memory_budget_bytes: int | None = None,
     time_budget_ns: float | None = None,
@@ -94,16 +119,12 @@ def select(
     device: str | None = None,
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
     progress: Progress = lambda _: None,
 ) -> Selection:
-    """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
+    """`select` for the regions of a network.
 
     Parameters
     ----------
-    model, shapes, batch
-        See `frontend.load`.
     minimize : str
         ``time``, ``memory`` or ``workspace``: the largest footprint of a layer.
     memory_budget_bytes, time_budget_ns : optional
@@ -134,39 +155,6 @@ def select(
     UnknownNameError
         For another objective or memory model.
     """
-    from pimflow.profiling import region_graph
-
-    check_names(minimize, memory_model)
-    return select_for(
-        region_graph(model, shapes or {}, cache, batch=batch),
-        minimize=minimize,
-        memory_budget_bytes=memory_budget_bytes,
-        time_budget_ns=time_budget_ns,
-        memory_model=memory_model,
-        pareto=pareto,
-        profile=profile,
-        device=device,
-        measure=measure,
-        cache=cache,
-        progress=progress,
-    )
-
-
-def select_for(
-    graph: RegionGraph,
-    *,
-    minimize: str = "time",
-    memory_budget_bytes: int | None = None,
-    time_budget_ns: float | None = None,
-    memory_model: str = "liveness",
-    pareto: int | None = None,
-    profile: Profile | str | os.PathLike = "measured",
-    device: str | None = None,
-    measure: int | None = MEASURE,
-    cache: ResultCache | None = None,
-    progress: Progress = lambda _: None,
-) -> Selection:
-    """`select` for the regions of a network."""
     check_names(minimize, memory_model)
     layers = Layers(apart(graph))
     budgets = Budgets(
