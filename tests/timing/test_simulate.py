@@ -130,6 +130,17 @@ def test_per_channel_counts_add_up():
         assert sum(commands[name] for commands in result.channel_commands) == count
 
 
+def interrupted(process: subprocess.Popen) -> str:
+    """What it says on stderr. Python sees a signal just before a read only after it: users press again."""
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        try:
+            return process.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("not to be interrupted")
+
+
 def test_interrupt(tmp_path):
     """While it waits for a trace that is still being written."""
     path = tmp_path / "endless.pim"
@@ -139,9 +150,8 @@ def test_interrupt(tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, path.open("wb") as pipe:
         pipe.write(TEXT)
         pipe.flush()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == "pimflow: interrupted\n"
+        assert interrupted(process) == "pimflow: interrupted\n"
+    assert process.returncode == 130
 
 
 def test_a_program_that_nobody_could_expand(capsys, tmp_path):
