@@ -23,7 +23,8 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
     """One runtime module with every outlined function (see `OutlinePim`)."""
     module = _create_module()
     for function in functions:
-        program = PimProgram.from_json(str(function.attrs["pim.program"]))
+        text = str(function.attrs["pim.program"])
+        program = PimProgram.printed(text) or PimProgram.from_json(text)
         values = [binding.value for binding in function.body.blocks[0].bindings]
         product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
         weights = np.from_dlpack(product.args[1].value).T

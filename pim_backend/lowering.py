@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import PimProgram
@@ -110,6 +109,7 @@ class _Stream:
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
         self.made: dict[tuple[int, int, int], list[Node]] = {}
+        self.placed: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
 
     def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
         """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
@@ -120,8 +120,12 @@ class _Stream:
             nest = Nest(self.schedule, self.t, len(pixels), range(first, first + len(tiles)))
             self.made[key] = nest.rolled(self.visit)
         rows = self.t.place(tiles.start - first, 0)[0] + first_row
-        channels = (tiles.start - first) * self.t.outputs
-        return (shifted(node, pixels.start + pixel_begin, rows, channels) for node in self.made[key])
+        place = (*key, rows)
+        if place not in self.placed:
+            # Channels whose weights lie alike share what opens and reads them.
+            self.placed[place] = [shifted(node, 0, rows, 0) for node in self.made[key]]
+        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.t.outputs
+        return (shifted(node, begin, 0, channels) for node in self.placed[place])
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
@@ -236,7 +240,7 @@ class _Stream:
     @staticmethod
     def _part(comp: Comp, begin: int, count: int) -> Comp:
         column = Affine(comp.column.base + begin, comp.column.coefficients)
-        return replace(comp, column=column, count=count)
+        return Comp(buffer=comp.buffer, row=comp.row, column=column, count=count)
 
     def _place(self, visit: Visit) -> tuple[int, int]:
         """Row and first column of the weights of `visit`."""

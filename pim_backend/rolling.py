@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from pimflow.core.commands import Affine, Loop, Node
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 
 Emit = Callable[[int], Iterable[Node]]
 
@@ -46,26 +45,42 @@ def _weave_node(a: Node, b: Node) -> Node:
         assert a.extent == b.extent, "steps that are to repeat differ"
         return Loop(extent=a.extent, body=_weave(a.body, b.body))
     moved = {}
-    for name, value in a.__dict__.items():
-        other = getattr(b, name)
+    for name in type(a).__slots__:
+        value, other = getattr(a, name), getattr(b, name)
         if isinstance(value, Affine):
             assert value.coefficients == other.coefficients, "steps that are to repeat differ"
-            moved[name] = Affine(value.base, (other.base - value.base, *value.coefficients))
+            value = Affine(value.base, (other.base - value.base, *value.coefficients))
         else:
             assert value == other, "steps that are to repeat differ"
-    return dataclasses.replace(a, **moved)
+        moved[name] = value
+    return type(a)(**moved)
 
 
 def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
-    """The same commands for later pixels, rows and output channels."""
-    if isinstance(node, Loop):
+    """The same commands for later pixels, rows and output channels; `node` itself where none is in it."""
+    # A program has tens of thousands of nodes: what does not move is shared, and none is made by field name.
+    kind = type(node)
+    if kind is Gwrite and pixels:
+        return Gwrite(
+            buffer=node.buffer,
+            pixel=_later(node.pixel, pixels),
+            pixels=node.pixels,
+            k=node.k,
+            columns=node.columns,
+        )
+    if kind is GAct and rows:
+        return GAct(gang=node.gang, row=_later(node.row, rows))
+    if kind is Comp and rows:
+        return Comp(buffer=node.buffer, row=_later(node.row, rows), column=node.column, count=node.count)
+    if kind is Readres and (pixels or channels):
+        pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
+        return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
+    if kind is Loop:
         body = tuple(shifted(child, pixels, rows, channels) for child in node.body)
-        return Loop(extent=node.extent, body=body)
-    # A program has tens of thousands of nodes: past `__init__`, a copy takes a third of the time.
-    copy = object.__new__(type(node))
-    fields = copy.__dict__
-    fields.update(node.__dict__)
-    for name, by in (("pixel", pixels), ("row", rows), ("channel", channels)):
-        if by and name in fields:
-            fields[name] = Affine(fields[name].base + by, fields[name].coefficients)
-    return copy
+        alike = all(new is old for new, old in zip(body, node.body))
+        return node if alike else Loop(extent=node.extent, body=body)
+    return node
+
+
+def _later(affine: Affine, by: int) -> Affine:
+    return Affine(affine.base + by, affine.coefficients) if by else affine

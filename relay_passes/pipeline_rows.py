@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.ranges import RangeMap
-from pimflow.core.stages import Pipeline, stage_name, stage_rows
+from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, uses
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
@@ -87,7 +87,7 @@ class _Run:
     pipeline: Pipeline
     groups: list[KernelGroup]
     maps: list[RangeMap]
-    rows: list[list[tuple[int, int]]]
+    rows: StageRows
 
     @property
     def result(self) -> relax.Var:

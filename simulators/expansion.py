@@ -118,8 +118,8 @@ def _shifted(
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
             return Loop(extent=old.extent, body=_shifted(old.body, start, rest))
-        changed = {name: affine(v) for name, v in vars(old).items() if isinstance(v, Affine)}
-        return dataclasses.replace(old, **changed)
+        fields = {name: getattr(old, name) for name in old.__slots__}
+        return type(old)(**{n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()})
 
     return tuple(node(old) for old in nodes)
 

@@ -74,6 +74,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
     )
+    _modes_option(sub)
     _input_options(sub)
     _system_options(sub)
 
@@ -161,14 +162,18 @@ def _goal_options(sub: argparse.ArgumentParser) -> None:
         help="dp: regions one after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
         "at most 8 regions; auto: dp where there are no branches, else ilp (default)",
     )
+    _modes_option(sub)
+    sub.add_argument("--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
+    sub.add_argument("--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
+
+
+def _modes_option(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--modes",
         metavar="MODE,…",
         default="gpu,pim,split,pipeline",
         help="what may be done with layers; gpu is always one of them (default: %(default)s)",
     )
-    sub.add_argument("--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
-    sub.add_argument("--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
 
 
 def _input_options(sub: argparse.ArgumentParser) -> None:

@@ -225,12 +225,14 @@ def _profile(args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> None:
     from pimflow import design_space
     from pimflow.design_settings import Setting
+    from pimflow.placement import Goal
 
+    goal = Goal(modes=args.modes)
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources, _bar("searching", args.quiet) as advance:
         rows = design_space.sweep(
-            args.models, _system(args), settings, sources, shapes, args.batch, progress=advance
+            args.models, _system(args), settings, sources, shapes, args.batch, advance, goal
         )
     if args.output:
         design_space.write(args.output, rows, settings)

@@ -19,7 +19,7 @@ from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
-from pimflow.placement import Costs, Profiling
+from pimflow.placement import Costs, Goal, Profiling
 from pimflow.placement.cache import ResultCache
 from pimflow.placement.executors import Executor, Serial
 from pimflow.profiling import region_graph
@@ -33,6 +33,7 @@ class Point:
     graph: RegionGraph
     system: System
     settings: tuple[tuple[str, Value], ...]
+    goal: Goal
 
     def key(self, profilers: str) -> tuple:
         """All that its row depends on."""
@@ -42,13 +43,13 @@ class Point:
             gpu=replace(self.system.gpu, sources={}),
             pim=replace(self.system.pim, sources={}),
         )
-        return ("design point", self.graph.digest, repr(system), profilers)
+        return ("design point", self.graph.digest, repr(system), repr(self.goal), profilers)
 
     def row(self, costs: Costs) -> dict[str, Any]:
         """What a search finds."""
         row = {"model": self.graph.name, **dict(self.settings)}
         try:
-            searched = placement.search(self.graph, self.system, costs)
+            searched = placement.search(self.graph, self.system, costs, self.goal)
         except InfeasibleError as error:
             return row | {"error": str(error)}
         plan, gpu_only = searched.evaluation, searched.gpu_only
@@ -119,12 +120,18 @@ def sweep(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
+    goal: Goal | None = None,
 ) -> list[dict[str, Any]]:
     """Search every network on every combination of `settings`; the rest of the system is `base`.
 
     The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
     ``gpu.memory_channels`` is set too. Points whose results `profiling.cache` holds are not searched again,
     so that a sweep that was stopped goes on where it was.
+
+    Parameters
+    ----------
+    goal : Goal, optional
+        What every search is asked for; see `placement.search`.
 
     Returns
     -------
@@ -146,7 +153,8 @@ def sweep(
             for views in sorted({system.views for _, system in systems})
         }
         points += [
-            Point(graph=graphs[system.views], system=system, settings=values) for values, system in systems
+            Point(graph=graphs[system.views], system=system, settings=values, goal=goal or Goal())
+            for values, system in systems
         ]
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):

@@ -72,17 +72,19 @@ def apply_plan(
     on = system or default_system()
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
+    chains = [chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []
+    # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
-        PipelineRows(pipelines),
-        SplitMdDp(along["rows"], on.symmetric, on.views),
-        SplitChannels(along["channels"]),
-        SplitReduction(along["reduction"]),
-        SplitBatch(along["batch"]),
-        DecomposeToMatrixVector(names),
-        OutlinePim(names),
-        FuseGroups([chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []),
+        (PipelineRows(pipelines), pipelines),
+        (SplitMdDp(along["rows"], on.symmetric, on.views), along["rows"]),
+        (SplitChannels(along["channels"]), along["channels"]),
+        (SplitReduction(along["reduction"]), along["reduction"]),
+        (SplitBatch(along["batch"]), along["batch"]),
+        (DecomposeToMatrixVector(names), names),
+        (OutlinePim(names), names),
+        (FuseGroups(chains), chains),
     ]
-    return tvm.transform.Sequential(phases)(mod)
+    return tvm.transform.Sequential([phase for phase, work in phases if work])(mod)
 
 
 def symbols(

@@ -179,6 +179,7 @@ def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
             for i in range(node.extent):
                 out += flat(node.body, (*counters, i))
             continue
-        affines = {name: v for name, v in vars(node).items() if isinstance(v, Affine)}
+        fields = {name: getattr(node, name) for name in node.__slots__}
+        affines = {name: v for name, v in fields.items() if isinstance(v, Affine)}
         out.append(replace(node, **{name: Affine(v.at(counters)) for name, v in affines.items()}))
     return out

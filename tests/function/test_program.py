@@ -122,6 +122,22 @@ def test_words_are_the_commands(program):
         assert found == [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in expected]
 
 
+def test_what_was_printed_is_found_while_it_lives():
+    program = replace(LOWERED, region="printed")
+    text = program.to_json()
+    assert PimProgram.printed("".join(text)) is program and PimProgram.from_json(text) == program
+    assert PimProgram.printed(text.replace("printed", "other")) is None
+    del program
+    assert PimProgram.printed(text) is None
+
+
+def test_what_was_printed_is_validated():
+    program = replace(LOWERED, channels=((GAct(gang=LOWERED.gangs, row=Affine(0)),),))
+    for read in (PimProgram.printed, PimProgram.from_json):
+        with pytest.raises(TraceError, match="channel 0: gang"):
+            read(program.to_json())
+
+
 # ---- what is not a program ----
 
 

@@ -15,7 +15,7 @@ from pimflow import cli, placement, system
 from pimflow.design_settings import Setting
 from pimflow.design_space import _with_pareto, sweep
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement import Profiling
+from pimflow.placement import Goal, Profiling
 from pimflow.placement.cache import ResultCache
 
 
@@ -113,9 +113,9 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     model = joined_rows(tmp_path / "joined.onnx")
     search, regions = placement.search, {}
 
-    def seeing(graph, target, costs):
+    def seeing(graph, target, costs, goal):
         regions[target.copies] = [region.view for region in graph.regions]
-        return search(graph, target, costs)
+        return search(graph, target, costs, goal)
 
     monkeypatch.setattr(placement, "search", seeing)
     sweep([model], system(), settings("copies=elided,made", "pim_channels=0"), profiling)
@@ -132,11 +132,11 @@ def test_the_gpu_keeps_its_channels_unless_told(profiling):
 def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     search, searched = placement.search, []
 
-    def stopping(graph, target, costs):
+    def stopping(graph, target, costs, goal):
         searched.append(target.pim_channels)
         if len(searched) == 2:
             raise KeyboardInterrupt
-        return search(graph, target, costs)
+        return search(graph, target, costs, goal)
 
     monkeypatch.setattr(placement, "search", stopping)
     wanted = settings("pim_channels=0,8,16")
@@ -146,8 +146,18 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     assert searched == [0, 8, 8, 16] and [row["pim_channels"] for row in rows] == [0, 8, 16]
 
 
+def test_modes_are_those_of_every_search(profiling):
+    wanted = settings("pim_channels=8,16")
+    free = sweep(["toy"], system(), wanted, profiling)
+    alone = sweep(["toy"], system(), wanted, profiling, goal=Goal(modes="gpu"))  # not what was kept of `free`
+    assert any(row["regions_with_pim"] for row in free)
+    for row, other in zip(alone, free):
+        assert row["regions_with_pim"] == 0
+        assert row["latency_ns"] == row["latency_gpu_only_ns"] == other["latency_gpu_only_ns"]
+
+
 def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
-    def search(graph, target, costs):
+    def search(graph, target, costs, goal):
         raise InfeasibleError("weights", 2, 1, "rows", ["more channels"])
 
     monkeypatch.setattr(placement, "search", search)
@@ -176,5 +186,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert json.loads((out / "sweep.json").read_text()) == rows
     with open(out / "sweep.csv", newline="") as file:
         assert [row["pim_channels"] for row in csv.DictReader(file)] == ["0", "8"]
+    assert cli.main([*line, "--modes", "gpu"]) == 0
+    assert not any(row["regions_with_pim"] for row in json.loads(capsys.readouterr().out))
+    assert cli.main([*line, "--modes", "gpu,pipe"]) == 2
+    assert "did you mean pipeline" in capsys.readouterr().err
     assert cli.main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
     assert "did you mean pim_channels" in capsys.readouterr().err

@@ -7,6 +7,7 @@ candidates: they cover regions, offer ports, and are made of tasks.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 
@@ -217,12 +218,17 @@ class Cost:
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
     """End of the last task when each starts as soon as its predecessors and its resource allow."""
+    return last_end_ns((task.resource, task.duration_ns, task.after) for task in tasks)
+
+
+def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
+    """`makespan_ns` of (resource, duration, predecessors), which are made faster than tasks."""
     ends: list[float] = []
     free: dict[str, float] = {}
-    for task in tasks:
-        start = max([free.get(task.resource, 0.0), *(ends[i] for i in task.after)])
-        free[task.resource] = start + task.duration_ns
-        ends.append(free[task.resource])
+    for resource, duration_ns, after in parts:
+        start = max([free.get(resource, 0.0), *(ends[i] for i in after)])
+        free[resource] = start + duration_ns
+        ends.append(free[resource])
     return max(ends, default=0.0)
 
 

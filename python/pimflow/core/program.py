@@ -7,8 +7,10 @@ cycles, values, traces. It is kept as loops, not as a flat list.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from pimflow.core.commands import (
     parse_nodes,
     print_nodes,
     residues,
+    span,
 )
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
@@ -154,6 +157,15 @@ class PimProgram:
 
     def to_json(self) -> str:
         """The ``.pimprog`` text: one node a line, loops indented."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        text = self._print()
+        _PRINTED[text] = self
+        return text
+
+    def _print(self) -> str:
         header = {
             "format": FORMAT,
             **{
@@ -170,6 +182,26 @@ class PimProgram:
             lines.append(" ]," if index + 1 < len(self.channels) else " ]")
         lines.append("]}")
         return "\n".join(lines) + "\n"
+
+    @classmethod
+    def printed(cls, text: str) -> PimProgram | None:
+        """The program that `to_json` printed as `text` and that still lives, validated; None if none does.
+
+        Modules carry programs as text: to read what this process has just printed takes as long as the
+        rest of code generation.
+
+        Raises
+        ------
+        TraceError
+            As from `from_json`.
+        """
+        program = _PRINTED.get(text)
+        if program is not None:
+            try:
+                program.validate()
+            except ValueError as error:
+                raise TraceError(f"<text>: {error}") from error
+        return program
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> PimProgram:
@@ -265,18 +297,10 @@ class PimProgram:
             )
 
     def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
-        for name in ("pixels", "columns", "count"):
-            if hasattr(node, name):
-                check_size(name, getattr(node, name), 1)
-
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
             low = high = affine.base
-            if len(affine.coefficients) > len(extents):
-                raise ValueError(f"{what} of {type(node).__name__} uses more loops than enclose it")
-            for coefficient, extent in zip(affine.coefficients, extents):
-                check_size(f"{what} coefficient", abs(coefficient), 0)
-                reach = coefficient * (extent - 1)
-                low, high = low + min(0, reach), high + max(0, reach)
+            if affine.coefficients:
+                low, high = span(f"{what} of {type(node).__name__}", affine, extents)
             if low < begin or high >= end:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
@@ -286,10 +310,13 @@ class PimProgram:
             return
         within("buffer", Affine(node.buffer), 0, self.buffers)
         if isinstance(node, Gwrite):
+            check_size("pixels", node.pixels, 1)
+            check_size("columns", node.columns, 1)
             within("column", Affine(node.bursts - 1), 0, self.buffer_columns)
             within("pixel", node.pixel, self.pixel_begin, self.pixel_end - node.pixels + 1)
             within("element", node.k, 0, self.geometry.reduction)
         elif isinstance(node, Comp):
+            check_size("count", node.count, 1)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             within("column", node.column, 0, self.columns_per_row - node.count + 1)
             if self.buffer_columns < self.columns_per_row:
@@ -311,6 +338,9 @@ class PimProgram:
             raise ValueError(
                 f"{comp.count} columns of Comp from {last} of the buffer on leave its {self.buffer_columns}"
             )
+
+
+_PRINTED: weakref.WeakValueDictionary[str, PimProgram] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -55,7 +56,10 @@ class Pipeline:
         return range(len(self.regions))
 
 
-def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> list[list[tuple[int, int]]]:
+StageRows = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
     """Output rows ``[begin, end)`` that every stage computes, by region and stage.
 
     Of each region a stage computes the rows that it needs and no stage before has computed, so that
@@ -73,15 +77,21 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> list[list[tuple
     ValueError
         If the stages cannot be computed one after the other.
     """
+    return _stage_rows(tuple(maps), tuple(cuts))
+
+
+# Layers of a network come up again, for other ways to deal them to the devices and in other searches.
+@functools.lru_cache(maxsize=1 << 14)
+def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
     for before, after in itertools.pairwise(maps):
         if before.output_extent != after.extent:
             raise ValueError(f"{before.output_extent} rows are computed, {after.extent} are read")
     ends = [*cuts, maps[-1].output_extent]
     if len(ends) < 2 or any(a >= b for a, b in zip([0, *ends], ends)):
         raise ValueError(f"stages end at ascending rows of 1 to {ends[-1] - 1}, not at {list(cuts)}")
-    found: list[list[tuple[int, int]]] = []
+    found: list[tuple[tuple[int, int], ...]] = []
     for position in reversed(range(len(maps))):
-        rows = list(zip([0, *ends], ends))
+        rows = tuple(zip([0, *ends], ends))
         empty = next((at for at, (begin, end) in enumerate(rows) if begin >= end), None)
         if empty is not None:
             raise ValueError(f"stage {empty} computes no rows of region {position}")
@@ -92,4 +102,4 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> list[list[tuple
         ends = [maps[position].inputs(0, end).end for end in ends]
     if ends[0] == maps[0].extent:
         raise ValueError("the first stage reads all rows")
-    return found
+    return tuple(found)

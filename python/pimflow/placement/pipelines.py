@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, makespan_ns
+from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
 from pimflow.core.liveness import apart
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
@@ -23,7 +23,7 @@ from pimflow.core.region import (
     convolution_kernel,
 )
 from pimflow.core.split import WHOLE
-from pimflow.core.stages import Pipeline, stage_name, stage_rows
+from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement.candidates import Candidates
@@ -44,7 +44,7 @@ class Run:
 
     pipeline: Pipeline
     regions: tuple[Region, ...]
-    rows: list[list[tuple[int, int]]]
+    rows: StageRows
 
     @classmethod
     def of(cls, graph: RegionGraph, pipeline: Pipeline) -> Run:
@@ -368,16 +368,16 @@ class _Bounds:
 
     def stages_ns(self, run: Run) -> float:
         """Of `run`, if each part took its launch and its share of the whole, and the crossbar nothing."""
-        tasks: list[Task] = []
+        parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:
             region, (begin, end) = run.regions[position], run.rows[position][stage]
             whole = self._task(region, run.pipeline.modes[position])
             share = (end - begin) / region.geometry.oh
-            done[position, stage] = (len(tasks),)
+            done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
-            tasks.append(replace(whole, execution_ns=whole.execution_ns * share, after=after))
-        return makespan_ns(tuple(tasks))
+            parts.append((whole.resource, whole.launch_ns + whole.execution_ns * share, after))
+        return last_end_ns(parts)
 
     def _task(self, region: Region, mode: str) -> Task:
         key = region.name, mode

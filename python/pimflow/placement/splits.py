@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,13 @@ def every(geometry: ConvGeometry, pim: PimSpec, *, views: bool = True) -> list[S
     Output channels are counted in tiles of PIM, from either end; the reduction in parts that can lie inside
     the layer's input, if any can (`System.views`).
     """
-    tile, line = pim.banks, ALIGNMENT_BYTES // STORED_BYTES
+    return list(_every(geometry, pim.banks, views))
+
+
+# Asked in every search of a network, for layers that come up again.
+@functools.lru_cache(maxsize=1 << 12)
+def _every(geometry: ConvGeometry, tile: int, views: bool) -> tuple[Split, ...]:
+    line = ALIGNMENT_BYTES // STORED_BYTES
     tiles = {extent for part in range(tile, geometry.oc, tile) for extent in (part, geometry.oc - part)}
     extents = {
         "rows": range(1, geometry.oh),
@@ -37,7 +44,7 @@ def every(geometry: ConvGeometry, pim: PimSpec, *, views: bool = True) -> list[S
         "reduction": range(line, geometry.c, line) if views else (),
         "batch": range(1, geometry.n),
     }
-    return _possible(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]])
+    return tuple(_possible(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]]))
 
 
 def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:

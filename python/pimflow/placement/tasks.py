@@ -5,10 +5,11 @@ The rules are the table "What is charged" of docs/architecture.md.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Known, Task
-from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, convolution_kernel
+from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, ConvGeometry, Kernel, Region, convolution_kernel
 from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs import Costs
@@ -168,11 +169,7 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
     """
     element = ELEMENT_BYTES[dtype]
     if split.gpu:
-        part = split.gpu_part(region.geometry)
-        top, left, bottom, right = part.padding
-        if symmetric and split.axis == "rows" and top != bottom:
-            part = replace(part, h=part.h + top + bottom, padding=(0, left, 0, right))
-        return convolution_kernel(part, dtype)
+        return _part_kernel(region.geometry, dtype, split, symmetric)
     output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
         residual_bytes = sum(region.input_elements[1:]) * element
@@ -185,3 +182,13 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         weight_bytes=region.weight_elements * element,
         output_bytes=output_bytes,
     )
+
+
+# Asked of hundreds of splits of a layer, in every search of a network.
+@functools.lru_cache(maxsize=1 << 16)
+def _part_kernel(geometry: ConvGeometry, dtype: str, split: Split, symmetric: bool) -> Kernel:
+    part = split.gpu_part(geometry)
+    top, left, bottom, right = part.padding
+    if symmetric and split.axis == "rows" and top != bottom:
+        part = replace(part, h=part.h + top + bottom, padding=(0, left, 0, right))
+    return convolution_kernel(part, dtype)
