@@ -43,6 +43,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--objective", default="traffic", help=f"{', '.join(OBJECTIVES)} (default: %(default)s)")
     sub.add_argument(
+        "--energy", metavar="NAME|FILE", default="deep-fusion", help="prices (default: %(default)s, assumed)"
+    )
+    sub.add_argument(
         "--execute",
         action="store_true",
         help="run every group on the CPU, on random inputs: check its results, count the bytes it moves",
@@ -52,12 +55,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def accelerator(args: argparse.Namespace) -> Accelerator:
     """The one that the options describe."""
     from pimflow.deep_fusion import Accelerator
+    from pimflow.hardware.accelerator import AcceleratorEnergy
 
     return Accelerator(
         on_chip_bytes=parse_bytes(args.on_chip, "--on-chip"),
         bytes_per_second=parse_rate(args.bandwidth, "--bandwidth", ("B/s",), "1.5GB/s"),
         operations_per_second=parse_rate(args.compute, "--compute", ("FLOPS", "OPS"), "200GFLOPS"),
         dtype=args.dtype,
+        energy=AcceleratorEnergy.load(args.energy),
     )
 
 

@@ -114,6 +114,9 @@ def summary(plan: FusionPlan) -> dict[str, Any]:
         "time_overlapped_unfused_ns": unfused.time_overlapped_ns,
         "speedup_serial_baseline": unfused.time_serial_ns / plan.time_overlapped_ns,
         "speedup_roofline": unfused.time_overlapped_ns / plan.time_overlapped_ns,
+        "energy_pj": plan.energy_pj,
+        "energy_unfused_pj": unfused.energy_pj,
+        "energy_sources": plan.accelerator.energy.sources,
         "recomputed_macs": plan.recomputed_macs,
         "groups": [
             {
@@ -146,6 +149,11 @@ def text(plan: FusionPlan) -> str:
         (
             "unfused, one after the other",
             f"{found['time_serial_unfused_ns'] / 1e6:.3f} ms, {found['speedup_serial_baseline']:.2f} x",
+        ),
+        (
+            "energy of DRAM and arithmetic",
+            f"{found['energy_pj'] / 1e9:.3f} mJ, unfused {found['energy_unfused_pj'] / 1e9:.3f} mJ"
+            + (" (prices assumed)" if any("assumed" in s for s in found["energy_sources"].values()) else ""),
         ),
         ("multiply-accumulates done again", f"{found['recomputed_macs']:,}"),
     ]

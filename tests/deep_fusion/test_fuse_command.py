@@ -7,7 +7,7 @@ import pytest
 
 from pimflow import cli, fusion, zoo
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.deep_fusion import Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.deep_fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
 from pimflow.deep_fusion.replay import replay
 from pimflow.errors import UsageError
 
@@ -72,6 +72,24 @@ def test_resnet18_moves_less_with_each_step(resnet18):
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55
     assert all(plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns for plan in plans)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_the_objective_is_what_gets_least(dtype):
+    """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""
+    graph, on = layers_of("toy"), Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype)
+    plans = {each: fuse_layers(graph, on, objective=each) for each in OBJECTIVES}
+    measures = {
+        "traffic": lambda plan: plan.dram_bytes,
+        "time": lambda plan: plan.time_overlapped_ns,
+        "energy": lambda plan: plan.energy_pj,
+    }
+    for each, measure in measures.items():
+        assert min(map(measure, plans.values())) == pytest.approx(measure(plans[each]))
+    by_hand = (
+        {"fp32": 4.6, "fp16": 1.5, "int8": 0.3}[dtype] * sum(g.operations for g in plans["time"].groups) / 2
+    )
+    assert plans["time"].energy_pj == pytest.approx(by_hand + 162.5 * plans["time"].dram_bytes)
 
 
 def test_memory_helps(resnet18):
@@ -162,6 +180,8 @@ def test_command(capsys):
         (["--baseline", "folde"], 2, "did you mean folded"),
         (["--dtype", "fp33"], 2, "unknown dtype"),
         (["--objective", "money"], 2, "unknown objective"),
+        (["--energy", "deep-fusio"], 2, "did you mean deep-fusion?"),
+        (["--energy", "no.toml"], 3, "no.toml: cannot be read"),
     ],
 )
 def test_bad_input(options, code, message, capsys):

@@ -15,7 +15,7 @@ from pimflow.errors import InfeasibleError, UnknownNameError
 
 SEARCHES = ("greedy", "optimal")
 HALOS = ("recompute", "retain")
-OBJECTIVES = ("traffic", "time")
+OBJECTIVES = ("traffic", "time", "energy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,16 @@ class FusionPlan:
         return sum(max(self._times_ns(group)) for group in self.groups)
 
     @property
+    def energy_pj(self) -> float:
+        """Of DRAM traffic and arithmetic; see `Accelerator.energy_pj`."""
+        return sum(
+            self.accelerator.energy_pj(
+                group.traffic_elements * self.accelerator.element_bytes, group.operations
+            )
+            for group in self.groups
+        )
+
+    @property
     def unfused(self) -> FusionPlan:
         """Every layer by itself."""
         groups = tuple(Group(graph=self.graph, begin=i, end=i + 1) for i in range(len(self.graph.layers)))
@@ -110,7 +120,7 @@ def fuse_layers(
     halo : str
         ``recompute``: what tiles share is loaded or computed for each; ``retain``: rows may stay on chip.
     objective : str
-        ``traffic`` or ``time``. No group is slower than its layers by themselves.
+        ``traffic``, ``time`` or ``energy``. No group is slower than its layers by themselves.
     progress : callable, optional
         Told the share that is done.
 

@@ -202,13 +202,15 @@ class Costed:
 
 
 class Objective:
-    """What the search minimises: ``traffic`` in bytes or ``time`` in ns, overlapped."""
+    """What the search minimises: ``traffic`` in bytes, ``time`` in ns, overlapped, or ``energy`` in pJ."""
 
     def __init__(self, accelerator: Accelerator, kind: str) -> None:
         self.accelerator, self.kind = accelerator, kind
 
     def of(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
         traffic_bytes = traffic_elements * self.accelerator.element_bytes
+        if self.kind == "energy":
+            return self.accelerator.energy_pj(traffic_bytes, operations)
         return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
 
     def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
