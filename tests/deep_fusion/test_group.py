@@ -12,7 +12,7 @@ from pimflow.deep_fusion.accelerator import Accelerator
 from pimflow.deep_fusion.group import Group, place
 from pimflow.deep_fusion.layers import Layer, LayerGraph, same
 from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import HALOS, fuse_layers
+from pimflow.deep_fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.deep_fusion.tiling import Tiling
 from pimflow.errors import InfeasibleError, VerificationError
 
@@ -115,9 +115,9 @@ def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
     except InfeasibleError as error:
         assert error.demand > accelerator.on_chip_bytes
         return
-    best = fuse_layers(graph, accelerator, reuse=reuse, halo=halo)
-    assert best.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
-    for plan in (greedy, best):
+    runs, best = (fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search=s) for s in SEARCHES[1:])
+    assert best.dram_bytes <= runs.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
+    for plan in (greedy, runs, best):
         assert plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns * (1 + 1e-12)
         assert [g.begin for g in plan.groups] == [0, *(g.end for g in plan.groups[:-1])]
         for group, placed in zip(plan.groups, plan.placements):

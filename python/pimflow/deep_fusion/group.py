@@ -71,7 +71,8 @@ class Group:
     @property
     def stored(self) -> tuple[str, ...]:
         """Tensors made inside that are read outside, or returned."""
-        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, self.end))
+        members = range(self.begin, self.end)
+        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, members))
 
     def touched_elements(self, tensor: str) -> int:
         """Elements loaded or computed over all tiles."""

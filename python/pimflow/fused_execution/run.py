@@ -128,7 +128,7 @@ def execute(
     """
     require_executable(plan.accelerator.dtype)
     loaded = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
-    if [layer.name for layer in unfolded(loaded).layers] != [layer.name for layer in plan.graph.layers]:
+    if {layer.name for layer in unfolded(loaded).layers} != {layer.name for layer in plan.graph.layers}:
         raise UsageError(_UNFOLDED)
     found = computations(loaded, plan.graph)
     prepared = [

@@ -1,20 +1,19 @@
-"""What every run of layers costs as one group, under its best tiling.
+"""Groups that grow, under all tilings at once.
 
 For one last layer, groups grow towards the front: nothing that is already in the group changes but what the
-layers before it supply, so each further layer takes a fixed number of operations on all tilings at once.
+layers before it supply, so each further layer takes a fixed number of operations on all tilings.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.deep_fusion.accelerator import Accelerator
 from pimflow.deep_fusion.candidates import Candidates, Hull, hull, read
-from pimflow.deep_fusion.group import Group, overlappable
+from pimflow.deep_fusion.group import overlappable
 from pimflow.deep_fusion.layers import Layer, LayerGraph
 from pimflow.deep_fusion.overlap import row_lead
 
@@ -43,19 +42,19 @@ class Tile:
 
 
 class Growing:
-    """Groups that end before layer `end`, from the last layer towards the front."""
+    """A group that grows from its last layer towards the front, each layer before all that it has."""
 
-    def __init__(self, graph: LayerGraph, end: int, candidates: Candidates, reuse: str) -> None:
-        self.graph, self.end, self.candidates, self.reuse = graph, end, candidates, reuse
-        self.begin = end
+    def __init__(self, graph: LayerGraph, candidates: Candidates, reuse: str) -> None:
+        self.graph, self.candidates, self.reuse = graph, candidates, reuse
+        self.positions: list[int] = []  # of its layers, the last first
         count = len(candidates.tiles)
         self.wanted: dict[str, tuple[Hull, Hull, Hull]] = {}
         self.tiles: dict[str, Tile] = {}
         self.outside: dict[str, np.ndarray] = {}
-        self.first: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # steps are counted from the last
         self.last: dict[str, int] = {}
         self.allowed = np.ones(count, bool)
-        # by step from the last: tiles alive, what deep reuse saves, and of that what needs whole weights
+        # by step: tiles alive, what deep reuse saves, and of that what needs whole weights
         self.live = np.zeros((MAX_LAYERS, count), np.int64)
         self.saved = np.zeros((MAX_LAYERS, count), np.int64)
         self.saved_by_weights = np.zeros((MAX_LAYERS, count), np.int64)
@@ -65,17 +64,21 @@ class Growing:
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
 
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return self.graph.layers[self.begin : self.end]
+    def copy(self) -> Growing:
+        """One that grows on its own."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray | dict | list):
+                setattr(other, name, value.copy())
+        return other
 
-    def grow(self) -> None:
-        """Take the layer before the group into it."""
-        self.begin -= 1
-        layer, shape = self.graph.layers[self.begin], self.graph.shapes[self.graph.layers[self.begin].name]
-        name, step = layer.name, self.begin
+    def grow(self, position: int) -> None:
+        """Take a layer that runs before the group into it."""
+        layer, step = self.graph.layers[position], len(self.positions)
+        name, shape = layer.name, self.graph.shapes[layer.name]
+        self.positions.append(position)
         wanted = self.wanted.pop(name, (None, None, None))
-        if self.graph.stored(name, self.end):
+        if self.graph.stored(name, self.positions):
             pieces = [axis.pieces(extent) for axis, extent in zip(self.candidates.axes, shape)]
             wanted = tuple(hull(have, piece) for have, piece in zip(wanted, pieces))
             self.allowed &= self.candidates.fits(shape)
@@ -88,7 +91,7 @@ class Growing:
         if layer.weight_elements:
             self.weights.append((layer.weight_elements, name))
             self.weights.sort(reverse=True)
-            self.filters[self.end - 1 - step] = layer.filter_elements
+            self.filters[step] = layer.filter_elements
         for source, maps in zip(layer.inputs, layer.maps):
             self._need(source, [read(m, *part) for m, part in zip(maps, fresh)], step)
         if self.reuse == "deep":
@@ -133,7 +136,7 @@ class Growing:
         always = tile.elements * (True if self.reuse == "none" else tile.retained)
         self.always += sign * always
         if self.reuse != "none":
-            rows = slice(self.end - 1 - last, self.end - first)
+            rows = slice(last, first + 1)
             self.live[rows] += sign * (tile.elements - always)
 
     def _save(self, layer: Layer, tile: Tile, step: int) -> None:
@@ -141,14 +144,13 @@ class Growing:
         if len(set(layer.inputs)) < len(layer.inputs):
             return
         dying = [name for name in layer.inputs if self.last[name] == step]
-        row = self.end - 1 - step
         if not dying:
             return
         # a candidate may retain the first that dies and not the next; that is left unused
         operand = self.tiles[dying[0]]
         free = ~operand.retained & ~tile.retained
         if layer.in_place:
-            self.saved[row] = tile.elements * (free & (operand.elements == tile.elements))
+            self.saved[step] = tile.elements * (free & (operand.elements == tile.elements))
         elif overlappable(layer):
             n, h, w = operand.sizes
             _, oh, ow = tile.sizes
@@ -166,14 +168,14 @@ class Growing:
             ).ravel()
             both = np.maximum(lead + operand.elements, tile.elements)
             saving = np.maximum(0, operand.elements + tile.elements - both) * free
-            (self.saved_by_weights if layer.weight_elements else self.saved)[row] = saving
+            (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """Elements on chip with all weights there all the time, and with those of one filter at a time.
 
         Lower bounds of what a placement takes.
         """
-        rows = slice(0, self.end - self.begin)
+        rows = slice(0, len(self.positions))
         weights = sum(size for size, _ in self.weights)
         if self.reuse == "none":
             return (self.always + weights,) * 2
@@ -181,123 +183,3 @@ class Growing:
         resident = (alive - self.saved_by_weights[rows]).max(axis=0) + self.always + weights
         streamed = (alive + self.filters[rows]).max(axis=0) + self.always
         return resident, streamed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costed:
-    """The best group found for a run of layers.
-
-    Attributes
-    ----------
-    group : Group
-    objective : float
-        What the search minimises, in its unit.
-    bound_elements : int
-        Its tiles take no less on chip.
-    """
-
-    group: Group
-    objective: float
-    bound_elements: int = 0
-
-
-class Objective:
-    """What the search minimises: ``traffic`` in bytes, ``time`` in ns, overlapped, or ``energy`` in pJ."""
-
-    def __init__(self, accelerator: Accelerator, kind: str) -> None:
-        self.accelerator, self.kind = accelerator, kind
-
-    def of(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
-        traffic_bytes = traffic_elements * self.accelerator.element_bytes
-        if self.kind == "energy":
-            return self.accelerator.energy_pj(traffic_bytes, operations)
-        return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
-
-    def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
-        moving = self.accelerator.memory_ns(traffic_elements * self.accelerator.element_bytes)
-        return np.maximum(moving, self.accelerator.compute_ns(operations))
-
-
-def best_groups(
-    growing: Growing, objective: Objective, refused: Mapping[tuple[int, int], int]
-) -> Iterator[Costed | None]:
-    """Per run of layers, from one layer towards the front, its best group; None where none pays.
-
-    A group pays if it is no slower than its layers by themselves.
-
-    Parameters
-    ----------
-    refused : mapping of (int, int) to int
-        By run, the least `Costed.bound_elements` that could not be placed: only what is below it is tried.
-    """
-    graph, capacity = (
-        growing.graph,
-        objective.accelerator.on_chip_bytes // objective.accelerator.element_bytes,
-    )
-    unfused_ns = 0.0
-    while growing.begin > 0 and growing.end - growing.begin < MAX_LAYERS:
-        growing.grow()
-        layer = graph.layers[growing.begin]
-        single = objective.of(graph.moved_elements(layer), layer.operations)
-        unfused_ns += objective.time_ns(graph.moved_elements(layer), layer.operations)
-        if growing.end - growing.begin == 1:
-            group = Group(graph=graph, begin=growing.begin, end=growing.end, reuse=growing.reuse)
-            yield Costed(group=group, objective=float(single))
-            continue
-        resident, streamed = growing.memory()
-        bound = np.minimum(resident, streamed)
-        possible = growing.allowed & (bound <= capacity)
-        if not possible.any():
-            return
-        possible &= bound < refused.get((growing.begin, growing.end), capacity + 1)
-        yield _best(growing, objective, possible, resident, capacity - streamed, unfused_ns)
-
-
-def _best(
-    growing: Growing,
-    objective: Objective,
-    possible: np.ndarray,
-    resident: np.ndarray,
-    room: np.ndarray,
-    unfused_ns: float,
-) -> Costed | None:
-    """The best of the candidates that fit, with the weights that stay on chip."""
-    at = np.flatnonzero(possible)
-    capacity = objective.accelerator.on_chip_bytes // objective.accelerator.element_bytes
-    tiles, room = growing.candidates.tiles[at], room[at]
-    moved = (growing.moved + sum(growing.outside.values()))[at]
-    moved = moved + sum(size for size, _ in growing.weights)
-    operations = growing.operations[at]
-    able = objective.time_ns(moved, operations) <= unfused_ns
-    if not able.any():
-        return None
-    at, tiles, room, moved, operations = (x[able] for x in (at, tiles, room, moved, operations))
-    initial_room = room
-    whole = (resident[at] <= capacity) | (growing.reuse == "none")
-    kept = []
-    left = sum(size for size, _ in growing.weights)
-    for size, _ in growing.weights:
-        if (room >= left).all():  # all that follow fit beside one another
-            break
-        left -= size
-        stays = whole | ((size <= room) & (tiles > 1))
-        room = room - size * (stays & ~whole)
-        moved = moved + size * (tiles - 1) * ~stays
-        kept.append(stays)
-    values = objective.of(moved, operations)
-    values = np.where(objective.time_ns(moved, operations) <= unfused_ns, values, np.inf)
-    best = np.lexsort((tiles, operations, values))[0]
-    if not np.isfinite(values[best]):
-        return None
-    group = Group(
-        graph=growing.graph,
-        begin=growing.begin,
-        end=growing.end,
-        tiling=growing.candidates.tiling(at[best]),
-        reuse=growing.reuse,
-        resident=frozenset(
-            name for index, (_, name) in enumerate(growing.weights) if index >= len(kept) or kept[index][best]
-        ),
-    )
-    bound = min(int(resident[at[best]]), int(capacity - initial_room[best]))
-    return Costed(group=group, objective=float(values[best]), bound_elements=bound)
