@@ -100,7 +100,7 @@ def inception(branches=3, deep=2):
 
 def test_a_group_may_leave_out_what_stands_between(monkeypatch):
     """Layers of both branches in one group, and not all between them."""
-    graph, on = inception(branches=2), Accelerator(on_chip_bytes=4 * 300)
+    graph, on = inception(branches=2), Accelerator(on_chip_bytes=4 * 275)
     runs = fuse_layers(graph, on, search="runs")
     for most in (convex.MAX_SETS, 50):  # all sets of layers; some of links
         monkeypatch.setattr(convex, "MAX_SETS", most)

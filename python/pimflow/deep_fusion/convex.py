@@ -57,12 +57,7 @@ class ConvexCover:
         ]
         if self._others is None:
             self._others = [each for each in self._costed() if _gap(each.positions)]
-        fresh = (
-            each
-            if each.bound_elements < costs.refused.get(each.positions, math.inf)
-            else costs.of(each.positions)
-            for each in self._others
-        )
+        fresh = (costs.of(each.positions) if costs.refuses(each) else each for each in self._others)
         self._others = [
             each for each in fresh if each and each.objective < _by_runs(each.positions, least, costs)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from pimflow.deep_fusion.accelerator import Accelerator
 from pimflow.deep_fusion.candidates import Candidates
+from pimflow.deep_fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
 from pimflow.deep_fusion.group import Group
 from pimflow.deep_fusion.growing import MAX_LAYERS, Growing
 from pimflow.deep_fusion.layers import LayerGraph
@@ -25,6 +27,7 @@ class Costed:
         Of its layers in the graph, ascending.
     tiling : Tiling
     resident : frozenset of str
+    channel_runs : tuple of ChannelRun
         See `Group`.
     objective : float
         What the search minimises, in its unit.
@@ -36,6 +39,7 @@ class Costed:
     objective: float
     tiling: Tiling = field(default_factory=Tiling)
     resident: frozenset[str] = frozenset()
+    channel_runs: tuple[ChannelRun, ...] = ()
     bound_elements: int = 0
 
     def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
@@ -47,6 +51,7 @@ class Costed:
             tiling=self.tiling,
             reuse=reuse,
             resident=self.resident,
+            channel_runs=self.channel_runs,
         )
 
 
@@ -90,7 +95,8 @@ class Costs:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
         self.candidates = Candidates.of(graph, halo)
         # by layers, the least bound that could not be placed: only what is below it is tried
-        self.refused: dict[tuple[int, ...], int] = {}
+        self._refused: dict[tuple[int, ...], int] = {}
+        self._refused_untiled: set[tuple[int, ...]] = set()
         alone = [(graph.moved_elements(layer), layer.operations) for layer in graph.layers]
         self.alone = [
             Costed(positions=(position,), objective=float(objective.of(*each)))
@@ -137,8 +143,9 @@ class Costs:
         possible = growing.allowed & (bound <= capacity)
         if not possible.any():
             return False, None
-        possible &= bound < self.refused.get(key, capacity + 1)
-        return True, self._best(growing, key, np.flatnonzero(possible), resident, streamed)
+        possible &= bound < self._refused.get(key, capacity + 1)
+        best = self._best(growing, key, np.flatnonzero(possible), resident, streamed)
+        return True, self._by_channel(growing, key, best) or best
 
     def of(self, positions: Sequence[int]) -> Costed | None:
         """The group of any layers, in their order; None if it does not pay or fit."""
@@ -147,8 +154,40 @@ class Costs:
     def refuse(self, groups: Iterable[Costed]) -> None:
         """Give other tilings of these from now on: some that take less."""
         for each in groups:
-            self.refused[each.positions] = each.bound_elements
+            if each.channel_runs:
+                self._refused_untiled.add(each.positions)
+            else:
+                self._refused[each.positions] = each.bound_elements
             self._columns.pop(each.positions[-1] + 1, None)
+
+    def refuses(self, costed: Costed) -> bool:
+        """Whether it was given before it, or one that takes less, could not be placed."""
+        if costed.channel_runs:
+            return costed.positions in self._refused_untiled
+        return costed.bound_elements >= self._refused.get(costed.positions, math.inf)
+
+    def _by_channel(self, growing: Growing, positions: tuple[int, ...], best: Costed | None) -> Costed | None:
+        """Untiled maps, with runs that go channel by channel, if that fits and is better than `best`."""
+        objective = self.objective
+        moved = growing.moved[0] + sum(loaded[0] for loaded in growing.outside.values())
+        moved += sum(size for size, _ in growing.weights)
+        value = float(objective.of(moved, growing.operations[0]))
+        pays = objective.time_ns(moved, growing.operations[0]) <= sum(self._alone_ns[p] for p in positions)
+        wanted = growing.untiled and self.reuse != "none" and pays
+        if not wanted or (best and best.objective <= value):
+            return None
+        found = fitting_runs(
+            [self.graph.layers[position] for position in positions],
+            {name: int(tile.elements[0]) for name, tile in growing.tiles.items()},
+            lambda name: self.graph.shapes[name][3],
+            objective.capacity_elements,
+            objective.accelerator.element_bytes >= SUM_BYTES,
+        )
+        growing.untiled = found is not None  # with more layers, too
+        if found is None or not found[0] or positions in self._refused_untiled:
+            return None
+        runs, bound = found
+        return Costed(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
 
     def _best(
         self,

@@ -63,6 +63,7 @@ class Growing:
         self.moved = np.zeros(count, np.int64)  # by results and kept ones; what is loaded is in `outside`
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
+        self.untiled = True  # whether whole maps may still fit, channel by channel
 
     def copy(self) -> Growing:
         """One that grows on its own."""
