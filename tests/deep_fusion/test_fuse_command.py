@@ -163,6 +163,20 @@ def test_command(capsys):
     assert "less" in capsys.readouterr().out
 
 
+def test_a_decomposed_network_is_fused(capsys):
+    """Against the original's layers, whose outputs it does not give."""
+    options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
+    assert cli.main(["fuse", "toy", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dram_bytes_original"] == fusion.fuse("toy").dram_bytes_unfused
+    assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
+    assert found["reduction_of_original"] == 1 - found["dram_bytes"] / found["dram_bytes_original"]
+    change = found["decomposition"]
+    assert change["max_relative_difference"] > 0.01 and change["request"] == "tucker:0.3"
+    names = {name for group in found["groups"] for name in group["layers"]}
+    assert {f"{change['layers'][0]['name']}.{part}" for part in ("fconv", "core", "lconv")} <= names
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -180,6 +194,8 @@ def test_command(capsys):
         (["--baseline", "folde"], 2, "did you mean folded"),
         (["--dtype", "fp33"], 2, "unknown dtype"),
         (["--objective", "money"], 2, "unknown objective"),
+        (["--decompose", "tuker:0.1"], 2, "tuker"),
+        (["--decompose", "tucker:0.1", "--execute"], 2, "not with --decompose"),
         (["--energy", "deep-fusio"], 2, "did you mean deep-fusion?"),
         (["--energy", "no.toml"], 3, "no.toml: cannot be read"),
     ],
