@@ -202,13 +202,20 @@ class Costs:
         moved = (growing.moved + sum(growing.outside.values()))[at]
         moved = moved + sum(size for size, _ in growing.weights)
         operations = growing.operations[at]
-        able = objective.time_ns(moved, operations) <= alone_ns
-        if not able.any():
-            return None
-        at, moved, operations = (x[able] for x in (at, moved, operations))
+        left = sum(size for size, _ in growing.weights)
         tiles, room = growing.candidates.tiles[at], objective.capacity_elements - streamed[at]
         whole = (resident[at] <= objective.capacity_elements) | (self.reuse == "none")
-        kept, left = [], sum(size for size, _ in growing.weights)
+        # the least that each may come to, and what those come to that load no weights again
+        values = objective.of(moved, operations)
+        values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
+        once = values[whole | (tiles == 1) | (room >= left)]
+        able = np.isfinite(values) & (values <= once.min(initial=np.inf))
+        if not able.any():
+            return None
+        at, moved, operations, tiles, room, whole = (
+            x[able] for x in (at, moved, operations, tiles, room, whole)
+        )
+        kept = []
         for size, _ in growing.weights:
             if (room >= left).all():  # all that follow fit beside one another
                 break

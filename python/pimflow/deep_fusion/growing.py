@@ -99,22 +99,27 @@ class Growing:
             self._save(layer, tile, step)
 
     def _tile(self, wanted: tuple[Hull, Hull, Hull], channels: int) -> tuple[Tile, list[Hull]]:
-        sizes, totals, fresh, kept = [], [], [], []
+        sizes, totals, fresh = [], [], []
         for axis, (begin, end) in zip(self.candidates.axes, wanted):
             held, new = axis.kept(begin, end)
             sizes.append(axis.longest(*held))
             totals.append(axis.total(*new))
             fresh.append(new)
-            kept.append(np.logical_or.reduceat(new[0] > held[0], axis.starts))
+            if axis is self.candidates.axes[1]:
+                kept = np.logical_or.reduceat(new[0] > held[0], axis.starts)
         product = self.candidates.product
-        ones = [np.ones(len(axis.parts), bool) for axis in self.candidates.axes]
         tile = Tile(
             sizes=tuple(sizes),
             elements=product(*sizes) * channels,
             touched=product(*totals) * channels,
-            retained=product(ones[0], kept[1], ones[2]) if kept[1].any() else np.zeros(1, bool),
+            retained=self._of_rows(kept) if kept.any() else np.zeros(1, bool),
         )
         return tile, fresh
+
+    def _of_rows(self, kept: np.ndarray) -> np.ndarray:
+        """Of a value by cut of the rows: by combination."""
+        images, _, columns = (np.ones(len(axis.parts), bool) for axis in self.candidates.axes)
+        return self.candidates.product(images, kept, columns)
 
     def _need(self, source: str, parts: list[Hull], step: int) -> None:
         """Widen a tensor that is, so far, made outside."""
