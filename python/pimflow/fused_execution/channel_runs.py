@@ -97,14 +97,14 @@ class _Sums:
         blocks = self.layer.filters // lanes
 
         def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
-            return g.pool[self.begin_slice + tirx.floordiv(k, self.channels) * self.layer.filters + f]
+            return g.element(self.begin_slice + tirx.floordiv(k, self.channels) * self.layer.filters + f)
 
         with g.each((*g.box(self.layer.name, "fresh")[:3], (0, blocks))) as (*pixel, block):
             first = (*pixel, block * lanes)
             g.reduce(reduction, 0, lanes, first, read, weight, self.layer.name)
             with T.vectorized(0, lanes) as lane:
                 at = (*pixel, block * lanes + lane)
-                T.buffer_store(g.pool, g.sums[0][lane], [g.place(self.layer.name, at)])
+                g.put(g.sums[0][lane], g.place(self.layer.name, at))
 
     def end(self) -> None:
         """Make results of the sums; store them where others read them."""
@@ -112,9 +112,9 @@ class _Sums:
         read = g.reader(self.layer)
 
         def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
-            return g.pool[self.begin_weights + (k - self.taps * self.channels) * self.layer.filters + f]
+            return g.element(self.begin_weights + (k - self.taps * self.channels) * self.layer.filters + f)
 
-        self._each_result(lambda lane, at, place: self.formula.result(read, weight, at, [g.pool[place]]))
+        self._each_result(lambda lane, at, place: self.formula.result(read, weight, at, [g.element(place)]))
         g.sync()
         if self.layer.name in g.group.stored:
             g.store(self.layer)
@@ -127,4 +127,4 @@ class _Sums:
         with g.each((*box, blocks)) as (*pixel, block), T.vectorized(0, lanes) as lane:
             at = (*pixel, block * lanes + lane)
             place = g.place(self.layer.name, at)
-            T.buffer_store(g.pool, value(lane, at, place), [place])
+            g.put(value(lane, at, place), place)

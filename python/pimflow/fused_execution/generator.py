@@ -17,13 +17,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.deep_fusion import Group, Layer, Placement
 from pimflow.deep_fusion.tiling import pieces
 from pimflow.errors import UnsupportedOpError
 from pimflow.fused_execution import channel_runs
 from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
 
-ELEMENT_BYTES = 4  # fp32
+# Storage types that groups run in, by TVM's names; arithmetic is fp32.
+STORED = {"fp32": "float32", "fp16": "float16"}
 LANES = 16  # channels whose sums are formed side by side on a CPU
 BOUNDS = ("held", "fresh")
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
@@ -40,10 +42,17 @@ class Target:
         a parameter.
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
+    dtype : str
+        Of `STORED`: what DRAM and the pool hold.
     """
 
     threads: int = 0
     counted: bool = False
+    dtype: str = "fp32"
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
 
 
 def streams(group: Group) -> list[tuple[str, str]]:
@@ -98,7 +107,7 @@ def generate(
     Parameters
     ----------
     placement : Placement
-        Where tiles and weights lie in the pool, in bytes of fp32.
+        Where tiles and weights lie in the pool, in bytes of the target's storage type.
     computations : mapping of str to Computation
         By layer.
 
@@ -117,8 +126,9 @@ class Generator:
         self, group: Group, placement: Placement, computations: Mapping[str, Computation], target: Target
     ) -> None:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
-        self.at = {name: offset // ELEMENT_BYTES for name, offset in placement.offsets_bytes.items()}
-        self.pool_elements = max(1, placement.on_chip_bytes // ELEMENT_BYTES)
+        self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
+        self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
+        self.pool_elements = max(1, placement.on_chip_bytes // self.element_bytes)
         self.streams = streams(group)
         self.columns = {column: index for index, column in enumerate(_columns(group))}
         cut = group.tiling
@@ -131,7 +141,7 @@ class Generator:
 
     def _check_threads(self, placement: Placement) -> None:
         lives = {life.name: life for life in placement.lifetimes}
-        for step, (operand, _) in self.group.joins(ELEMENT_BYTES).items():
+        for step, (operand, _) in self.group.joins(self.element_bytes).items():
             layer = self.group.layers[step]
             alias = lives[layer.name].alias
             if alias and alias == lives[operand].alias and not layer.in_place:
@@ -149,7 +159,7 @@ class Generator:
                 if self.target.threads:
                     stack.enter_context(T.launch_thread("blockIdx.x", 1))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
-                    self.pool = T.alloc_buffer((self.pool_elements,), "float32", scope="shared.dyn")
+                    self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
                 self._body()
         return builder.get().with_attr("global_symbol", name)
 
@@ -158,14 +168,14 @@ class Generator:
         self.dram = {}
         for index, (what, name) in enumerate(self.streams):
             size = sizes[name] if what == "weights" else self.graph.elements(name)
-            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), "float32"))
+            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), self.stored_type))
         table = 2 * len(self.columns) * sum(self.parts)
         self.table = T.arg("bounds", T.Buffer((table,), "int32"))
         if self.target.counted:
             slots = len(self.streams) * max(1, self.target.threads)
             self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
         if not self.target.threads:
-            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), "float32"))
+            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), self.stored_type))
 
     def _body(self) -> None:
         most = max(len(f.reductions) for layer in self.group.layers
@@ -258,7 +268,9 @@ class Generator:
             T.buffer_store(self.pool, dram[flat], [place])
         if self.target.counted:
             slot = self.thread * len(self.streams) + self.streams.index((what, name))
-            T.buffer_store(self.counters, self.counters[slot] + tirx.const(ELEMENT_BYTES, "int64"), [slot])
+            T.buffer_store(
+                self.counters, self.counters[slot] + tirx.const(self.element_bytes, "int64"), [slot]
+            )
 
     def lanes(self, formula: Formula) -> int:
         """Channels that are formed side by side."""
@@ -280,7 +292,7 @@ class Generator:
             with T.vectorized(0, lanes) as lane:
                 at = (*pixel, first + lane)
                 value = formula.result(read, weight, at, [each[lane] for each in self.sums])
-                T.buffer_store(self.pool, value, [self.place(layer.name, at)])
+                self.put(value, self.place(layer.name, at))
 
     def reduce(
         self, reduction: Reduction, position: int, lanes: int, first: At, read, weight, onto: str = ""
@@ -290,7 +302,7 @@ class Generator:
         with T.vectorized(0, lanes) as lane:
             initial = tirx.const(reduction.initial, "float32")
             if onto:
-                initial = self.pool[self.place(onto, (*first[:3], first[3] + lane))]
+                initial = self.element(self.place(onto, (*first[:3], first[3] + lane)))
             T.buffer_store(sums, initial, [lane])
         with contextlib.ExitStack() as stack:
             taps = tuple(stack.enter_context(T.serial(0, extent)) for extent in extents)
@@ -306,7 +318,17 @@ class Generator:
             T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
 
     def reader(self, layer: Layer):
-        return lambda operand, at: self.pool[self.place(layer.inputs[operand], at)]
+        """Of operand `i` at an index."""
+        return lambda operand, at: self.element(self.place(layer.inputs[operand], at))
+
+    def element(self, place: tirx.Expr) -> tirx.Expr:
+        """Of the pool, for arithmetic."""
+        return tirx.Cast("float32", self.pool[place]) if self.element_bytes != 4 else self.pool[place]
+
+    def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
+        """Store a result in the pool."""
+        value = tirx.Cast(self.stored_type, value) if self.element_bytes != 4 else value
+        T.buffer_store(self.pool, value, [place])
 
     def _weights(self, layer: Layer):
         """Of weight `k` of filter `f`; see `weight_layout`."""
@@ -314,8 +336,8 @@ class Generator:
             return None
         begin = self.at[f"{layer.name}.weights"]
         if layer.name not in self.group.resident:
-            return lambda k, f: self.pool[begin + k]
-        return lambda k, f: self.pool[begin + k * layer.filters + f]
+            return lambda k, f: self.element(begin + k)
+        return lambda k, f: self.element(begin + k * layer.filters + f)
 
     def place(self, name: str, at: At) -> tirx.Expr:
         """Where an element lies in the pool; rows go round where some are retained."""
