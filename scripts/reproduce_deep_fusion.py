@@ -167,8 +167,8 @@ def tucker_rows(done: fusion.DecomposedFusion, folded_bytes: int) -> list[str]:
         *rows,
         "",
         f"The decomposed network's outputs differ from the original's by up to "
-        f"{part['max_relative_difference']:.0%} of the largest; reconstruction errors of its filters are up to "
-        f"{max(layer['reconstruction_error'] for layer in part['layers']):.2f} of their norms.",
+        f"{part['max_relative_difference']:.0%} of the largest; reconstruction errors of its filters are "
+        f"up to {max(layer['reconstruction_error'] for layer in part['layers']):.2f} of their norms.",
     ]
 
 
