@@ -215,6 +215,9 @@ def summary(plan: FusionPlan) -> dict[str, Any]:
                     "tiles": group.tiling.tiles,
                     "retain": group.tiling.retain,
                 },
+                "by_channel": [
+                    [layer.name for layer in group.layers[run.begin : run.end]] for run in group.channel_runs
+                ],
                 "on_chip_bytes": placed.on_chip_bytes if placed else None,
                 "dram_bytes": group.traffic_elements * element_bytes,
             }
@@ -256,6 +259,7 @@ def text(plan: FusionPlan) -> str:
         names, tile = group["layers"], group["tile"]
         shape = "x".join(map(str, tile["shape"]))
         kept = ", halo rows retained" if tile["retain"] else ""
+        kept += ", channel by channel" if group["by_channel"] else ""
         lines.append(
             f"  {names[0]} .. {names[-1]} ({len(names)}): {tile['tiles']} tiles of {shape}{kept}, "
             f"{group['on_chip_bytes']} B on chip, {group['dram_bytes']} B moved"
