@@ -58,6 +58,7 @@ count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
+fuse_decomposed = fusion.fuse_decomposed
 select = primitive_selection.select
 execute_fused = fused_execution.execute
 

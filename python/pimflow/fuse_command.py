@@ -6,12 +6,15 @@ import argparse
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.deep_fusion import HALOS, OBJECTIVES, REUSES, SEARCHES, parse_bytes, parse_rate
+from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
     from pimflow.deep_fusion import Accelerator
+
+Bar = Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
 
 SUMMARY = "fuse layers into groups that pass once over on-chip memory, and say what that saves"
 
@@ -43,6 +46,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--objective", default="traffic", help=f"{', '.join(OBJECTIVES)} (default: %(default)s)")
     sub.add_argument(
+        "--energy", metavar="NAME|FILE", default="deep-fusion", help="prices (default: %(default)s, assumed)"
+    )
+    sub.add_argument(
+        "--decompose",
+        metavar="METHOD:RANK[,first=keep][,fc=decompose]",
+        help="layers into chains of smaller ones, before; see 'pimflow compile'",
+    )
+    sub.add_argument(
         "--execute",
         action="store_true",
         help="run every group on the CPU, on random inputs: check its results, count the bytes it moves",
@@ -52,45 +63,65 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def accelerator(args: argparse.Namespace) -> Accelerator:
     """The one that the options describe."""
     from pimflow.deep_fusion import Accelerator
+    from pimflow.hardware.accelerator import AcceleratorEnergy
 
     return Accelerator(
         on_chip_bytes=parse_bytes(args.on_chip, "--on-chip"),
         bytes_per_second=parse_rate(args.bandwidth, "--bandwidth", ("B/s",), "1.5GB/s"),
         operations_per_second=parse_rate(args.compute, "--compute", ("FLOPS", "OPS"), "200GFLOPS"),
         dtype=args.dtype,
+        energy=AcceleratorEnergy.load(args.energy),
     )
 
 
-def run(
-    args: argparse.Namespace, bar: Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
-) -> None:
+def run(args: argparse.Namespace, bar: Bar) -> None:
     """Fuse the network of `args` and print the result; `bar` shows progress."""
     from pimflow import zoo
 
     on = accelerator(args)
-    shapes = dict(map(zoo.parse_shape, args.shape))
+    options = {
+        "baseline": args.baseline,
+        "reuse": args.reuse,
+        "search": args.search,
+        "halo": args.halo,
+        "objective": args.objective,
+        "shapes": dict(map(zoo.parse_shape, args.shape)),
+        "batch": args.batch,
+    }
+    if args.decompose:
+        found, text = _decomposed(args, on, options, bar)
+    else:
+        found, text = _fused(args, on, options, bar)
+    print(json.dumps(found, indent=1) if args.json else text)
+
+
+def _decomposed(
+    args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
+) -> tuple[dict[str, Any], str]:
+    from pimflow import api
+
+    if args.execute:
+        raise UsageError("--execute runs the layers of an ONNX network as it came; not with --decompose")
+    with bar("decomposing and searching", args.quiet) as advance:
+        done = api.fuse_decomposed(args.model, args.decompose, on, **options, progress=advance)
+    return done.summary(), done.text()
+
+
+def _fused(
+    args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
+) -> tuple[dict[str, Any], str]:
     from pimflow import api, fused_execution, fusion
 
     if args.execute:
         fused_execution.require_executable(on.dtype, args.baseline)
     with bar("searching", args.quiet) as advance:
-        plan = api.fuse(
-            args.model,
-            on,
-            baseline=args.baseline,
-            reuse=args.reuse,
-            search=args.search,
-            halo=args.halo,
-            objective=args.objective,
-            shapes=shapes,
-            batch=args.batch,
-            progress=advance,
-        )
+        plan = api.fuse(args.model, on, **options, progress=advance)
     found, lines = fusion.summary(plan), [fusion.text(plan)]
     if args.execute:
+        same = {key: options[key] for key in ("shapes", "batch")}
         with bar("executing", args.quiet) as advance:
-            ran = api.execute_fused(args.model, plan, shapes=shapes, batch=args.batch, progress=advance)
+            ran = api.execute_fused(args.model, plan, **same, progress=advance)
         ran.require(plan)
         found["executed"] = fused_execution.summary(plan, ran)
         lines.append(fused_execution.text(plan, ran))
-    print(json.dumps(found, indent=1) if args.json else "\n".join(lines))
+    return found, "\n".join(lines)

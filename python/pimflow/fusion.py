@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pimflow import deep_fusion, zoo
+from pimflow import decomposed_network, deep_fusion, zoo
+from pimflow.decomposed_network import Decomposing, requested
+from pimflow.decomposition_report import decomposition_text
 from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 from pimflow.errors import UnknownNameError, UsageError
 
@@ -78,6 +81,92 @@ def fuse(
     return deep_fusion.fuse_layers(graph, accelerator, **options, progress=progress)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecomposedFusion:
+    """A decomposed network, fused, beside the network that it was made of.
+
+    Attributes
+    ----------
+    plan : FusionPlan
+        Of the decomposed network's regions.
+    decomposition : dict
+        What became of the layers, and how far outputs are from the original's; `DecomposedNetwork.summary`.
+    dram_bytes_original : int
+        Of the original network, layer by layer.
+    """
+
+    plan: FusionPlan
+    decomposition: dict[str, Any]
+    dram_bytes_original: int
+
+    @property
+    def reduction(self) -> float:
+        """Of DRAM traffic, by decomposition and fusion together."""
+        return 1 - self.plan.dram_bytes / self.dram_bytes_original
+
+    def summary(self) -> dict[str, Any]:
+        """What ``pimflow fuse --decompose --json`` prints."""
+        more = {"dram_bytes_original": self.dram_bytes_original, "reduction_of_original": self.reduction}
+        return summary(self.plan) | more | {"decomposition": self.decomposition}
+
+    def text(self) -> str:
+        """The summary for people."""
+        return (
+            f"{text(self.plan)}\n{decomposition_text(self.decomposition)}\n"
+            f"DRAM traffic {self.reduction:.2%} below the original network's, layer by layer, "
+            f"{self.dram_bytes_original / 2**20:.2f} MiB"
+        )
+
+
+def fuse_decomposed(
+    model: Model,
+    decompose: Decomposing,
+    accelerator: Accelerator | None = None,
+    *,
+    baseline: str = "unfolded",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    note: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> DecomposedFusion:
+    """Fuse a network whose layers are decomposed before, as pimflow compiles it.
+
+    Both networks are run once, to say how far their outputs are apart.
+
+    Parameters
+    ----------
+    decompose : Request or str
+        As for `search`.
+    baseline : str
+        Layers of the original network, by which traffic is compared; see `layer_graph`.
+    note : callable
+        Told what is being done.
+    options
+        Of `deep_fusion.fuse_layers`.
+
+    Raises
+    ------
+    DecompositionError, UsageError
+        See `decomposed_network.decompose`.
+    """
+    from pimflow import frontend
+    from pimflow.relay_passes.extract_regions import extract_regions
+
+    request = requested(decompose)
+    original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
+    change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
+    network = change.network
+    graph = deep_fusion.folded(extract_regions(network.module, network.name))
+    plan = deep_fusion.fuse_layers(graph, accelerator, **options)
+    note("comparing outputs")
+    inputs = network.example_inputs()
+    return DecomposedFusion(
+        plan=plan,
+        decomposition=change.summary(inputs, network.reference(inputs)),
+        dram_bytes_original=sum(map(original.moved_elements, original.layers)) * accelerator.element_bytes,
+    )
+
+
 def layer_shares(graph: LayerGraph) -> list[dict[str, Any]]:
     """By kind of layer, its share of arithmetic and of unfused traffic: Table 1 of the paper."""
     operations = max(1, sum(layer.operations for layer in graph.layers))
@@ -114,6 +203,9 @@ def summary(plan: FusionPlan) -> dict[str, Any]:
         "time_overlapped_unfused_ns": unfused.time_overlapped_ns,
         "speedup_serial_baseline": unfused.time_serial_ns / plan.time_overlapped_ns,
         "speedup_roofline": unfused.time_overlapped_ns / plan.time_overlapped_ns,
+        "energy_pj": plan.energy_pj,
+        "energy_unfused_pj": unfused.energy_pj,
+        "energy_sources": plan.accelerator.energy.sources,
         "recomputed_macs": plan.recomputed_macs,
         "groups": [
             {
@@ -123,6 +215,9 @@ def summary(plan: FusionPlan) -> dict[str, Any]:
                     "tiles": group.tiling.tiles,
                     "retain": group.tiling.retain,
                 },
+                "by_channel": [
+                    [layer.name for layer in group.layers[run.begin : run.end]] for run in group.channel_runs
+                ],
                 "on_chip_bytes": placed.on_chip_bytes if placed else None,
                 "dram_bytes": group.traffic_elements * element_bytes,
             }
@@ -147,6 +242,11 @@ def text(plan: FusionPlan) -> str:
             "unfused, one after the other",
             f"{found['time_serial_unfused_ns'] / 1e6:.3f} ms, {found['speedup_serial_baseline']:.2f} x",
         ),
+        (
+            "energy of DRAM and arithmetic",
+            f"{found['energy_pj'] / 1e9:.3f} mJ, unfused {found['energy_unfused_pj'] / 1e9:.3f} mJ"
+            + (" (prices assumed)" if any("assumed" in s for s in found["energy_sources"].values()) else ""),
+        ),
         ("multiply-accumulates done again", f"{found['recomputed_macs']:,}"),
     ]
     width = max(len(name) for name, _ in rows)
@@ -159,6 +259,7 @@ def text(plan: FusionPlan) -> str:
         names, tile = group["layers"], group["tile"]
         shape = "x".join(map(str, tile["shape"]))
         kept = ", halo rows retained" if tile["retain"] else ""
+        kept += ", channel by channel" if group["by_channel"] else ""
         lines.append(
             f"  {names[0]} .. {names[-1]} ({len(names)}): {tile['tiles']} tiles of {shape}{kept}, "
             f"{group['on_chip_bytes']} B on chip, {group['dram_bytes']} B moved"

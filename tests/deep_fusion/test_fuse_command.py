@@ -7,7 +7,7 @@ import pytest
 
 from pimflow import cli, fusion, zoo
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.deep_fusion import Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.deep_fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
 from pimflow.deep_fusion.replay import replay
 from pimflow.errors import UsageError
 
@@ -72,6 +72,24 @@ def test_resnet18_moves_less_with_each_step(resnet18):
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55
     assert all(plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns for plan in plans)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_the_objective_is_what_gets_least(dtype):
+    """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""
+    graph, on = layers_of("toy"), Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype)
+    plans = {each: fuse_layers(graph, on, objective=each) for each in OBJECTIVES}
+    measures = {
+        "traffic": lambda plan: plan.dram_bytes,
+        "time": lambda plan: plan.time_overlapped_ns,
+        "energy": lambda plan: plan.energy_pj,
+    }
+    for each, measure in measures.items():
+        assert min(map(measure, plans.values())) == pytest.approx(measure(plans[each]))
+    by_hand = (
+        {"fp32": 4.6, "fp16": 1.5, "int8": 0.3}[dtype] * sum(g.operations for g in plans["time"].groups) / 2
+    )
+    assert plans["time"].energy_pj == pytest.approx(by_hand + 162.5 * plans["time"].dram_bytes)
 
 
 def test_memory_helps(resnet18):
@@ -145,6 +163,20 @@ def test_command(capsys):
     assert "less" in capsys.readouterr().out
 
 
+def test_a_decomposed_network_is_fused(capsys):
+    """Against the original's layers, whose outputs it does not give."""
+    options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
+    assert cli.main(["fuse", "toy", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dram_bytes_original"] == fusion.fuse("toy").dram_bytes_unfused
+    assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
+    assert found["reduction_of_original"] == 1 - found["dram_bytes"] / found["dram_bytes_original"]
+    change = found["decomposition"]
+    assert change["max_relative_difference"] > 0.01 and change["request"] == "tucker:0.3"
+    names = {name for group in found["groups"] for name in group["layers"]}
+    assert {f"{change['layers'][0]['name']}.{part}" for part in ("fconv", "core", "lconv")} <= names
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -162,6 +194,10 @@ def test_command(capsys):
         (["--baseline", "folde"], 2, "did you mean folded"),
         (["--dtype", "fp33"], 2, "unknown dtype"),
         (["--objective", "money"], 2, "unknown objective"),
+        (["--decompose", "tuker:0.1"], 2, "tuker"),
+        (["--decompose", "tucker:0.1", "--execute"], 2, "not with --decompose"),
+        (["--energy", "deep-fusio"], 2, "did you mean deep-fusion?"),
+        (["--energy", "no.toml"], 3, "no.toml: cannot be read"),
     ],
 )
 def test_bad_input(options, code, message, capsys):

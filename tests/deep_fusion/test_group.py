@@ -1,18 +1,23 @@
 """Are a group's traffic and memory what running it, element by element, shows?"""
 
 import dataclasses
+import itertools
+import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
 
+from pimflow import fusion
+from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.accelerator import Accelerator
+from pimflow.deep_fusion.channels import fitting_runs, possible_runs
 from pimflow.deep_fusion.group import Group, place
 from pimflow.deep_fusion.layers import Layer, LayerGraph, same
 from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import HALOS, fuse_layers
+from pimflow.deep_fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.deep_fusion.tiling import Tiling
 from pimflow.errors import InfeasibleError, VerificationError
 
@@ -37,6 +42,22 @@ def groups(draw, reuse=None):
     return Group(graph=graph, begin=begin, end=end, tiling=tiling, reuse=reuse, resident=resident)
 
 
+@st.composite
+def channel_groups(draw):
+    """A group with some of the runs that it can go channel by channel in."""
+    group = draw(groups(reuse=draw(st.sampled_from(REUSES[1:]))))
+    assume(not group.single and any(possible_runs(group.layers, sums=True)))
+    tiling = dataclasses.replace(group.tiling, retain=False)
+    runs = []
+    for run in draw(st.permutations(list(possible_runs(group.layers, sums=True)))):
+        if all(run.end <= other.begin or run.begin >= other.end for other in runs):
+            runs.append(run)
+    runs = tuple(sorted(runs))
+    inside = {group.layers[step].name for run in runs for step in range(run.begin, run.end)}
+    resident = group.resident - inside
+    return dataclasses.replace(group, channel_runs=runs, resident=resident, tiling=tiling)
+
+
 def smallest(group):
     """The placement in the smallest memory that this planner finds, by bisection."""
     low, high, best = 0, place(group, 4, 10**9).on_chip_bytes, place(group, 4, 10**9)
@@ -51,7 +72,7 @@ def smallest(group):
 
 
 @PROPERTY
-@given(groups())
+@given(groups() | channel_groups())
 def test_nothing_live_is_overwritten_and_traffic_is_what_moves(group):
     ran = replay(group, smallest(group), 4)
     if not group.single:
@@ -105,6 +126,72 @@ def test_a_residual_block_by_hand():
     assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
 
 
+@settings(PROPERTY, max_examples=40)
+@given(groups(reuse="lifetime"), st.booleans(), st.integers(10, 600))
+def test_runs_are_found_where_any_fit(group, sums, capacity):
+    """All ways to choose runs, with the memory of each by its lifetimes."""
+    assume(not group.single)
+    group = dataclasses.replace(group, tiling=Tiling(), resident=frozenset())
+
+    def peak(runs):
+        lives = dataclasses.replace(group, channel_runs=runs).lifetimes(1)
+        return Liveness(steps=len(group.layers), lifetimes=lives).peak_bytes
+
+    every = sorted(possible_runs(group.layers, sums))
+    chosen = [
+        runs
+        for count in range(len(group.layers) + 1)
+        for runs in itertools.combinations(every, count)
+        if all(one.end <= other.begin for one, other in itertools.pairwise(runs))
+    ]
+    elements = {name: math.prod(group.tile(name)) for name in group.spans[0]}
+    found = fitting_runs(group.layers, elements, lambda name: group.graph.shapes[name][3], capacity, sums)
+    fitting = [runs for runs in chosen if peak(runs) <= capacity]
+    assert (found is not None) == bool(fitting)
+    if found:
+        assert peak(found[0]) == found[1] <= capacity
+        assert len(found[0]) == min(map(len, fitting))
+
+
+def bottleneck():
+    """1x1 convolutions 64 to 4 to 64 with the shortcut, 4 x 4, and the next one's first."""
+    wide, few = (1, 4, 4, 64), (1, 4, 4, 4)
+    axes = (RangeMap.same(1), RangeMap.same(4), RangeMap.same(4))
+    count = dict(kind="convolution", weight_elements=256, macs=4096, operations=8192)
+    down = dict(count, maps=((*axes, RangeMap.whole(64, 4)),), filters=4)
+    layers = (
+        Layer(name="a", inputs=("x",), **down),
+        Layer(name="b", inputs=("a",), maps=((*axes, RangeMap.whole(4, 64)),), filters=64, **count),
+        Layer(name="sum", kind="eltwise", inputs=("b", "y"), maps=(same(wide),) * 2, in_place=True),
+        Layer(name="c", inputs=("sum",), **down),
+    )
+    shapes = {"x": wide, "y": wide, "a": few, "b": wide, "sum": wide, "c": few}
+    return LayerGraph(name="b", layers=layers, shapes=shapes, outputs=("sum", "c"))
+
+
+def test_wide_maps_go_channel_by_channel():
+    """768 elements hold neither wide map (1024) nor all weights (256 each); all moves once."""
+    on = Accelerator(on_chip_bytes=4 * 220)
+    (group,) = (plan := fuse_layers(bottleneck(), on)).groups
+    assert group.tiling == Tiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
+    assert fusion.summary(plan)["groups"][0]["by_channel"] == [["a"], ["b", "sum", "c"]]
+    assert {"x", "y", "b", "sum"} <= group.by_channel and not {"a", "c"} & group.by_channel
+    ran = replay(group, plan.placements[0], 4)
+    assert ran.loaded + ran.stored == group.traffic_elements
+    half = Accelerator(on_chip_bytes=2 * 220, dtype="fp16")  # where sums have no room to wait
+    assert not any(run.sums for each in fuse_layers(bottleneck(), half).groups for run in each.channel_runs)
+
+
+@pytest.mark.parametrize("moved", ["a", "c", "b", "b.weights", "c.weights"])
+def test_what_is_laid_over_a_run_is_seen(moved):
+    plan = fuse_layers(bottleneck(), Accelerator(on_chip_bytes=4 * 220))
+    (group,), (placed,) = plan.groups, plan.placements
+    other = "a" if moved == "c" else "c"
+    wrong = {**placed.offsets_bytes, moved: placed.offsets_bytes[other]}
+    with pytest.raises(VerificationError, match="overwritten"):
+        replay(group, dataclasses.replace(placed, offsets_bytes=wrong), 4)
+
+
 @PROPERTY
 @given(graphs(most=8), st.integers(40, 2000), st.sampled_from(REUSES), st.sampled_from(HALOS))
 def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
@@ -115,9 +202,9 @@ def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
     except InfeasibleError as error:
         assert error.demand > accelerator.on_chip_bytes
         return
-    best = fuse_layers(graph, accelerator, reuse=reuse, halo=halo)
-    assert best.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
-    for plan in (greedy, best):
+    runs, best = (fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search=s) for s in SEARCHES[1:])
+    assert best.dram_bytes <= runs.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
+    for plan in (greedy, runs, best):
         assert plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns * (1 + 1e-12)
         assert [g.begin for g in plan.groups] == [0, *(g.end for g in plan.groups[:-1])]
         for group, placed in zip(plan.groups, plan.placements):

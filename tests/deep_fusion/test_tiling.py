@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
@@ -23,7 +24,7 @@ def traced(drawn, begin, end, tile, parts):
         boxes[name] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(have, box))
 
     for layer in reversed(graph.layers[begin:end]):
-        if graph.stored(layer.name, end):
+        if graph.stored(layer.name, range(begin, end)):
             shape = graph.shapes[layer.name]
             cut = [pieces(shape[axis], parts[axis])[tile[axis]] for axis in range(3)]
             add(layer.name, (*cut, (0, shape[3])))
@@ -70,11 +71,33 @@ def test_a_tile_gets_all_that_it_depends_on(case):
 @given(cut_groups(plain=True))
 def test_and_nothing_else_where_windows_leave_no_gaps_and_every_piece_holds_something(case):
     drawn, begin, end, parts = case
-    stored = [d for d in drawn.graph.layers[begin:end] if drawn.graph.stored(d.name, end)]
+    stored = [d for d in drawn.graph.layers[begin:end] if drawn.graph.stored(d.name, range(begin, end))]
     small = any(drawn.graph.shapes[d.name][axis] < parts[axis] for d in stored for axis in range(3))
     padded = any(layer.kind == "pad" for layer in drawn.graph.layers)
     if not small and not padded:
         compare(case, exact=True)
+
+
+@PROPERTY
+@given(graphs(most=3, plain=True), st.data())
+def test_every_axis_of_every_operand_is_read_as_its_map_says(drawn, data):
+    """Batch, rows, columns and channels, padding as a layer of its own: what a range of results reads."""
+    layer = data.draw(st.sampled_from(drawn.graph.layers))
+    axis, place = data.draw(st.integers(0, 3)), data.draw(st.integers(0, len(layer.inputs) - 1))
+    shape = drawn.graph.shapes[layer.name]
+    end = data.draw(st.integers(1, shape[axis]))
+    begin = data.draw(st.integers(0, end - 1))
+    box = [range(extent) for extent in shape]
+    box[axis] = range(begin, end)
+    source = layer.inputs[place]
+    read = {index[axis] for at in itertools.product(*box) for index in drawn.reads[layer.name](source, at)}
+    found = layer.maps[place][axis].inputs(begin, end)
+    lows, highs = layer.maps[place][axis].spans(np.array([begin]), np.array([end]))
+    assert (found.begin, found.end) == (lows[0], highs[0])
+    if read:
+        assert (found.begin, found.end) == (min(read), max(read) + 1)
+    elif all(len(m.inputs(0, m.output_extent)) for m in layer.maps[place]):
+        assert not len(found)  # nothing but padding
 
 
 @PROPERTY

@@ -14,9 +14,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("halo", ["recompute", "retain"])
-def test_a_group_runs_in_shared_memory(halo):
-    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo=halo)
+@pytest.mark.parametrize(("halo", "on_chip_kib"), [("recompute", 24), ("retain", 24), ("retain", 12)])
+def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
+    """The last of them channel by channel, too."""
+    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=on_chip_kib << 10), reuse="lifetime", halo=halo)
     found, ran = fused_execution.computations(zoo.load_model("toy"), plan.graph), 0
     for group, placed in zip(plan.groups, plan.placements):
         if placed is None:

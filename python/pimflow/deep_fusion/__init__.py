@@ -9,9 +9,10 @@ from pimflow.deep_fusion.group import REUSES, Group, Placement, place
 from pimflow.deep_fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.deep_fusion.onnx_layers import unfolded
 from pimflow.deep_fusion.overlap import Overlap, overlap
+from pimflow.deep_fusion.plan import FusionPlan
 from pimflow.deep_fusion.region_layers import folded
 from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import HALOS, OBJECTIVES, SEARCHES, FusionPlan, fuse_layers
+from pimflow.deep_fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
 from pimflow.deep_fusion.tiling import Tiling
 
 __all__ = [

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.hardware.accelerator import AcceleratorEnergy
 
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -27,12 +28,15 @@ class Accelerator:
         A multiply-accumulate is two.
     dtype : str
         One of `ELEMENT_BYTES`.
+    energy : AcceleratorEnergy
+        By default the embedded ``deep-fusion``, whose values are assumed.
     """
 
     on_chip_bytes: int = 768 * 2**10
     bytes_per_second: float = 1.5e9
     operations_per_second: float = 200e9
     dtype: str = "fp32"
+    energy: AcceleratorEnergy = field(default_factory=lambda: AcceleratorEnergy.load("deep-fusion"))
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
@@ -53,6 +57,11 @@ class Accelerator:
     def compute_ns(self, operations: float) -> float:
         """Time of arithmetic."""
         return operations / self.operations_per_second * 1e9
+
+    def energy_pj(self, traffic_bytes: float, operations: float) -> float:
+        """Of DRAM traffic and arithmetic, an operation half a multiply-accumulate; on-chip memory is free."""
+        prices = self.energy.energy
+        return traffic_bytes * prices["dram_pj_per_byte"] + operations / 2 * prices[f"mac_{self.dtype}_pj"]
 
 
 def parse_bytes(text: str, option: str) -> int:

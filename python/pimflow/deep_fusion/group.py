@@ -11,6 +11,7 @@ import numpy as np
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.deep_fusion.channels import ChannelRun, by_channel, run_weights
 from pimflow.deep_fusion.layers import AXES, Layer, LayerGraph, Shape
 from pimflow.deep_fusion.overlap import row_lead
 from pimflow.deep_fusion.tiling import Spans, Tiling, transfer
@@ -32,6 +33,8 @@ class Group:
         of layers that run one after the other; results over what was consumed of their operands, too.
     resident : frozenset of str
         Layers whose weights stay on chip over all tiles; those of others are loaded anew for each.
+    channel_runs : tuple of ChannelRun
+        Steps that go channel by channel, in order; none of their layers is resident.
     """
 
     graph: LayerGraph
@@ -40,6 +43,7 @@ class Group:
     tiling: Tiling = field(default_factory=Tiling)
     reuse: str = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
+    channel_runs: tuple[ChannelRun, ...] = ()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -71,7 +75,8 @@ class Group:
     @property
     def stored(self) -> tuple[str, ...]:
         """Tensors made inside that are read outside, or returned."""
-        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, self.end))
+        members = range(self.begin, self.end)
+        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, members))
 
     def touched_elements(self, tensor: str) -> int:
         """Elements loaded or computed over all tiles."""
@@ -110,9 +115,19 @@ class Group:
     def operations(self) -> int:
         return self._work("operations")
 
+    @functools.cached_property
+    def by_channel(self) -> frozenset[str]:
+        """Tensors of which one channel at a time is on chip."""
+        return by_channel(self.layers, self.channel_runs)
+
+    def channel_run(self, step: int) -> ChannelRun | None:
+        """The run that a step is part of."""
+        return next((run for run in self.channel_runs if step in run), None)
+
     def tile(self, tensor: str) -> Shape:
         """The largest part of a tensor that is on chip at once."""
-        return (*(axis[tensor].longest for axis in self.spans), self.graph.shapes[tensor][3])
+        channels = 1 if tensor in self.by_channel else self.graph.shapes[tensor][3]
+        return (*(axis[tensor].longest for axis in self.spans), channels)
 
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
         """Tiles and weights over the steps of one tile; a step is a layer."""
@@ -127,20 +142,30 @@ class Group:
                 life = replace(life, begin=0, end=len(layers))
             elif life.name in self.loaded:
                 life = replace(life, begin=first[life.name])
-            found.append(replace(life, pinned=False))
+            found.append(self._over_runs(replace(life, pinned=False)))
         for step, layer in enumerate(layers):
             if not layer.weight_elements:
                 continue
             held = layer.name in self.resident or self.reuse == "none"
-            found.append(
-                Lifetime(
-                    name=f"{layer.name}.weights",
-                    begin=0 if held else step,
-                    end=len(layers) if held else step + 1,
-                    size_bytes=(layer.weight_elements if held else layer.filter_elements) * element_bytes,
-                )
+            run = self.channel_run(step)
+            size = layer.weight_elements if held else layer.filter_elements
+            if run:
+                size = run_weights(layer, run.sums and step == run.end - 1)
+            life = Lifetime(
+                name=f"{layer.name}.weights",
+                begin=0 if held else step,
+                end=len(layers) if held else step + 1,
+                size_bytes=size * element_bytes,
             )
+            found.append(self._over_runs(life))
         return tuple(found)
+
+    def _over_runs(self, life: Lifetime) -> Lifetime:
+        """It over all steps of the runs that it is part of: they go round together."""
+        for run in self.channel_runs:
+            if life.begin < run.end and life.end > run.begin:
+                life = replace(life, begin=min(life.begin, run.begin), end=max(life.end, run.end))
+        return life
 
     def joins(self, element_bytes: int) -> dict[int, tuple[str, int]]:
         """By step, the operand that its result may lie over, and how far above it that begins, in bytes."""
@@ -149,6 +174,8 @@ class Group:
         lives = {life.name: life for life in self.lifetimes(element_bytes)}
         found = {}
         for step, layer in enumerate(self.layers):
+            if self.channel_run(step):
+                continue
             dying = [name for name in layer.inputs if lives[name].end == step + 1 and not self._kept(name)]
             if not dying or self._kept(layer.name) or len(set(layer.inputs)) < len(layer.inputs):
                 continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pimflow.core.ranges import RangeMap
 
@@ -130,10 +130,33 @@ class LayerGraph:
         read = sum(self.elements(name) for name in dict.fromkeys(layer.inputs))
         return read + layer.weight_elements + self.elements(layer.name) + layer.kept_elements
 
-    def stored(self, tensor: str, end: int) -> bool:
-        """Whether a group that ends before layer `end` has to store a tensor that it makes."""
+    def stored(self, tensor: str, members: Container[int]) -> bool:
+        """Whether a group of the layers at these positions has to store a tensor that it makes."""
         readers = self.readers[tensor]
-        return tensor in self.outputs or not readers or readers[-1] >= end
+        return tensor in self.outputs or not readers or any(each not in members for each in readers)
+
+    @functools.cached_property
+    def sources(self) -> tuple[frozenset[int], ...]:
+        """By position, the layers that a layer reads."""
+        return tuple(
+            frozenset(self.index[name] for name in layer.inputs if name in self.index)
+            for layer in self.layers
+        )
+
+    def ancestors(self, positions: Sequence[int]) -> set[int]:
+        """Layers outside that these depend on, directly or not."""
+        found, left = set(), list(positions)
+        while left:
+            more = self.sources[left.pop()] - found - set(positions)
+            found |= more
+            left += more
+        return found
+
+    def ordered(self, positions: Sequence[int]) -> LayerGraph:
+        """The same layers in another order in which they can run; itself for its own."""
+        if list(positions) == list(range(len(self.layers))):
+            return self
+        return replace(self, layers=tuple(self.layers[position] for position in positions))
 
     @property
     def ideal_elements(self) -> int:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pimflow.core.ranges import RangeMap
+from pimflow.deep_fusion.channels import ChannelRun, slice_elements
 from pimflow.deep_fusion.group import Group, Placement
 from pimflow.deep_fusion.layers import Layer
 from pimflow.deep_fusion.tiling import Span, pieces
 from pimflow.errors import VerificationError
 
-_WEIGHTS = -1  # tags of weights are negative, of nothing zero
+_WEIGHTS = -1  # tags of weights are negative, of nothing zero, of sums that wait beyond all
+_PARTIAL = np.iinfo(np.int64).max
 Box = tuple[Span, Span, Span, Span]
 
 
@@ -85,16 +88,15 @@ class _Replay:
                     if layer.name in self.group.resident:
                         self._load_weights(layer, layer.weight_elements)
             for step, layer in enumerate(self.group.layers):
-                self.where = f"layer '{layer.name}' of tile {tile}"
-                for name in dict.fromkeys(layer.inputs):
-                    if name in self.group.loaded and first[name] == step:
-                        box = self._box(name, tile, "fresh")
-                        self._put(name, box)
-                        self.loaded += _volume(box)
-                self._compute(layer, tile)
-                self.stored += layer.kept_elements if number == 0 else 0
-                if layer.name in self.group.stored:
-                    self._store(layer.name, tile)
+                run = self.group.channel_run(step)
+                if run is None:
+                    self._load(layer, tile, lambda name, step=step: first[name] == step)
+                    self._compute(layer, tile)
+                    self.stored += layer.kept_elements if number == 0 else 0
+                    if layer.name in self.group.stored:
+                        self._store(layer.name, tile)
+                elif step == run.begin:
+                    self._by_channel(run, tile, first)
         return Replayed(loaded=self.loaded, stored=self.stored, computed=dict(self.computed))
 
     def _box(self, name: str, tile: tuple[int, int, int], which: str) -> Box:
@@ -134,6 +136,72 @@ class _Replay:
         if (self.memory[begin : begin + elements] != _WEIGHTS - self.graph.index[layer.name]).any():
             raise VerificationError(f"{self.where}: its weights were overwritten")
 
+    def _load(self, layer: Layer, tile: tuple[int, int, int], wanted: Callable[[str], bool]) -> None:
+        self.where = f"layer '{layer.name}' of tile {tile}"
+        for name in dict.fromkeys(layer.inputs):
+            if name in self.group.loaded and wanted(name):
+                box = self._channel(name, self._box(name, tile, "fresh"))
+                self._put(name, box)
+                self.loaded += _volume(box)
+
+    def _channel(self, name: str, box: Box) -> Box:
+        """The part of a box that the channel at hand is."""
+        return (*box[:3], self.held[name][3]) if name in self.group.by_channel else box
+
+    def _by_channel(self, run: ChannelRun, tile: tuple[int, int, int], first: dict[str, int]) -> None:
+        """Each channel through all layers of the run, then the next; its weights come once in all."""
+        layers, few = self.group.layers[run.begin : run.end], self.group.by_channel
+        names = dict.fromkeys(name for layer in layers for name in (*layer.inputs, layer.name))
+        (channels,) = {self.graph.shapes[name][3] for name in names if name in few}
+        for step, layer in enumerate(layers, run.begin):
+            self._load(layer, tile, lambda name, step=step: name not in few and first[name] == step)
+            self.computed[layer.name] += _volume(self._box(layer.name, tile, "fresh"))
+        result = self._box(layers[-1].name, tile, "fresh")
+        if run.sums:
+            self.memory[self._places(layers[-1].name, result)] = _PARTIAL
+        for channel in range(channels):
+            for name in names:
+                if name in few:
+                    self.held[name] = (*self.held[name][:3], (channel, channel + 1))
+            for step, layer in enumerate(layers, run.begin):
+                self._load(layer, tile, lambda name, step=step: name in few and first[name] == step)
+                sums = run.sums and layer is layers[-1]
+                self._load_channel(layer, sums, channels, channel)
+                box = self._box(layer.name, tile, "fresh")
+                for pixel in itertools.product(*(range(*span) for span in box[:3])):
+                    self._form(layer, pixel, sums)
+                if layer.name in self.group.stored and not sums:
+                    self._store(layer.name, tile)
+        if run.sums:
+            self._put(layers[-1].name, result)
+            if layers[-1].name in self.group.stored:
+                self._store(layers[-1].name, tile)
+
+    def _load_channel(self, layer: Layer, sums: bool, channels: int, channel: int) -> None:
+        """Its filter, its slice of all filters, or, before the first channel, what it has no slices of."""
+        if sums:
+            part = slice_elements(layer)
+            part += 0 if channel else layer.weight_elements - part * channels
+        elif layer.filters == channels:
+            part = min(layer.filter_elements, layer.weight_elements - channel * layer.filter_elements)
+        else:
+            part = 0 if channel else layer.weight_elements
+        if part > 0:
+            self._load_weights(layer, part)
+
+    def _form(self, layer: Layer, pixel: tuple[int, int, int], sums: bool) -> None:
+        """The channel at hand of a pixel, or its part of the sums of all channels."""
+        own = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
+        result = (*((i, i + 1) for i in pixel), own)
+        for name, maps in zip(layer.inputs, layer.maps):
+            self._check(name, self._channel(name, tuple(_read(m, span) for m, span in zip(maps, result))))
+        if layer.weight_elements:
+            self._check_weights(layer, 1)
+        if not sums:
+            self._put(layer.name, result)
+        elif (self.memory[self._places(layer.name, result)] != _PARTIAL).any():
+            raise VerificationError(f"{self.where}: its sums were overwritten")
+
     def _compute(self, layer: Layer, tile: tuple[int, int, int]) -> None:
         box = self._box(layer.name, tile, "fresh")
         self.computed[layer.name] += _volume(box)
@@ -169,7 +237,7 @@ class _Replay:
     def _store(self, name: str, tile: tuple[int, int, int]) -> None:
         shape, cut = self.graph.shapes[name], self.group.tiling
         parts = (cut.n, cut.h, cut.w)
-        box = (*(pieces(shape[a], parts[a])[tile[a]] for a in range(3)), (0, shape[3]))
+        box = (*(pieces(shape[a], parts[a])[tile[a]] for a in range(3)), self.held[name][3])
         self._check(name, box)
         self.stored += _volume(box)
 

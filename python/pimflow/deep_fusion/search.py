@@ -1,89 +1,22 @@
-"""Which layers to fuse: the paper's greedy, and the best cut of the layers' order into groups."""
+"""Which layers to fuse: the paper's greedy, the best cut of the layers' order, and the best over branches."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.candidates import Candidates
-from pimflow.deep_fusion.group import REUSES, Group, Placement, place
+from pimflow.deep_fusion.convex import ConvexCover
+from pimflow.deep_fusion.costs import Costed, Costs, Objective
+from pimflow.deep_fusion.group import REUSES, Placement, place
 from pimflow.deep_fusion.layers import Layer, LayerGraph
-from pimflow.deep_fusion.segments import Costed, Growing, Objective, best_groups
+from pimflow.deep_fusion.plan import FusionPlan
 from pimflow.errors import InfeasibleError, UnknownNameError
 
-SEARCHES = ("greedy", "optimal")
+SEARCHES = ("greedy", "runs", "optimal")
 HALOS = ("recompute", "retain")
-OBJECTIVES = ("traffic", "time")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusionPlan:
-    """A network cut into groups.
-
-    Attributes
-    ----------
-    graph : LayerGraph
-    accelerator : Accelerator
-    groups : tuple of Group
-        In execution order.
-    placements : tuple of Placement or None
-        Where their tiles lie; None for layers by themselves.
-    """
-
-    graph: LayerGraph
-    accelerator: Accelerator
-    groups: tuple[Group, ...]
-    placements: tuple[Placement | None, ...]
-
-    @property
-    def dram_bytes(self) -> int:
-        return sum(group.traffic_elements for group in self.groups) * self.accelerator.element_bytes
-
-    @property
-    def dram_bytes_unfused(self) -> int:
-        """Every layer reads its operands and weights once and writes its result."""
-        return sum(map(self.graph.moved_elements, self.graph.layers)) * self.accelerator.element_bytes
-
-    @property
-    def dram_bytes_ideal(self) -> int:
-        """Inputs, weights and outputs alone."""
-        return self.graph.ideal_elements * self.accelerator.element_bytes
-
-    @property
-    def reduction(self) -> float:
-        return 1 - self.dram_bytes / self.dram_bytes_unfused
-
-    @property
-    def recomputed_macs(self) -> int:
-        """Multiply-accumulates beyond the network's own."""
-        return sum(group.macs for group in self.groups) - sum(layer.macs for layer in self.graph.layers)
-
-    def _times_ns(self, group: Group) -> tuple[float, float]:
-        moving = self.accelerator.memory_ns(group.traffic_elements * self.accelerator.element_bytes)
-        return moving, self.accelerator.compute_ns(group.operations)
-
-    @property
-    def time_serial_ns(self) -> float:
-        """DRAM and arithmetic one after the other."""
-        return sum(sum(self._times_ns(group)) for group in self.groups)
-
-    @property
-    def time_overlapped_ns(self) -> float:
-        """Each group takes as long as the slower of its DRAM traffic and its arithmetic."""
-        return sum(max(self._times_ns(group)) for group in self.groups)
-
-    @property
-    def unfused(self) -> FusionPlan:
-        """Every layer by itself."""
-        groups = tuple(Group(graph=self.graph, begin=i, end=i + 1) for i in range(len(self.graph.layers)))
-        return FusionPlan(
-            graph=self.graph,
-            accelerator=self.accelerator,
-            groups=groups,
-            placements=(None,) * len(groups),
-        )
+OBJECTIVES = ("traffic", "time", "energy")
 
 
 def fuse_layers(
@@ -96,7 +29,7 @@ def fuse_layers(
     objective: str = "traffic",
     progress: Callable[[float], None] | None = None,
 ) -> FusionPlan:
-    """Cut `graph` into groups of consecutive layers and place their tiles on chip.
+    """Cut `graph` into groups of layers and place their tiles on chip.
 
     Parameters
     ----------
@@ -106,11 +39,12 @@ def fuse_layers(
         One of `REUSES`; see `Group`.
     search : str
         ``greedy``: grow a group by the next layer while it fits with some tiling and moves less (Figure 6);
-        ``optimal``: no other cut of this order of the layers does better.
+        ``runs``: no other cut of this order of the layers does better; ``optimal``: no other cover of the
+        layers by the groups that `ConvexCover` tries does, which may leave out layers of branches between.
     halo : str
         ``recompute``: what tiles share is loaded or computed for each; ``retain``: rows may stay on chip.
     objective : str
-        ``traffic`` or ``time``. No group is slower than its layers by themselves.
+        ``traffic``, ``time`` or ``energy``. No group is slower than its layers by themselves.
     progress : callable, optional
         Told the share that is done.
 
@@ -131,17 +65,54 @@ def fuse_layers(
             raise UnknownNameError(kind, name, known)
     accelerator = accelerator or Accelerator()
     _check_smallest_tiles(graph, accelerator)
-    table = _Table(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
-    cut = _greedy if search == "greedy" else _optimal
-    placed: dict[tuple[int, int], Placement | None] = {}
+    costs = Costs(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
+    groups, placed = _placeable(_greedy if search == "greedy" else _runs, costs)
+    if search == "optimal" and (cover := ConvexCover(costs)).beyond_runs:
+        groups, placed = min((groups, placed), _placeable(cover.best, costs), key=_value)
+    ordered = graph.ordered([position for each in groups for position in each.positions])
+    begins = itertools.accumulate((len(each.positions) for each in groups), initial=0)
+    return FusionPlan(
+        graph=ordered,
+        accelerator=accelerator,
+        groups=tuple(each.group(ordered, reuse, begin) for each, begin in zip(groups, begins)),
+        placements=placed,
+    )
+
+
+Cut = tuple[list[Costed], tuple[Placement | None, ...]]
+
+
+def _value(cut: Cut) -> float:
+    return sum(each.objective for each in cut[0])
+
+
+def _placeable(choose: Callable[[Costs], list[Costed]], costs: Costs) -> Cut:
+    """What `choose` finds best of the groups whose tiles can be placed."""
+    placed: dict[Costed, Placement | None] = {}
     while True:
-        groups = cut(table)
-        failed = [group for group in groups if not _placed(group, accelerator, placed)]
+        groups = choose(costs)
+        failed = [each for each in groups if not _placed(each, costs, placed)]
         if not failed:
-            break
-        table.refuse(failed)
-    placements = tuple(placed[group.begin, group.end] for group in groups)
-    return FusionPlan(graph=graph, accelerator=accelerator, groups=tuple(groups), placements=placements)
+            return groups, tuple(placed[each] for each in groups)
+        costs.refuse(failed)
+
+
+def _placed(costed: Costed, costs: Costs, placed: dict[Costed, Placement | None]) -> bool:
+    if costed in placed:
+        return True
+    accelerator, graph, begin = costs.objective.accelerator, costs.graph, costed.positions[0]
+    if costed.positions[-1] - begin >= len(costed.positions):
+        before = graph.ancestors(costed.positions)
+        others = set(range(len(costs))) - before - set(costed.positions)
+        graph, begin = graph.ordered([*sorted(before), *costed.positions, *sorted(others)]), len(before)
+    group = costed.group(graph, costs.reuse, begin)
+    try:
+        placed[costed] = (
+            None if group.single else place(group, accelerator.element_bytes, accelerator.on_chip_bytes)
+        )
+    except InfeasibleError:
+        return False
+    return True
 
 
 def smallest_tile_elements(layer: Layer) -> int:
@@ -166,87 +137,35 @@ def _check_smallest_tiles(graph: LayerGraph, accelerator: Accelerator) -> None:
         )  # fmt: skip
 
 
-def _placed(group: Group, accelerator: Accelerator, placed: dict) -> bool:
-    key = (group.begin, group.end)
-    if key not in placed:
-        try:
-            placed[key] = (
-                None if group.single else place(group, accelerator.element_bytes, accelerator.on_chip_bytes)
-            )
-        except InfeasibleError:
-            return False
-    return True
-
-
-class _Table:
-    """Best group of every run of layers, by its last layer; made when first asked for."""
-
-    def __init__(
-        self,
-        graph: LayerGraph,
-        objective: Objective,
-        reuse: str,
-        halo: str,
-        progress: Callable[[float], None],
-    ) -> None:
-        self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
-        self.candidates = Candidates.of(graph, halo)
-        self.refused: dict[tuple[int, int], int] = {}
-        self._columns: dict[int, list[Costed | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self.graph.layers)
-
-    def ending(self, end: int) -> list[Costed | None]:
-        """Groups that end before layer `end`, shortest first; None for runs that do not pay."""
-        if end not in self._columns:
-            growing = Growing(self.graph, end, self.candidates, self.reuse)
-            self._columns[end] = list(best_groups(growing, self.objective, self.refused))
-            self.progress(len(self._columns) / len(self))
-        return self._columns[end]
-
-    def group(self, begin: int, end: int) -> Costed | None:
-        column = self.ending(end)
-        return column[end - begin - 1] if end - begin <= len(column) else None
-
-    def refuse(self, groups: list[Group]) -> None:
-        """Give other tilings of these runs from now on: some that take less."""
-        for group in groups:
-            bound = self.group(group.begin, group.end).bound_elements
-            self.refused[group.begin, group.end] = bound
-        for end in {group.end for group in groups}:
-            del self._columns[end]
-
-
-def _greedy(table: _Table) -> list[Group]:
+def _greedy(costs: Costs) -> list[Costed]:
     groups, begin = [], 0
-    while begin < len(table):
-        best, end = table.group(begin, begin + 1), begin + 1
-        while end < len(table):
-            longer = table.group(begin, end + 1)
-            if longer is None or longer.objective > best.objective + table.group(end, end + 1).objective:
+    while begin < len(costs):
+        best, end = costs.alone[begin], begin + 1
+        while end < len(costs):
+            longer = costs.run(begin, end + 1)
+            if longer is None or longer.objective > best.objective + costs.alone[end].objective:
                 break
             best, end = longer, end + 1
-        groups.append(best.group)
+        groups.append(best)
         begin = end
     return groups
 
 
-def _optimal(table: _Table) -> list[Group]:
+def _runs(costs: Costs) -> list[Costed]:
     """Shortest path over the positions between layers; of equals, the one with fewer groups."""
     best: list[tuple[float, int]] = [(0.0, 0)]
-    last: list[Group] = []
-    for end in range(1, len(table) + 1):
+    last: list[Costed] = []
+    for end in range(1, len(costs) + 1):
         options = [
-            (best[costed.group.begin][0] + costed.objective, best[costed.group.begin][1] + 1, costed.group)
-            for costed in table.ending(end)
-            if costed is not None
+            (best[each.positions[0]][0] + each.objective, best[each.positions[0]][1] + 1, each)
+            for each in costs.ending(end)
+            if each is not None
         ]
-        value, count, group = min(options, key=lambda option: option[:2])
+        value, count, each = min(options, key=lambda option: option[:2])
         best.append((value, count))
-        last.append(group)
-    groups, end = [], len(table)
+        last.append(each)
+    groups, end = [], len(costs)
     while end:
         groups.append(last[end - 1])
-        end = groups[-1].begin
+        end = groups[-1].positions[0]
     return groups[::-1]

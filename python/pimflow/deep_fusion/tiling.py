@@ -84,7 +84,7 @@ def transfer(
     found: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):
         layer = graph.layers[position]
-        if graph.stored(layer.name, end):
+        if graph.stored(layer.name, range(begin, end)):
             _widen(wanted, layer.name, pieces(graph.shapes[layer.name][axis], parts))
         found[layer.name] = _spans(wanted.pop(layer.name), retain)
         for name, maps in zip(layer.inputs, layer.maps):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.deep_fusion import Group, Layer, Placement
 from pimflow.deep_fusion.tiling import pieces
 from pimflow.errors import UnsupportedOpError
+from pimflow.fused_execution import channel_runs
 from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
 
-ELEMENT_BYTES = 4  # fp32
+# Storage types that groups run in, by TVM's names; arithmetic is fp32.
+STORED = {"fp32": "float32", "fp16": "float16"}
 LANES = 16  # channels whose sums are formed side by side on a CPU
 BOUNDS = ("held", "fresh")
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
@@ -39,10 +42,17 @@ class Target:
         a parameter.
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
+    dtype : str
+        Of `STORED`: what DRAM and the pool hold.
     """
 
     threads: int = 0
     counted: bool = False
+    dtype: str = "fp32"
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
 
 
 def streams(group: Group) -> list[tuple[str, str]]:
@@ -97,7 +107,7 @@ def generate(
     Parameters
     ----------
     placement : Placement
-        Where tiles and weights lie in the pool, in bytes of fp32.
+        Where tiles and weights lie in the pool, in bytes of the target's storage type.
     computations : mapping of str to Computation
         By layer.
 
@@ -106,28 +116,32 @@ def generate(
     UnsupportedOpError
         On a GPU, where results lie over what other threads still read.
     """
-    return _Generator(group, placement, computations, target or Target()).function(name)
+    return Generator(group, placement, computations, target or Target()).function(name)
 
 
-class _Generator:
+class Generator:
+    """Writes the function of one group, with the builder that is open."""
+
     def __init__(
         self, group: Group, placement: Placement, computations: Mapping[str, Computation], target: Target
     ) -> None:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
-        self.at = {name: offset // ELEMENT_BYTES for name, offset in placement.offsets_bytes.items()}
-        self.pool_elements = max(1, placement.on_chip_bytes // ELEMENT_BYTES)
+        self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
+        self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
+        self.pool_elements = max(1, placement.on_chip_bytes // self.element_bytes)
         self.streams = streams(group)
         self.columns = {column: index for index, column in enumerate(_columns(group))}
         cut = group.tiling
         self.parts = (cut.n, cut.h, cut.w)
         self.first = {name: step for step in reversed(range(len(group.layers)))
                       for name in group.layers[step].inputs}  # fmt: skip
+        self.channel: tirx.Expr | None = None  # of tensors that are on chip a channel at a time
         if target.threads:
             self._check_threads(placement)
 
     def _check_threads(self, placement: Placement) -> None:
         lives = {life.name: life for life in placement.lifetimes}
-        for step, (operand, _) in self.group.joins(ELEMENT_BYTES).items():
+        for step, (operand, _) in self.group.joins(self.element_bytes).items():
             layer = self.group.layers[step]
             alias = lives[layer.name].alias
             if alias and alias == lives[operand].alias and not layer.in_place:
@@ -145,7 +159,7 @@ class _Generator:
                 if self.target.threads:
                     stack.enter_context(T.launch_thread("blockIdx.x", 1))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
-                    self.pool = T.alloc_buffer((self.pool_elements,), "float32", scope="shared.dyn")
+                    self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
                 self._body()
         return builder.get().with_attr("global_symbol", name)
 
@@ -154,14 +168,14 @@ class _Generator:
         self.dram = {}
         for index, (what, name) in enumerate(self.streams):
             size = sizes[name] if what == "weights" else self.graph.elements(name)
-            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), "float32"))
+            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), self.stored_type))
         table = 2 * len(self.columns) * sum(self.parts)
         self.table = T.arg("bounds", T.Buffer((table,), "int32"))
         if self.target.counted:
             slots = len(self.streams) * max(1, self.target.threads)
             self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
         if not self.target.threads:
-            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), "float32"))
+            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), self.stored_type))
 
     def _body(self) -> None:
         most = max(len(f.reductions) for layer in self.group.layers
@@ -170,12 +184,16 @@ class _Generator:
         self.sums = [T.alloc_buffer((lanes,), "float32", scope="local") for _ in range(most)]
         for layer in self.group.layers:
             if layer.weight_elements and layer.name in self.group.resident:
-                self._load_weights(layer, 0, layer.weight_elements)
+                self.load_weights(layer, 0, layer.weight_elements)
         n, h, w = self.parts
         with T.serial(0, n) as i, T.serial(0, w) as k, T.serial(0, h) as j:  # down the rows first
             self._bind((i, j, k))
             for step, layer in enumerate(self.group.layers):
-                self._step(step, layer)
+                run = self.group.channel_run(step)
+                if run is None:
+                    self._step(step, layer)
+                elif step == run.begin:
+                    channel_runs.emit(self, run)
 
     def _bind(self, tile: At) -> None:
         """Bounds of every tensor in this tile; numbers along axes that are not cut."""
@@ -193,26 +211,36 @@ class _Generator:
                 self.spans[(*column, axis)] = tuple(ends)
             base += 2 * parts * len(self.columns)
 
-    def _box(self, name: str, which: str) -> Box:
-        return (*(self.spans[name, which, axis] for axis in range(3)), (0, self.graph.shapes[name][3]))
+    def box(self, name: str, which: str) -> Box:
+        channels = (0, self.graph.shapes[name][3])
+        if name in self.group.by_channel:
+            channels = (self.channel, self.channel + 1)
+        return (*(self.spans[name, which, axis] for axis in range(3)), channels)
+
+    def load(self, layer: Layer, wanted: Callable[[str], bool]) -> None:
+        """Load what is new of the operands that are made outside, as far as they are wanted now."""
+        for name in dict.fromkeys(layer.inputs):
+            if name in self.group.loaded and wanted(name):
+                with self.each(self.box(name, "fresh")) as at:
+                    self.copy("load", name, self.place(name, at), self._flat(name, at))
+
+    def store(self, layer: Layer) -> None:
+        """Store the piece of a result."""
+        with self.each(self.box(layer.name, "stored")) as at:
+            self.copy("store", layer.name, self.place(layer.name, at), self._flat(layer.name, at))
 
     def _step(self, step: int, layer: Layer) -> None:
-        loaded = [name for name in dict.fromkeys(layer.inputs) if name in self.group.loaded]
-        for name in loaded:
-            if self.first[name] == step:
-                with self._each(self._box(name, "fresh")) as at:
-                    self._copy("load", name, self._place(name, at), self._flat(name, at))
-        self._sync()
+        self.load(layer, lambda name: self.first[name] == step)
+        self.sync()
         if layer.weight_elements and layer.name not in self.group.resident:
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
-                self._compute(layer, formula)
-        self._sync()
+                self.compute(layer, formula)
+        self.sync()
         if layer.name in self.group.stored:
-            with self._each(self._box(layer.name, "stored")) as at:
-                self._copy("store", layer.name, self._place(layer.name, at), self._flat(layer.name, at))
-        self._sync()
+            self.store(layer)
+        self.sync()
 
     def _compute_streamed(self, layer: Layer) -> None:
         """Load a filter, form its channel of the whole tile, load the next."""
@@ -221,16 +249,17 @@ class _Generator:
         if others or size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': its weights cannot be loaded filter by filter")
         with T.serial(0, layer.filters) as index:
-            self._load_weights(layer, index * size, size)
-            self._sync()
-            self._compute(layer, formula, index if layer.filters > 1 else None)
-            self._sync()
+            self.load_weights(layer, index * size, size)
+            self.sync()
+            self.compute(layer, formula, index if layer.filters > 1 else None)
+            self.sync()
 
-    def _load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
-        with self._each(((0, size),)) as (index,):
-            self._copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, begin + index)
+    def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
+        """A run of them, to where the layer's weights are."""
+        with self.each(((0, size),)) as (index,):
+            self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, begin + index)
 
-    def _copy(self, what: str, name: str, place: tirx.Expr, flat: tirx.Expr) -> None:
+    def copy(self, what: str, name: str, place: tirx.Expr, flat: tirx.Expr) -> None:
         """Move one element between DRAM and the pool, and count it."""
         dram = self.dram[what, name]
         if what == "store":
@@ -239,34 +268,45 @@ class _Generator:
             T.buffer_store(self.pool, dram[flat], [place])
         if self.target.counted:
             slot = self.thread * len(self.streams) + self.streams.index((what, name))
-            T.buffer_store(self.counters, self.counters[slot] + tirx.const(ELEMENT_BYTES, "int64"), [slot])
+            T.buffer_store(
+                self.counters, self.counters[slot] + tirx.const(self.element_bytes, "int64"), [slot]
+            )
 
-    def _compute(self, layer: Layer, formula: Formula, channel: tirx.Expr | None = None) -> None:
+    def lanes(self, formula: Formula) -> int:
+        """Channels that are formed side by side."""
+        if self.target.threads:
+            return 1
+        run = math.gcd(formula.alike, formula.channels[0]) if formula.channels[0] else formula.alike
+        return max(d for d in range(1, LANES + 1) if run % d == 0)
+
+    def compute(self, layer: Layer, formula: Formula, channel: tirx.Expr | None = None) -> None:
         """Results of the formula's channels, or of one, at all pixels that are new."""
-        lanes = 1
-        if not self.target.threads and channel is None:
-            run = math.gcd(formula.alike, formula.channels[0]) if formula.channels[0] else formula.alike
-            lanes = max(d for d in range(1, LANES + 1) if run % d == 0)
+        lanes = self.lanes(formula) if channel is None else 1
         begin, end = formula.channels
         blocks = (0, 1) if channel is not None else (begin // lanes, end // lanes)
-        read, weight = self._reader(layer), self._weights(layer)
-        with self._each((*self._box(layer.name, "fresh")[:3], blocks)) as (*pixel, block):
+        read, weight = self.reader(layer), self._weights(layer)
+        with self.each((*self.box(layer.name, "fresh")[:3], blocks)) as (*pixel, block):
             first = channel if channel is not None else block * lanes
             for position, reduction in enumerate(formula.reductions):
-                self._reduce(reduction, position, lanes, (*pixel, first), read, weight)
+                self.reduce(reduction, position, lanes, (*pixel, first), read, weight)
             with T.vectorized(0, lanes) as lane:
                 at = (*pixel, first + lane)
                 value = formula.result(read, weight, at, [each[lane] for each in self.sums])
-                T.buffer_store(self.pool, value, [self._place(layer.name, at)])
+                self.put(value, self.place(layer.name, at))
 
-    def _reduce(
-        self, reduction: Reduction, position: int, lanes: int, first: At, read, weight
+    def reduce(
+        self, reduction: Reduction, position: int, lanes: int, first: At, read, weight, onto: str = ""
     ) -> None:  # fmt: skip
-        sums = self.sums[position]
+        """Fill a register of each lane with a sum; or with what `onto` has and what the channel adds."""
+        sums, extents = self.sums[position], reduction.taps[:-1] if onto else reduction.taps
         with T.vectorized(0, lanes) as lane:
-            T.buffer_store(sums, tirx.const(reduction.initial, "float32"), [lane])
+            initial = tirx.const(reduction.initial, "float32")
+            if onto:
+                initial = self.element(self.place(onto, (*first[:3], first[3] + lane)))
+            T.buffer_store(sums, initial, [lane])
         with contextlib.ExitStack() as stack:
-            taps = tuple(stack.enter_context(T.serial(0, extent)) for extent in reduction.taps)
+            taps = tuple(stack.enter_context(T.serial(0, extent)) for extent in extents)
+            taps += (self.channel,) if onto else ()
             valid = reduction.valid(first, taps)
             if valid is not None:
                 stack.enter_context(T.If(valid))
@@ -277,8 +317,18 @@ class _Generator:
             term = reduction.term(read, weight, at, taps, done)
             T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
 
-    def _reader(self, layer: Layer):
-        return lambda operand, at: self.pool[self._place(layer.inputs[operand], at)]
+    def reader(self, layer: Layer):
+        """Of operand `i` at an index."""
+        return lambda operand, at: self.element(self.place(layer.inputs[operand], at))
+
+    def element(self, place: tirx.Expr) -> tirx.Expr:
+        """Of the pool, for arithmetic."""
+        return tirx.Cast("float32", self.pool[place]) if self.element_bytes != 4 else self.pool[place]
+
+    def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
+        """Store a result in the pool."""
+        value = tirx.Cast(self.stored_type, value) if self.element_bytes != 4 else value
+        T.buffer_store(self.pool, value, [place])
 
     def _weights(self, layer: Layer):
         """Of weight `k` of filter `f`; see `weight_layout`."""
@@ -286,23 +336,24 @@ class _Generator:
             return None
         begin = self.at[f"{layer.name}.weights"]
         if layer.name not in self.group.resident:
-            return lambda k, f: self.pool[begin + k]
-        return lambda k, f: self.pool[begin + k * layer.filters + f]
+            return lambda k, f: self.element(begin + k)
+        return lambda k, f: self.element(begin + k * layer.filters + f)
 
-    def _place(self, name: str, at: At) -> tirx.Expr:
+    def place(self, name: str, at: At) -> tirx.Expr:
         """Where an element lies in the pool; rows go round where some are retained."""
         size = self.group.tile(name)
         n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
         if self.group.spans[1][name].retained:
             h = tirx.floormod(at[1], size[1]) if size[1] > 1 else 0
-        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + at[3]
+        channel = 0 if name in self.group.by_channel else at[3]
+        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + channel
 
     def _flat(self, name: str, at: At) -> tirx.Expr:
         shape = self.graph.shapes[name]
         return ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]
 
     @contextlib.contextmanager
-    def _each(self, box: Box) -> Iterator[At]:
+    def each(self, box: Box) -> Iterator[At]:
         """Loops over the indices of a box; dealt to the threads where there are some."""
         with contextlib.ExitStack() as stack:
             if not self.target.threads:
@@ -321,6 +372,6 @@ class _Generator:
                 left = tirx.floordiv(left, extent)
             yield (box[0][0] + left, *reversed(found))
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         if self.target.threads:
             T.evaluate(T.tvm_storage_sync("shared"))

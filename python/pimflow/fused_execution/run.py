@@ -22,7 +22,6 @@ from pimflow.kernels import compile_kernels
 from pimflow.verify import OUTPUT_BOUND, relative_error
 
 NAME = "fused_group"  # of every function
-BOUND = OUTPUT_BOUND["fp32"]
 CUDA_THREADS = 256
 _UNFOLDED = "--execute runs the layers of an ONNX network; give --baseline unfolded"
 
@@ -76,10 +75,10 @@ class Execution:
                 raise VerificationError(
                     f"{where}: moved {ran.counted_bytes} B, the search counted {ran.analytic_bytes}"
                 )
-            if not ran.error <= BOUND:
+            if not ran.error <= (bound := OUTPUT_BOUND[plan.accelerator.dtype]):
                 raise VerificationError(
                     f"{where}: differs from ONNX Runtime by {ran.error:.2g} of its largest result, "
-                    f"more than {BOUND:g}"
+                    f"more than {bound:g}"
                 )
 
 
@@ -95,8 +94,10 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
 
 def require_executable(dtype: str, baseline: str = "unfolded") -> None:
     """Refuse what `execute` does not run, before the search; raises `UsageError`."""
-    if dtype != "fp32":
-        raise UsageError(f"--execute computes in fp32; give --dtype fp32, not {dtype}")
+    if dtype not in generator.STORED:
+        raise UsageError(
+            f"--execute stores {' or '.join(generator.STORED)}; give one as --dtype, not {dtype}"
+        )
     if baseline == "folded":
         raise UsageError(_UNFOLDED)
 
@@ -117,7 +118,7 @@ def execute(
     model, shapes, batch
         What `plan` was made of.
     plan : FusionPlan
-        Of unfolded layers, in fp32.
+        Of unfolded layers, in fp32 or fp16.
 
     Raises
     ------
@@ -126,13 +127,14 @@ def execute(
     UnsupportedOpError
         Naming the first layer for which there is no formula.
     """
-    require_executable(plan.accelerator.dtype)
+    dtype = plan.accelerator.dtype
+    require_executable(dtype)
     loaded = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
-    if [layer.name for layer in unfolded(loaded).layers] != [layer.name for layer in plan.graph.layers]:
+    if {layer.name for layer in unfolded(loaded).layers} != {layer.name for layer in plan.graph.layers}:
         raise UsageError(_UNFOLDED)
     found = computations(loaded, plan.graph)
     prepared = [
-        (group, placed) if placed else lone(group, generator.ELEMENT_BYTES)
+        (group, placed) if placed else lone(group, plan.accelerator.element_bytes)
         for group, placed in zip(plan.groups, plan.placements)
     ]
     inputs = zoo.example_inputs(loaded, seed)
@@ -141,8 +143,9 @@ def execute(
               if name in plan.graph.shapes}  # fmt: skip
     runs = []
     for index, (group, placed) in enumerate(prepared):
-        counts = run_group(build(group, placed, found), group, placed, found, values)
-        analytic = plan.groups[index].traffic_elements * generator.ELEMENT_BYTES
+        function = build(group, placed, found, dtype)
+        counts = run_group(function, group, placed, found, values, dtype=dtype)
+        analytic = plan.groups[index].traffic_elements * plan.accelerator.element_bytes
         runs.append(GroupRun(**counts, analytic_bytes=analytic, error=_error(group, values, wanted)))
         for name in [n for n in values if _done(plan.graph, n, group.end)]:
             del values[name]
@@ -155,7 +158,7 @@ def execute(
 def _error(group: Group, values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
     shapes = group.graph.shapes
     errors = [
-        relative_error(values[name], to_nhwc(wanted[name], shapes[name]))
+        relative_error(values[name].astype(np.float32), to_nhwc(wanted[name], shapes[name]))
         for name in group.stored
         if name in wanted
     ]
@@ -166,9 +169,12 @@ def _done(graph: LayerGraph, name: str, end: int) -> bool:
     return name not in graph.outputs and (not graph.readers[name] or graph.readers[name][-1] < end)
 
 
-def build(group: Group, placed: Placement, found: Mapping[str, Computation]) -> tvm.runtime.Function:
+def build(
+    group: Group, placed: Placement, found: Mapping[str, Computation], dtype: str = "fp32"
+) -> tvm.runtime.Function:
     """The function of a group for the CPU, with counters."""
-    function = generator.generate(NAME, group, placed, found, generator.Target(counted=True))
+    target = generator.Target(counted=True, dtype=dtype)
+    function = generator.generate(NAME, group, placed, found, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
 
@@ -224,6 +230,7 @@ def run_group(
     found: Mapping[str, Computation],
     values: dict[str, np.ndarray],
     device: tvm.runtime.Device | None = None,
+    dtype: str = "fp32",
 ) -> dict[str, int]:
     """Run one group on flat `values` and add its results to them; returns the bytes that it counted.
 
@@ -231,21 +238,24 @@ def run_group(
     ----------
     device : Device, optional
         Of a kernel by `build_cuda`; the CPU by default.
+    dtype : str
+        As the function was built.
     """
+    stored = np.dtype(generator.STORED[dtype])
     layers, streams = {layer.name: layer for layer in group.layers}, generator.streams(group)
     arguments = []
     for what, name in streams:
         if what == "load":
-            array = values[name]
+            array = values[name].astype(stored, copy=False)
         elif what == "weights":
-            array = generator.weight_layout(group, layers[name], found[name].weights)
+            array = generator.weight_layout(group, layers[name], found[name].weights).astype(stored)
         else:  # whatever is not written stays no number
-            array = np.full(group.graph.elements(name), np.nan, np.float32)
+            array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)
     arguments.append(generator.bounds(group))
     arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
     if not device:
-        arguments.append(np.full(placed.on_chip_bytes // generator.ELEMENT_BYTES, np.nan, np.float32))
+        arguments.append(np.full(placed.on_chip_bytes // stored.itemsize, np.nan, stored))
     tensors = [tvm.runtime.tensor(array, device or tvm.cpu()) for array in arguments]
     function(*tensors)
     counted = dict.fromkeys(("load", "weights", "store"), 0)
@@ -279,7 +289,7 @@ def text(plan: FusionPlan, execution: Execution) -> str:
     """The same for people."""
     lines = [
         f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
-        f"largest error {execution.error:.2g} (bound {BOUND:g})"
+        f"largest error {execution.error:.2g} (bound {OUTPUT_BOUND[plan.accelerator.dtype]:g})"
     ]
     for group, ran in zip(plan.groups, execution.groups):
         if not group.single:

@@ -1,0 +1,190 @@
+"""Channel tiles: runs of a group's layers that go channel by channel, so that no map lies on chip whole.
+
+Where weights are larger than maps, tiles of rows would load them again for each; channels of a whole map
+load every weight once. A run may begin with a convolution that forms a channel from all of its operand, and
+may end with one that adds what a channel contributes to sums of all its results; between are layers that keep
+channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pimflow.core.ranges import RangeMap
+from pimflow.deep_fusion.layers import Layer
+
+# Sums that wait on chip for further channels keep fp32; a narrower storage type has no room for them.
+SUM_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ChannelRun:
+    """Layers ``[begin, end)`` of a group that go channel by channel.
+
+    Attributes
+    ----------
+    begin, end : int
+        Steps of the group.
+    sums : bool
+        Whether the last adds up what it gets of each channel; its result is on chip whole.
+    """
+
+    begin: int
+    end: int
+    sums: bool = False
+
+    def __contains__(self, step: int) -> bool:
+        return self.begin <= step < self.end
+
+    @property
+    def forming(self) -> range:
+        """Steps whose results are on chip a channel at a time."""
+        return range(self.begin, self.end - self.sums)
+
+
+def keeps_channels(layer: Layer) -> bool:
+    """Whether each channel of the result needs the same channel of every operand, and no other."""
+    channels = layer.maps[0][3].output_extent
+    kept = all(maps[3] == RangeMap.same(channels) for maps in layer.maps)
+    return kept and not layer.kept_elements and layer.filters in (1, channels)
+
+
+def forms_channels(layer: Layer) -> bool:
+    """Whether its weights come a channel of the result at a time."""
+    return (
+        layer.macs > 0
+        and not layer.kept_elements
+        and layer.filters == layer.maps[0][3].output_extent
+        and all(maps[3] == RangeMap.same(maps[3].extent) for maps in layer.maps[1:])
+    )
+
+
+def sums_channels(layer: Layer) -> bool:
+    """Whether its results are sums over all channels of its one operand."""
+    if layer.macs == 0 or layer.kept_elements or len(layer.inputs) != 1:
+        return False
+    channels = layer.maps[0][3]
+    whole = channels.window == channels.extent and channels.repeat == channels.output_extent == layer.filters
+    return whole and layer.weight_elements >= slice_elements(layer) * channels.extent
+
+
+def slice_elements(layer: Layer) -> int:
+    """Weights that one channel of the operand meets, where results are sums over channels."""
+    return layer.maps[0][1].window * layer.maps[0][2].window * layer.filters
+
+
+def run_weights(layer: Layer, sums: bool) -> int:
+    """Weights on chip while a layer goes channel by channel."""
+    if sums:  # a bias stays
+        channels = layer.maps[0][3].extent
+        return layer.weight_elements - slice_elements(layer) * (channels - 1)
+    return layer.filter_elements
+
+
+def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> frozenset[str]:
+    """Tensors of which one channel at a time is on chip."""
+    found: set[str] = set()
+    for run in runs:
+        found |= {layers[step].name for step in run.forming} | _operands(layers, run)
+    return frozenset(found)
+
+
+def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
+    """What the run loads a channel at a time: it alone reads it, and nothing in it needs all channels."""
+    made = {layer.name for layer in layers}
+    inside = layers[run.begin : run.end]
+    whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
+    others = {name for step, layer in enumerate(layers) if step not in run for name in layer.inputs}
+    return {name for layer in inside for name in layer.inputs} - made - whole - others
+
+
+def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
+    """Every run that these layers can be done in.
+
+    Parameters
+    ----------
+    sums : bool
+        Whether sums may wait on chip.
+    """
+    last = {name: step for step, layer in enumerate(layers) for name in layer.inputs}
+    for begin, first in enumerate(layers):
+        if sums and sums_channels(first):
+            run = ChannelRun(begin=begin, end=begin + 1, sums=True)
+            if first.inputs[0] in _operands(layers, run):
+                yield run
+        if not (keeps_channels(first) or forms_channels(first)):
+            continue
+        made, furthest, channels = set(), 0, first.maps[0][3].output_extent
+        for end in range(begin + 1, len(layers) + 1):
+            layer = layers[end - 1]
+            if end > begin + 1 and layer.maps[0][3].extent != channels:
+                break
+            if end > begin + 1 and not keeps_channels(layer):
+                run = ChannelRun(begin=begin, end=end, sums=True)
+                joined = sums and sums_channels(layer) and furthest < end
+                if joined and layer.inputs[0] in made | _operands(layers, run):
+                    yield run
+                break
+            made.add(layer.name)
+            furthest = max(furthest, last.get(layer.name, 0))
+            if furthest < end:
+                yield ChannelRun(begin=begin, end=end)
+
+
+def fitting_runs(
+    layers: Sequence[Layer],
+    elements: Mapping[str, int],
+    channels: Callable[[str], int],
+    capacity: int,
+    sums: bool,
+) -> tuple[tuple[ChannelRun, ...], int] | None:
+    """The fewest runs with which untiled layers fit, and what they take; None if they do not.
+
+    Every filter comes when it is needed, and nothing lies over anything else that is alive.
+
+    Parameters
+    ----------
+    elements : mapping of str to int
+        Of each tensor, all channels.
+    channels : callable
+        How many a tensor has.
+    capacity : int
+        Elements on chip.
+    sums : bool
+        See `possible_runs`.
+    """
+    made = {layer.name: step for step, layer in enumerate(layers)}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, layer in enumerate(layers):
+        for name in layer.inputs:
+            first.setdefault(name, made.get(name, step))
+            last[name] = step
+    for name, step in made.items():
+        first.setdefault(name, step)
+        last.setdefault(name, step)
+
+    def taken(run: ChannelRun, single: bool) -> int:
+        few = set() if single else by_channel(layers, (run,))
+        alive = sum(
+            -(-elements[name] // channels(name)) if name in few else elements[name]
+            for name in elements
+            if first[name] < run.end and last[name] >= run.begin
+        )
+        return alive + sum(
+            run_weights(layers[step], run.sums and step == run.end - 1) for step in range(run.begin, run.end)
+        )
+
+    steps = [(ChannelRun(begin=step, end=step + 1), True) for step in range(len(layers))]
+    edges = steps + [(run, False) for run in possible_runs(layers, sums)]
+    best: list[tuple[float, int, tuple[ChannelRun, ...]]] = [(0, 0, ())]
+    best += [(math.inf, 0, ())] * len(layers)
+    for run, single in sorted(edges, key=lambda edge: edge[0].end):
+        count, most, runs = best[run.begin]
+        if count < math.inf and (size := taken(run, single)) <= capacity:
+            new = (count, max(most, size), runs) if single else (count + 1, max(most, size), (*runs, run))
+            best[run.end] = min(best[run.end], new)
+    count, most, runs = best[-1]
+    return None if count == math.inf else (runs, most)

@@ -1,0 +1,247 @@
+"""Groups over branches: the best exact cover of the layers by convex sets of the graph.
+
+A set is convex if no path leaves it and comes back. What lies between two layers of a group in the order of
+the file may then stay outside. A cover can run if its groups do not wait for one another in a circle.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from scipy import optimize, sparse
+
+from pimflow.deep_fusion.costs import Costed, Costs
+from pimflow.deep_fusion.growing import MAX_LAYERS
+from pimflow.deep_fusion.layers import LayerGraph
+
+# Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
+MAX_SETS = 4000
+# Of covers that differ by less than this share of the unfused network, the one with fewer groups.
+TIE = 1e-9
+
+Links = tuple[tuple[int, ...], ...]
+
+
+class ConvexCover:
+    """Exact covers by runs of the order and by convex sets of links: layers with what follows in place.
+
+    Where a graph has no more than `MAX_SETS` convex sets of layers, they are all tried.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.links: Links = tuple((position,) for position in range(len(costs)))
+        self.sets, complete = convex_sets(costs.graph, self.links)
+        if not complete:
+            self.links = _links(costs.graph)
+            self.sets, _ = convex_sets(costs.graph, self.links, near=True)
+        self._others: list[Costed] | None = None
+
+    @property
+    def beyond_runs(self) -> bool:
+        """Whether any of the sets is no run."""
+        return any(_gap(self._positions(each)) for each in self.sets)
+
+    def best(self, costs: Costs) -> list[Costed]:
+        """The cover of the least objective, in an order in which it can run."""
+        least = _cuts(costs)
+        runs = [each for end in range(1, len(costs) + 1) for each in costs.ending(end) if each]
+        columns = [
+            each
+            for each in runs
+            if len(each.positions) == 1 or each.objective < least[each.positions[0]][len(each.positions)]
+        ]
+        if self._others is None:
+            self._others = [each for each in self._costed() if _gap(each.positions)]
+        fresh = (costs.of(each.positions) if costs.refuses(each) else each for each in self._others)
+        self._others = [
+            each for each in fresh if each and each.objective < _by_runs(each.positions, least, costs)
+        ]
+        return _cover(columns + self._others, costs)
+
+    def _positions(self, links: Sequence[int]) -> tuple[int, ...]:
+        return tuple(position for link in links for position in self.links[link])
+
+    def _costed(self) -> Iterator[Costed]:
+        """Every set that fits and pays; each grows from the one without its first link."""
+        larger = defaultdict(list)
+        for each in self.sets:
+            larger[each[1:]].append(each)
+        empty = self.costs.growing()
+        stack = [(each, empty) for each in larger[()]]
+        while stack:
+            links, growing = stack.pop()
+            positions = self.links[links[0]]
+            if len(growing.positions) + len(positions) > MAX_LAYERS:
+                continue
+            growing = growing.copy()
+            fits, best = self.costs.grown(growing, reversed(positions))
+            if best:
+                yield best
+            if fits:
+                stack += [(each, growing) for each in larger[links]]
+
+
+def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[list[tuple[int, ...]], bool]:
+    """Convex sets of links, by size, and whether they are all; at most `MAX_SETS`.
+
+    Every set without its first link is one, too.
+
+    Parameters
+    ----------
+    near : bool
+        Only those that grow, from the last link, by links that share a tensor with what they have.
+    """
+    link_of = {position: index for index, link in enumerate(links) for position in link}
+    readers, tensors = [0] * len(links), [0] * len(links)
+    numbers = {name: 1 << number for number, name in enumerate(graph.shapes)}
+    for index, link in enumerate(links):
+        for position in link:
+            layer = graph.layers[position]
+            for name in (layer.name, *layer.inputs):
+                tensors[index] |= numbers[name]
+            for reader in graph.readers[layer.name]:
+                readers[index] |= 1 << link_of[reader]
+        readers[index] &= ~(1 << index)
+    reached = [0] * len(links)
+    for index in reversed(range(len(links))):
+        for other in _bits(readers[index]):
+            reached[index] |= reached[other] | 1 << other
+    found, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
+    while level:
+        found += [each[0] for each in level]
+        if len(found) > MAX_SETS:
+            return found[:MAX_SETS], False
+        level = [
+            ((index, *one), mask | 1 << index, touched | tensors[index])
+            for one, mask, touched in level
+            for index in reversed(range(one[0]))
+            if (not near or tensors[index] & touched)
+            and not any(reached[other] & mask for other in _bits(readers[index] & ~mask))
+        ]
+    return found, True
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _links(graph: LayerGraph) -> Links:
+    """Layers, each with those behind it that alone read what is before them, and change it in place."""
+    found: list[list[int]] = []
+    for position, layer in enumerate(graph.layers):
+        before = graph.layers[position - 1].name
+        follows = position and layer.in_place and set(layer.inputs) == {before}
+        if follows and graph.readers[before] == (position,) and before not in graph.outputs:
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return tuple(map(tuple, found))
+
+
+def _gap(positions: Sequence[int]) -> bool:
+    return positions[-1] - positions[0] >= len(positions)
+
+
+def _cuts(costs: Costs) -> np.ndarray:
+    """By first layer and length, the least objective of a run cut into shorter ones, or of one layer."""
+    count = len(costs)
+    whole = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
+    for end in range(1, count + 1):
+        for length, each in enumerate(costs.ending(end), 1):
+            if each:
+                whole[end - length, length] = each.objective
+    least = np.full((count, MAX_LAYERS + 1), np.inf)
+    least[:, 1] = whole[:count, 1]
+    for begin in range(count):
+        best = whole[begin].copy()  # of [begin, begin + length), cut or not
+        best[0] = np.inf
+        for length in range(2, min(MAX_LAYERS, count - begin) + 1):
+            first = np.arange(1, length)
+            least[begin, length] = (best[first] + whole[begin + first, length - first]).min()
+            best[length] = min(best[length], least[begin, length])
+    return least
+
+
+def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float:
+    """Least objective of the layers, as groups of which each is a run."""
+    total, begin = 0.0, 0
+    for index in range(1, len(positions) + 1):
+        if index < len(positions) and positions[index] == positions[index - 1] + 1:
+            continue
+        first, length = positions[begin], index - begin
+        run = costs.run(first, first + length)
+        total += min(least[first, length], run.objective if run else math.inf)
+        begin = index
+    return total
+
+
+def _cover(columns: list[Costed], costs: Costs) -> list[Costed]:
+    """The exact cover of the least objective that can run."""
+    rows = np.concatenate([each.positions for each in columns])
+    places = np.repeat(np.arange(len(columns)), [len(each.positions) for each in columns])
+    shape = (len(costs), len(columns))
+    constraints = [
+        optimize.LinearConstraint(sparse.csr_array((np.ones(len(rows)), (rows, places)), shape), 1, 1)
+    ]
+    values = np.array([each.objective for each in columns])
+    scaled = values / sum(each.objective for each in costs.alone) + TIE
+    while True:
+        found = optimize.milp(
+            scaled,
+            constraints=constraints,
+            integrality=np.ones(len(columns)),
+            bounds=optimize.Bounds(0, 1),
+            options={"mip_rel_gap": 0.0},
+        )
+        assert found.x is not None, found.message  # single layers are a cover
+        chosen = np.flatnonzero(found.x > 0.5)
+        order, circle = _order([columns[index] for index in chosen], costs.graph)
+        if not circle:
+            return order
+        cut = np.zeros((1, len(columns)))
+        cut[0, chosen[circle]] = 1
+        constraints.append(optimize.LinearConstraint(cut, -np.inf, len(circle) - 1))
+
+
+def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[int]]:
+    """The groups in an order in which they can run, early layers first; or some that wait in a circle."""
+    group_of = {position: index for index, each in enumerate(groups) for position in each.positions}
+    waits = [
+        {group_of[source] for position in each.positions for source in graph.sources[position]} - {index}
+        for index, each in enumerate(groups)
+    ]
+    readers = defaultdict(list)
+    for index, sources in enumerate(waits):
+        for source in sources:
+            readers[source].append(index)
+    left = [len(sources) for sources in waits]
+    ready = [(each.positions[0], index) for index, each in enumerate(groups) if not left[index]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        index = heapq.heappop(ready)[1]
+        order.append(index)
+        for reader in readers[index]:
+            left[reader] -= 1
+            if not left[reader]:
+                heapq.heappush(ready, (groups[reader].positions[0], reader))
+    if len(order) == len(groups):
+        return [groups[index] for index in order], []
+    return [], _circle(waits, set(range(len(groups))) - set(order))
+
+
+def _circle(waits: list[set[int]], stuck: set[int]) -> list[int]:
+    """Groups each of which waits for the next, and the last for the first."""
+    path, seen = [min(stuck)], {}
+    while path[-1] not in seen:
+        seen[path[-1]] = len(path) - 1
+        path.append(min(waits[path[-1]] & stuck))
+    return path[seen[path[-1]] : -1]

@@ -1,0 +1,239 @@
+"""What groups of layers cost under their best tiling: every run of the order, and any others on request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pimflow.deep_fusion.accelerator import Accelerator
+from pimflow.deep_fusion.candidates import Candidates
+from pimflow.deep_fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
+from pimflow.deep_fusion.group import Group
+from pimflow.deep_fusion.growing import MAX_LAYERS, Growing
+from pimflow.deep_fusion.layers import LayerGraph
+from pimflow.deep_fusion.tiling import Tiling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costed:
+    """The best group found for some layers.
+
+    Attributes
+    ----------
+    positions : tuple of int
+        Of its layers in the graph, ascending.
+    tiling : Tiling
+    resident : frozenset of str
+    channel_runs : tuple of ChannelRun
+        See `Group`.
+    objective : float
+        What the search minimises, in its unit.
+    bound_elements : int
+        Its tiles take no less on chip.
+    """
+
+    positions: tuple[int, ...]
+    objective: float
+    tiling: Tiling = field(default_factory=Tiling)
+    resident: frozenset[str] = frozenset()
+    channel_runs: tuple[ChannelRun, ...] = ()
+    bound_elements: int = 0
+
+    def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
+        """It in a graph where its layers are those from `begin` on."""
+        return Group(
+            graph=graph,
+            begin=begin,
+            end=begin + len(self.positions),
+            tiling=self.tiling,
+            reuse=reuse,
+            resident=self.resident,
+            channel_runs=self.channel_runs,
+        )
+
+
+class Objective:
+    """What the search minimises: ``traffic`` in bytes, ``time`` in ns, overlapped, or ``energy`` in pJ."""
+
+    def __init__(self, accelerator: Accelerator, kind: str) -> None:
+        self.accelerator, self.kind = accelerator, kind
+        self.capacity_elements = accelerator.on_chip_bytes // accelerator.element_bytes
+
+    def of(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
+        traffic_bytes = traffic_elements * self.accelerator.element_bytes
+        if self.kind == "energy":
+            return self.accelerator.energy_pj(traffic_bytes, operations)
+        return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
+
+    def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
+        moving = self.accelerator.memory_ns(traffic_elements * self.accelerator.element_bytes)
+        return np.maximum(moving, self.accelerator.compute_ns(operations))
+
+
+class Costs:
+    """Best group of every run of layers, by its last layer; made when first asked for. And of other sets.
+
+    A group pays if it is no slower than its layers by themselves.
+
+    Parameters
+    ----------
+    progress : callable
+        Told the share of the runs that is done.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        objective: Objective,
+        reuse: str,
+        halo: str,
+        progress: Callable[[float], None],
+    ) -> None:
+        self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
+        self.candidates = Candidates.of(graph, halo)
+        # by layers, the least bound that could not be placed: only what is below it is tried
+        self._refused: dict[tuple[int, ...], int] = {}
+        self._refused_untiled: set[tuple[int, ...]] = set()
+        alone = [(graph.moved_elements(layer), layer.operations) for layer in graph.layers]
+        self.alone = [
+            Costed(positions=(position,), objective=float(objective.of(*each)))
+            for position, each in enumerate(alone)
+        ]
+        self._alone_ns = [float(objective.time_ns(*each)) for each in alone]
+        self._columns: dict[int, list[Costed | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self.graph.layers)
+
+    def ending(self, end: int) -> list[Costed | None]:
+        """Runs that end before layer `end`, shortest first; None for those that do not pay."""
+        if end not in self._columns:
+            growing, column = self.growing(), []
+            while len(column) < min(end, MAX_LAYERS):
+                fits, best = self.grown(growing, [end - 1 - len(column)])
+                if not fits:
+                    break
+                column.append(best)
+            self._columns[end] = column
+            self.progress(len(self._columns) / len(self))
+        return self._columns[end]
+
+    def run(self, begin: int, end: int) -> Costed | None:
+        """The group of layers ``[begin, end)``; None if it does not pay or fit."""
+        column = self.ending(end)
+        return column[end - begin - 1] if end - begin <= len(column) else None
+
+    def growing(self) -> Growing:
+        """A group without layers yet."""
+        return Growing(self.graph, self.candidates, self.reuse)
+
+    def grown(self, growing: Growing, positions: Iterable[int]) -> tuple[bool, Costed | None]:
+        """Let a group grow by layers, the last first: whether it fits with any tiling, and it if it pays."""
+        for position in positions:
+            growing.grow(position)
+        key = tuple(reversed(growing.positions))
+        if len(key) == 1:
+            return True, self.alone[key[0]]
+        capacity = self.objective.capacity_elements
+        resident, streamed = growing.memory()
+        bound = np.minimum(resident, streamed)
+        possible = growing.allowed & (bound <= capacity)
+        if not possible.any():
+            return False, None
+        possible &= bound < self._refused.get(key, capacity + 1)
+        best = self._best(growing, key, np.flatnonzero(possible), resident, streamed)
+        return True, self._by_channel(growing, key, best) or best
+
+    def of(self, positions: Sequence[int]) -> Costed | None:
+        """The group of any layers, in their order; None if it does not pay or fit."""
+        return self.grown(self.growing(), reversed(positions))[1]
+
+    def refuse(self, groups: Iterable[Costed]) -> None:
+        """Give other tilings of these from now on: some that take less."""
+        for each in groups:
+            if each.channel_runs:
+                self._refused_untiled.add(each.positions)
+            else:
+                self._refused[each.positions] = each.bound_elements
+            self._columns.pop(each.positions[-1] + 1, None)
+
+    def refuses(self, costed: Costed) -> bool:
+        """Whether it was given before it, or one that takes less, could not be placed."""
+        if costed.channel_runs:
+            return costed.positions in self._refused_untiled
+        return costed.bound_elements >= self._refused.get(costed.positions, math.inf)
+
+    def _by_channel(self, growing: Growing, positions: tuple[int, ...], best: Costed | None) -> Costed | None:
+        """Untiled maps, with runs that go channel by channel, if that fits and is better than `best`."""
+        objective = self.objective
+        moved = growing.moved[0] + sum(loaded[0] for loaded in growing.outside.values())
+        moved += sum(size for size, _ in growing.weights)
+        value = float(objective.of(moved, growing.operations[0]))
+        pays = objective.time_ns(moved, growing.operations[0]) <= sum(self._alone_ns[p] for p in positions)
+        wanted = growing.untiled and self.reuse != "none" and pays
+        if not wanted or (best and best.objective <= value):
+            return None
+        found = fitting_runs(
+            [self.graph.layers[position] for position in positions],
+            {name: int(tile.elements[0]) for name, tile in growing.tiles.items()},
+            lambda name: self.graph.shapes[name][3],
+            objective.capacity_elements,
+            objective.accelerator.element_bytes >= SUM_BYTES,
+        )
+        growing.untiled = found is not None  # with more layers, too
+        if found is None or not found[0] or positions in self._refused_untiled:
+            return None
+        runs, bound = found
+        return Costed(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
+
+    def _best(
+        self,
+        growing: Growing,
+        positions: tuple[int, ...],
+        at: np.ndarray,
+        resident: np.ndarray,
+        streamed: np.ndarray,
+    ) -> Costed | None:
+        """The best of the candidates `at`, which fit, with the weights that stay on chip."""
+        objective, alone_ns = self.objective, sum(self._alone_ns[position] for position in positions)
+        moved = (growing.moved + sum(growing.outside.values()))[at]
+        moved = moved + sum(size for size, _ in growing.weights)
+        operations = growing.operations[at]
+        left = sum(size for size, _ in growing.weights)
+        tiles, room = growing.candidates.tiles[at], objective.capacity_elements - streamed[at]
+        whole = (resident[at] <= objective.capacity_elements) | (self.reuse == "none")
+        # the least that each may come to, and what those come to that load no weights again
+        values = objective.of(moved, operations)
+        values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
+        once = values[whole | (tiles == 1) | (room >= left)]
+        able = np.isfinite(values) & (values <= once.min(initial=np.inf))
+        if not able.any():
+            return None
+        at, moved, operations, tiles, room, whole = (
+            x[able] for x in (at, moved, operations, tiles, room, whole)
+        )
+        kept = []
+        for size, _ in growing.weights:
+            if (room >= left).all():  # all that follow fit beside one another
+                break
+            left -= size
+            stays = whole | ((size <= room) & (tiles > 1))
+            room = room - size * (stays & ~whole)
+            moved = moved + size * (tiles - 1) * ~stays
+            kept.append(stays)
+        values = objective.of(moved, operations)
+        values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
+        best = np.lexsort((tiles, operations, values))[0]
+        if not np.isfinite(values[best]):
+            return None
+        held = [name for i, (_, name) in enumerate(growing.weights) if i >= len(kept) or kept[i][best]]
+        return Costed(
+            positions=positions,
+            objective=float(values[best]),
+            tiling=growing.candidates.tiling(at[best]),
+            resident=frozenset(held),
+            bound_elements=int(min(resident[at[best]], streamed[at[best]])),
+        )

@@ -1,0 +1,191 @@
+"""Groups that grow, under all tilings at once.
+
+For one last layer, groups grow towards the front: nothing that is already in the group changes but what the
+layers before it supply, so each further layer takes a fixed number of operations on all tilings.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.deep_fusion.candidates import Candidates, Hull, hull, read
+from pimflow.deep_fusion.group import overlappable
+from pimflow.deep_fusion.layers import Layer, LayerGraph
+from pimflow.deep_fusion.overlap import row_lead
+
+# Longest group that is tried.
+MAX_LAYERS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A tensor's part on chip, for every candidate.
+
+    Attributes
+    ----------
+    sizes : tuple of ndarray
+        Longest extents along n, h and w.
+    elements, touched : ndarray
+        On chip at once; over all tiles.
+    retained : ndarray
+        Whether anything stays from tile to tile.
+    """
+
+    sizes: tuple[np.ndarray, np.ndarray, np.ndarray]
+    elements: np.ndarray
+    touched: np.ndarray
+    retained: np.ndarray
+
+
+class Growing:
+    """A group that grows from its last layer towards the front, each layer before all that it has."""
+
+    def __init__(self, graph: LayerGraph, candidates: Candidates, reuse: str) -> None:
+        self.graph, self.candidates, self.reuse = graph, candidates, reuse
+        self.positions: list[int] = []  # of its layers, the last first
+        count = len(candidates.tiles)
+        self.wanted: dict[str, tuple[Hull, Hull, Hull]] = {}
+        self.tiles: dict[str, Tile] = {}
+        self.outside: dict[str, np.ndarray] = {}
+        self.first: dict[str, int] = {}  # steps are counted from the last
+        self.last: dict[str, int] = {}
+        self.allowed = np.ones(count, bool)
+        # by step: tiles alive, what deep reuse saves, and of that what needs whole weights
+        self.live = np.zeros((MAX_LAYERS, count), np.int64)
+        self.saved = np.zeros((MAX_LAYERS, count), np.int64)
+        self.saved_by_weights = np.zeros((MAX_LAYERS, count), np.int64)
+        self.filters = np.zeros((MAX_LAYERS, 1), np.int64)
+        self.always = np.zeros(count, np.int64)  # elements that live over all steps
+        self.moved = np.zeros(count, np.int64)  # by results and kept ones; what is loaded is in `outside`
+        self.operations = np.zeros(count)
+        self.weights: list[tuple[int, str]] = []
+        self.untiled = True  # whether whole maps may still fit, channel by channel
+
+    def copy(self) -> Growing:
+        """One that grows on its own."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray | dict | list):
+                setattr(other, name, value.copy())
+        return other
+
+    def grow(self, position: int) -> None:
+        """Take a layer that runs before the group into it."""
+        layer, step = self.graph.layers[position], len(self.positions)
+        name, shape = layer.name, self.graph.shapes[layer.name]
+        self.positions.append(position)
+        wanted = self.wanted.pop(name, (None, None, None))
+        if self.graph.stored(name, self.positions):
+            pieces = [axis.pieces(extent) for axis, extent in zip(self.candidates.axes, shape)]
+            wanted = tuple(hull(have, piece) for have, piece in zip(wanted, pieces))
+            self.allowed &= self.candidates.fits(shape)
+            self.moved += math.prod(shape)
+        self.moved += layer.kept_elements
+        tile, fresh = self._tile(wanted, shape[3])
+        self._live(name, tile, step, self.last.setdefault(name, step))
+        self.outside.pop(name, None)
+        self.operations += layer.operations * (tile.touched / math.prod(shape))
+        if layer.weight_elements:
+            self.weights.append((layer.weight_elements, name))
+            self.weights.sort(reverse=True)
+            self.filters[step] = layer.filter_elements
+        for source, maps in zip(layer.inputs, layer.maps):
+            self._need(source, [read(m, *part) for m, part in zip(maps, fresh)], step)
+        if self.reuse == "deep":
+            self._save(layer, tile, step)
+
+    def _tile(self, wanted: tuple[Hull, Hull, Hull], channels: int) -> tuple[Tile, list[Hull]]:
+        sizes, totals, fresh = [], [], []
+        for axis, (begin, end) in zip(self.candidates.axes, wanted):
+            held, new = axis.kept(begin, end)
+            sizes.append(axis.longest(*held))
+            totals.append(axis.total(*new))
+            fresh.append(new)
+            if axis is self.candidates.axes[1]:
+                kept = np.logical_or.reduceat(new[0] > held[0], axis.starts)
+        product = self.candidates.product
+        tile = Tile(
+            sizes=tuple(sizes),
+            elements=product(*sizes) * channels,
+            touched=product(*totals) * channels,
+            retained=self._of_rows(kept) if kept.any() else np.zeros(1, bool),
+        )
+        return tile, fresh
+
+    def _of_rows(self, kept: np.ndarray) -> np.ndarray:
+        """Of a value by cut of the rows: by combination."""
+        images, _, columns = (np.ones(len(axis.parts), bool) for axis in self.candidates.axes)
+        return self.candidates.product(images, kept, columns)
+
+    def _need(self, source: str, parts: list[Hull], step: int) -> None:
+        """Widen a tensor that is, so far, made outside."""
+        have = self.wanted.get(source, (None, None, None))
+        self.wanted[source] = tuple(hull(a, b) for a, b in zip(have, parts))
+        tile, _ = self._tile(self.wanted[source], self.graph.shapes[source][3])
+        self.last.setdefault(source, step)
+        self._live(source, tile, step, self.last[source])
+        self.outside[source] = tile.touched
+
+    def _live(self, name: str, tile: Tile, first: int, last: int) -> None:
+        """Let a tensor live in steps `first` to `last`, in place of what it had before."""
+        old = self.tiles.get(name)
+        if old is not None:
+            self._add(old, self.first[name], last, -1)
+        self._add(tile, first, last, 1)
+        self.tiles[name], self.first[name] = tile, first
+
+    def _add(self, tile: Tile, first: int, last: int, sign: int) -> None:
+        always = tile.elements * (True if self.reuse == "none" else tile.retained)
+        self.always += sign * always
+        if self.reuse != "none":
+            rows = slice(last, first + 1)
+            self.live[rows] += sign * (tile.elements - always)
+
+    def _save(self, layer: Layer, tile: Tile, step: int) -> None:
+        """What the result saves by lying over an operand that dies with it; as `Group.joins`."""
+        if len(set(layer.inputs)) < len(layer.inputs):
+            return
+        dying = [name for name in layer.inputs if self.last[name] == step]
+        if not dying:
+            return
+        # a candidate may retain the first that dies and not the next; that is left unused
+        operand = self.tiles[dying[0]]
+        free = ~operand.retained & ~tile.retained
+        if layer.in_place:
+            self.saved[step] = tile.elements * (free & (operand.elements == tile.elements))
+        elif overlappable(layer):
+            n, h, w = operand.sizes
+            _, oh, ow = tile.sizes
+            grid = lambda a, axis: np.expand_dims(a, [x for x in range(3) if x != axis])  # noqa: E731
+            channels, filters = self.graph.shapes[dying[0]][3], self.graph.shapes[layer.name][3]
+            lead = row_lead(
+                layer.maps[0][1],
+                grid(h, 1),
+                grid(w, 2),
+                channels,
+                grid(oh, 1),
+                grid(ow, 2),
+                filters,
+                grid(n, 0),
+            ).ravel()
+            both = np.maximum(lead + operand.elements, tile.elements)
+            saving = np.maximum(0, operand.elements + tile.elements - both) * free
+            (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
+
+    def memory(self) -> tuple[np.ndarray, np.ndarray]:
+        """Elements on chip with all weights there all the time, and with those of one filter at a time.
+
+        Lower bounds of what a placement takes.
+        """
+        rows = slice(0, len(self.positions))
+        weights = sum(size for size, _ in self.weights)
+        if self.reuse == "none":
+            return (self.always + weights,) * 2
+        alive = self.live[rows] - self.saved[rows]
+        resident = (alive - self.saved_by_weights[rows]).max(axis=0) + self.always + weights
+        streamed = (alive + self.filters[rows]).max(axis=0) + self.always
+        return resident, streamed

@@ -1,0 +1,44 @@
+"""Energies of an accelerator with on-chip memory before DRAM."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.errors import SpecError, hint
+from pimflow.hardware.reader import build, not_negative, read_toml
+
+ENERGY = ("dram_pj_per_byte", *(f"mac_{dtype}_pj" for dtype in ELEMENT_BYTES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorEnergy:
+    """What moving and computing cost.
+
+    Attributes
+    ----------
+    energy : dict of str to float
+        ``dram_pj_per_byte``, and ``mac_<dtype>_pj`` per multiply-accumulate.
+    sources : dict of str to str
+        Where each value comes from.
+    """
+
+    name: str
+    description: str
+    energy: dict[str, float]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        not_negative(**{f"energy.{key}": value for key, value in self.energy.items()})
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike) -> AcceleratorEnergy:
+        """The embedded accelerator of that name, or a TOML file of the same form."""
+        stem, table = read_toml("accelerator", name_or_path)
+        found = build(cls, table, f"accelerator '{stem}'", name=stem)
+        for key in sorted(found.energy.keys() - set(ENERGY)):
+            raise SpecError(f"accelerator '{stem}': unknown field 'energy.{key}'; {hint(key, ENERGY)}")
+        for key in sorted(set(ENERGY) - found.energy.keys()):
+            raise SpecError(f"accelerator '{stem}': missing field 'energy.{key}'")
+        return found
