@@ -1,5 +1,6 @@
 """Are selections of primitives the best ones, and within their budgets?"""
 
+import ctypes
 import itertools
 import time
 from dataclasses import replace
@@ -7,12 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from selections import added_up, candidate, choices, inceptions, network, problem_of, problems, product_form
+from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.placement import milp
 from pimflow.placement.selection import MEMORY_MODELS, Budgets
 from pimflow.placement.selection_ilp import solve
+from pimflow.placement.selection_instances import candidate, inceptions, network, problem_of
 from pimflow.placement.selection_search import (
     check_names,
     everywhere,
@@ -117,6 +120,22 @@ def test_fronts_are_monotone(problem, over, points):
     assert all(values[axis] <= point.budget_bytes for point, values in zip(found, taken))
     assert taken[-1][0] == fastest(problem).sums.time_ns
     assert taken[0][axis] == min(added_up(problem, choice)[axis] for choice in choices(problem))
+
+
+def test_remarks_of_the_solver_stay_out_of_what_is_printed(monkeypatch, capfd):
+    """HiGHS writes lines to C's stdout, which keeps them back where that is no terminal."""
+    c = ctypes.CDLL(None)
+
+    def remarking(*arguments, **options):
+        c.puts(b"HighsMipSolverData::tmpSolver.run();")
+        return milp_of_scipy(*arguments, **options)
+
+    milp_of_scipy = milp.optimize.milp
+    monkeypatch.setattr(milp.optimize, "milp", remarking)
+    assert fastest(two_layers()).sums.time_ns == 3.0
+    print("said afterwards")
+    c.fflush(None)
+    assert capfd.readouterr().out == "said afterwards\n"
 
 
 def two_layers(memory_model="liveness"):
