@@ -79,6 +79,7 @@ LAYERS = (
         "published_ablation",
         "published_tables",
         "primitive_selection",
+        "selection_figures",
         "relay",
         "pass_options",
         "tvm_extension",
@@ -110,6 +111,7 @@ WITHOUT_TVM = (
     "primitive_layers",
     "primitive_prediction",
     "primitive_selection",
+    "selection_figures",
     "select_command",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")
