@@ -80,6 +80,8 @@ LAYERS = (
         "published_tables",
         "primitive_selection",
         "selection_figures",
+        "published_selection",
+        "published_selection_tables",
         "relay",
         "pass_options",
         "tvm_extension",

@@ -109,12 +109,12 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
         "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
         "memory_model": args.memory_model,
         "device": args.device,
-        **_times(args, profile),
+        **times(args, profile),
     }
 
 
-def _times(args: argparse.Namespace, profile: str) -> dict[str, object]:
-    """Where times come from."""
+def times(args: argparse.Namespace, profile: str) -> dict[str, object]:
+    """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
     from pimflow.primitive_selection import MEASURE, MODES
 

@@ -1,6 +1,6 @@
 """GoogLeNet from stored times: are fronts quick and right, and do the times still make sense?
 
-`googlenet-profile.json` has the twelve promising primitives of every layer, as `pimflow select googlenet -o`
+`published-profile.json` has the twelve promising primitives of every layer, as `pimflow select googlenet -o`
 wrote it on a shared machine of two cores, with other work beside it.
 """
 
@@ -21,7 +21,7 @@ from pimflow.primitive_layers import Layers
 from pimflow.primitive_prediction import predicted_ns
 from pimflow.primitive_profile import Profile, applicable, unmeasured
 
-STORED = Profile.read(Path(__file__).with_name("googlenet-profile.json"))
+STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
 DEVICE = STORED.device.name
 
 

@@ -98,21 +98,19 @@ def product_form(problem: Problem, memory_bytes: float) -> float | None:
     costs, rows = [0.0] * len(x), []
     footprint = {}
     for name in names:
+        chosen = any(c.rewrite.primitive for c in problem.table.candidates[name])
         for c in problem.table.candidates[name]:
             region = problem.graph.region(name)
-            tensors = [problem.tensor_bytes[t] for t in dict.fromkeys(region.inputs)] + [
-                problem.tensor_bytes[name]
-            ]
-            footprint[name, c.name] = (
-                sum(tensors) + (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
-            )
-            costs[x[name, c.name]] += c.tasks[0].execution_ns
+            tensors = [problem.tensor_bytes[t] for t in (*dict.fromkeys(region.inputs), name)]
+            own = (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
+            footprint[name, c.name] = sum(tensors) + own if chosen else 0
+            costs[x[name, c.name]] += sum(task.execution_ns for task in c.tasks)
         rows.append(({x[name, c.name]: 1.0 for c in problem.table.candidates[name]}, 1.0, 1.0))
     for region in problem.graph.regions:
         for tensor in dict.fromkeys(region.inputs):
             for c in problem.table.candidates[region.name]:
                 for p in problem.table.candidates.get(tensor, (None,)):
-                    given = p.output.layout if p else "HWC"
+                    given = p.output.layout if p else problem.table.inputs[tensor].layout
                     edge = problem.table.transforms.get((tensor, given, c.input.layout))
                     if edge is None:
                         continue
