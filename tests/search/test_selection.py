@@ -170,9 +170,9 @@ def test_one_kind_everywhere():
 @pytest.mark.parametrize("layers", [8, 13, 30, 70])  # of the paper's Table 1
 def test_as_many_layers_as_the_paper(layers):
     problem = inceptions(layers, 57, "sum")
-    begin = time.perf_counter()
+    begin = time.process_time()  # other work on the machine does not count
     quick = fastest(problem)
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 1.0
     small = minimise(problem, "memory").sums
     assert quick.gap == 0 and small.memory_bytes < quick.sums.memory_bytes
     half = Budgets(memory_bytes=(small.memory_bytes + quick.sums.memory_bytes) // 2)
