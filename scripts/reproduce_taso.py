@@ -69,6 +69,17 @@ def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, s
     return plain, published_selection_tables.tables(found, solved, known, sets), found
 
 
+def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
+    """The tables and pictures of docs/results.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = fill(text, name, table)
+    plot.save(FRONTS, published_selection_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
+    first = published_selection_tables.figure_of_network(found, found[0].network)
+    plot.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
+    replace_file(PAGE, text.encode())
+
+
 def main() -> None:
     parser = arguments()
     args = parser.parse_args()
@@ -78,13 +89,7 @@ def main() -> None:
     try:
         plain, tables, found = run(args, say)
         if args.page:
-            text = PAGE.read_text(encoding="utf-8")
-            for name, table in tables.items():
-                text = fill(text, name, table)
-            plot.save(FRONTS, published_selection_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
-            first = published_selection_tables.figure_of_network(found, found[0].network)
-            plot.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
-            replace_file(PAGE, text.encode())
+            write_page(tables, found)
     except PimflowError as error:
         print(f"reproduce_taso: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

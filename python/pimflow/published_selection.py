@@ -18,7 +18,7 @@ from pimflow.placement.selection_search import Point, fastest, front, minimise
 from pimflow.primitive_layers import Layers, apart
 from pimflow.primitive_prediction import predicted_ns
 from pimflow.primitive_profile import Profile
-from pimflow.primitive_selection import MODES, Selection, baselines, select_for
+from pimflow.primitive_selection import MODES, Selection, baselines, is_guess, select_for
 from pimflow.primitives import PRIMITIVES
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class Study:
     @property
     def layers(self) -> int:
         return sum(step.chosen for step in self.problem.steps)
+
+    @property
+    def guessed(self) -> int:
+        """Layers of the fastest selection whose time is predicted."""
+        return sum(bool(c.rewrite.primitive) and is_guess(c) for c in self.fastest.choice.values())
 
     @property
     def candidates(self) -> int:
@@ -303,6 +308,7 @@ def plain(found: Study) -> dict[str, Any]:
         "memory_model": found.problem.memory_model,
         "layers": found.layers,
         "candidates": found.candidates,
+        "guessed": found.guessed,
         "fastest": brief(found.fastest.sums),
         "smallest": brief(found.smallest.sums),
         "everywhere": {kind: brief(sums) for kind, sums in found.kinds.items()},

@@ -88,13 +88,19 @@ def solve_times(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def networks(found: Sequence[Study], known: Mapping[str, Mapping[str, int]]) -> str:
     """What each network's layers have, where times are from, and how long solving takes."""
-    head = ["network", "layers", "candidates", "times measured", "predicted", "fastest, s", "front, s"]
+    head = ["network", "layers", "candidates", "times measured", "predicted"]
+    head += ["layers of the fastest by a prediction", "fastest, s", "front, s"]
     lines = []
     for each in found:
         if (each.library, each.problem.memory_model) == ("all", "sum"):
             counts = known[each.network]
             cells = [each.network, str(each.layers), str(each.candidates), str(counts["measured"])]
-            cells += [str(counts["predicted"]), f"{each.solve_seconds:.2f}", f"{each.front_seconds:.1f}"]
+            cells += [
+                str(counts["predicted"]),
+                str(each.guessed),
+                f"{each.solve_seconds:.2f}",
+                f"{each.front_seconds:.1f}",
+            ]
             lines.append(cells)
     return markdown(head, lines)
 
@@ -233,7 +239,7 @@ def figure_of_fronts(found: Sequence[Study]) -> Figure:
 
     shown = (("published", "sum", "memory"), ("all", "liveness", "memory"), ("published", "sum", "workspace"))
     names = list(dict.fromkeys(each.network for each in found))
-    whole = Figure(figsize=(15, 3.6 * len(names)), layout="constrained")
+    whole = Figure(figsize=(12, 3 * len(names)), layout="constrained")
     rows = whole.subplots(len(names), len(shown), squeeze=False)
     by_key = {(e.network, e.library, e.problem.memory_model): e for e in found}
     for row, network in zip(rows, names):
@@ -241,7 +247,9 @@ def figure_of_fronts(found: Sequence[Study]) -> Figure:
             own = by_key[network, library, model]
             points = own.memory if over == "memory" else own.workspace
             what = model if over == "memory" else over
-            draw_front(axes, points, over, own.kinds, f"{network}, {library} primitives, {what}")
+            draw_front(axes, points, over, own.kinds, f"{network}, {library}: {what}")
+    handles, labels = rows[0][0].get_legend_handles_labels()
+    whole.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return whole
 
 
@@ -251,12 +259,12 @@ def figure_of_network(found: Sequence[Study], network: str) -> Figure:
 
     own = {(each.library, each.problem.memory_model): each for each in found if each.network == network}
     published, ours = own["published", "sum"], own["all", "liveness"]
-    whole = Figure(figsize=(15, 8), layout="constrained")
-    whole.suptitle(f"{network}: the published library in the sum model; all primitives, liveness")
+    whole = Figure(figsize=(13, 6.5), layout="constrained")
+    whole.suptitle(network)
     for row, each in zip(whole.subplots(2, 4), (published, ours)):
         kinds = {**each.kinds, "least memory": each.smallest.sums}
-        draw_times(row[0], kinds)
-        draw_memory(row[1], kinds)
+        draw_times(row[0], kinds, f"{each.library} primitives: time")
+        draw_memory(row[1], kinds, f"{each.library} primitives: {each.problem.memory_model}")
         draw_speedups(row[2], each.memory)
         draw_families(row[3], each.memory, "memory")
     return whole

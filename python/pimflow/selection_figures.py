@@ -73,35 +73,44 @@ def _scaled(axes: Axes, which: str, values: Sequence[float]) -> None:
         axes.set(**{f"{which}scale": "log"})
 
 
-def draw_times(axes: Axes, kinds: Mapping[str, Sums]) -> None:
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw_times(axes: Axes, kinds: Mapping[str, Sums], name: str = "") -> None:
     """Figures 1 and 5a: the time of each of `kinds`."""
     times_ms = [sums.time_ns / 1e6 for sums in kinds.values()]
     bars = axes.bar(list(kinds), times_ms)
-    axes.bar_label(bars, fmt="{:.3g}", fontsize=7)
-    axes.set(ylabel="time (ms)", title="one primitive everywhere, and selections")
+    axes.bar_label(bars, [_short(value) for value in times_ms], fontsize=7)
+    axes.set(ylabel="time (ms)", title=name or "time of one primitive everywhere")
     axes.tick_params(axis="x", labelrotation=30)
     _scaled(axes, "y", times_ms)
 
 
-def draw_memory(axes: Axes, kinds: Mapping[str, Sums]) -> None:
+def draw_memory(axes: Axes, kinds: Mapping[str, Sums], name: str = "") -> None:
     """Figures 1, 2 and 5b: memory, and the footprint of the largest layer, of each of `kinds`."""
     width = 0.4
     for number, (label, what) in enumerate(
         (("memory", "memory_bytes"), ("largest layer", "workspace_bytes"))
     ):
         places = [index + (number - 0.5) * width for index in range(len(kinds))]
-        bars = axes.bar(places, [getattr(sums, what) / MIB for sums in kinds.values()], width, label=label)
-        axes.bar_label(bars, fmt="{:.3g}", fontsize=7)
+        sizes = [getattr(sums, what) / MIB for sums in kinds.values()]
+        bars = axes.bar(places, sizes, width, label=label)
+        axes.bar_label(bars, [_short(size) for size in sizes], fontsize=7)
     axes.set_xticks(range(len(kinds)), list(kinds))
     axes.tick_params(axis="x", labelrotation=30)
-    axes.set(ylabel="MiB", title="memory, and the largest layer's footprint")
-    axes.legend(fontsize="small")
+    axes.set(ylabel="MiB", title=name or "memory, and the largest layer's footprint")
+    axes.margins(y=0.3)  # above the bars, for the legend
+    axes.legend(fontsize="small", loc="upper left", ncols=2)
 
 
 def draw_front(
     axes: Axes, points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = ""
 ) -> None:
-    """Figures 6 to 9: time over memory, or over the workspace; beside the front the greedy's, and `kinds`."""
+    """Figures 6 to 9: time over memory, or over the workspace; beside the front the greedy's, and `kinds`.
+
+    One of several has a `name`, and no legend of its own.
+    """
 
     def taken(sums: Sums) -> float:
         return (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
@@ -117,7 +126,8 @@ def draw_front(
     _scaled(axes, "y", [ms for _, ms in (*own, *greedily, *others)])
     what = "memory" if over == "memory" else "footprint of the largest layer"
     axes.set(xlabel=f"{what} (MiB)", ylabel="time (ms)", title=name or "front")
-    axes.legend(fontsize="x-small")
+    if not name:
+        axes.legend(fontsize="x-small")
 
 
 def draw_speedups(axes: Axes, points: Sequence[Point], name: str = "") -> None:
@@ -126,7 +136,7 @@ def draw_speedups(axes: Axes, points: Sequence[Point], name: str = "") -> None:
     ratios = [p.greedy.time_ns / p.selected.sums.time_ns if p.greedy else math.nan for p in falling]
     places = range(len(falling))
     bars = axes.bar(places, [0.0 if math.isnan(ratio) else ratio for ratio in ratios])
-    axes.bar_label(bars, ["none" if math.isnan(r) else f"{r:.2f}" for r in ratios], fontsize=7)
+    axes.bar_label(bars, ["none" if math.isnan(r) else _short(r) for r in ratios], fontsize=6)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(places, [f"{p.budget_bytes / MIB:.1f}" for p in falling], rotation=60, fontsize=8)
     axes.set(xlabel="budget (MiB)", ylabel="greedy's time / ours", title=name or "speed-up over greedy")
@@ -157,10 +167,16 @@ def draw_families(axes: Axes, points: Sequence[Point], over: str, name: str = ""
     """How many layers each family computes at every point of a front."""
     counts = [families(point.selected.choice) for point in points]
     below = [0] * len(points)
-    for family in FAMILIES:
+    for number, family in enumerate(FAMILIES):
         heights: list[Any] = [count[family] for count in counts]
         if any(heights):
-            axes.bar(range(len(points)), heights, bottom=below, label=TITLES.get(family, family))
+            axes.bar(
+                range(len(points)),
+                heights,
+                bottom=below,
+                color=f"C{number}",
+                label=TITLES.get(family, family),
+            )
             below = [low + height for low, height in zip(below, heights)]
     labels = [f"{p.budget_bytes / MIB:.1f}" for p in points]
     axes.set_xticks(range(len(points)), labels, rotation=60, fontsize=8)
