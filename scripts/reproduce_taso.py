@@ -35,9 +35,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", metavar="NAME", help="the machine that a file's times are of")
     parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
-    parser.add_argument(
-        "--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)} and its pictures"
-    )
+    parser.add_argument("--page", action="store_true", help="write docs/results.md and its pictures")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,30 @@ def script(monkeypatch):
     yield importlib.import_module("reproduce_taso")
     for name in ("reproduce_taso", "update_readme"):
         sys.modules.pop(name, None)
+
+
+def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    made_up().write(tmp_path / "toy.json")
+    page = tmp_path / "results.md"
+    page.write_text((ROOT / "docs" / "results.md").read_text())
+    for name, path in (("PAGE", page), ("FRONTS", tmp_path / "a.png"), ("FIRST", tmp_path / "b.png")):
+        monkeypatch.setattr(script, name, path)
+    monkeypatch.setattr(script, "NETWORKS", ("toy",))
+    monkeypatch.setattr(published_selection, "TABLE_1", {"alexnet": (8, 3.373)})
+    monkeypatch.setattr(published_selection, "POINTS", 3)
+    monkeypatch.setattr(published_selection, "studies", partial(published_selection.studies, points=3))
+    monkeypatch.setattr(published_selection, "sets_of_families", lambda _: [])
+    monkeypatch.setattr(published_selection_tables, "sets_of_families", lambda _: "no sets")
+    stored = ["--profile", str(tmp_path / "toy.json"), "--cache", "none", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["x", *stored, "--page", "--json", "-o", str(tmp_path / "again.json")])
+    script.main()
+    plain = json.loads(capsys.readouterr().out)
+    assert {row["network"] for row in plain["studies"]} == {"toy"} and len(plain["studies"]) == 4
+    text = page.read_text()
+    assert text.count("| toy | published | ") > 3 and "no sets" in text and "googlenet | all" not in text
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+    assert Profile.read(tmp_path / "again.json").times_ns == made_up().times_ns
 
 
 def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
