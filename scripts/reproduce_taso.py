@@ -31,7 +31,7 @@ def arguments() -> argparse.ArgumentParser:
         help="measured, predicted, mixed, or a file: see pimflow select; what a file does not have is "
         "predicted from it (default: %(default)s)",
     )
-    parser.add_argument("--measure", metavar="N", help="primitives of each layer, or all (default: 12)")
+    parser.add_argument("--measure", metavar="N", help="primitives of each layer (default: all)")
     parser.add_argument("--device", metavar="NAME", help="the machine that a file's times are of")
     parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
@@ -44,6 +44,8 @@ def arguments() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, str], Sequence[Study]]:
     """All figures as JSON has them, the tables, and what pictures show."""
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
+    if args.measure is None and args.profile in ("measured", "mixed"):
+        args.measure = "all"
     times = select_command.times(args, args.profile)
     chosen = published_selection.selections(
         args.models or NETWORKS, device=args.device, cache=cache, say=say, **times

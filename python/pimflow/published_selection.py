@@ -125,8 +125,24 @@ def selections(
     found = {}
     for name, graph in graphs.items():
         say(f"{name}: times")
-        found[name] = select_for(graph, profile=profile, device=device, measure=measure, cache=cache)
+        progress = _twentieths(lambda share, name=name: say(f"{name}: {share:.0%} of the times"))
+        found[name] = select_for(
+            graph, profile=profile, device=device, measure=measure, cache=cache, progress=progress
+        )
     return found
+
+
+def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
+    """Says a share that grows whenever another twentieth is full."""
+    full = 0
+
+    def progress(share: float) -> None:
+        nonlocal full
+        if int(20 * share) > full:
+            full = int(20 * share)
+            say(share)
+
+    return progress
 
 
 def together(found: Mapping[str, Selection]) -> Profile:

@@ -138,6 +138,18 @@ def test_what_a_file_does_not_have_is_predicted_from_it():
         published_selection.selections(["toy"], replace(profile, times_ns={}))
 
 
+def test_long_measuring_is_told_in_twentieths(monkeypatch):
+    monkeypatch.setattr(
+        primitive_profiler, "primitive_ns", lambda name, layer: bound_ns(PRIMITIVES[name], layer)
+    )
+    monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves: [100.0] * len(moves))
+    said = []
+    found = published_selection.selections(["toy"], "measured", say=said.append)["toy"]
+    assert published_selection.known(found)["predicted"] == 0
+    assert said[0] == "toy: times" and said[-1] == "toy: 100% of the times"
+    assert 15 <= len(said) <= 21
+
+
 def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
     monkeypatch.setattr(published_selection, "TABLE_1", {"alexnet": (8, 3.373)})
     monkeypatch.setattr(published_selection, "POINTS", 3)
@@ -237,3 +249,7 @@ def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper(monkeypa
         best = min(s.time_ns for s in sums if s.memory_bytes <= budget)
         assert minimise(problem, "time", Budgets(memory_bytes=budget)).sums.time_ns == pytest.approx(best)
         assert product_form(problem, budget) == pytest.approx(best, rel=1e-6)
+    limit_ns = 1.5 * quick.time_ns
+    for objective, size in (("memory", "memory_bytes"), ("workspace", "workspace_bytes")):
+        smallest = minimise(problem, objective, Budgets(time_ns=limit_ns)).sums
+        assert getattr(smallest, size) == min(getattr(s, size) for s in sums if s.time_ns <= limit_ns)
