@@ -79,6 +79,9 @@ LAYERS = (
         "published_ablation",
         "published_tables",
         "primitive_selection",
+        "selection_figures",
+        "published_selection",
+        "published_selection_tables",
         "relay",
         "pass_options",
         "tvm_extension",
@@ -110,6 +113,7 @@ WITHOUT_TVM = (
     "primitive_layers",
     "primitive_prediction",
     "primitive_selection",
+    "selection_figures",
     "select_command",
 )
 BARE = ("relay_passes", "pim_backend", "simulators", "python")

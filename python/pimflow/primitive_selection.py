@@ -278,7 +278,7 @@ def summary(found: Selection) -> dict[str, Any]:
                 "input_layout": choice[step.name].input.layout,
                 "output_layout": choice[step.name].output.layout,
                 "time_ns": problem.time_ns(choice[step.name]),
-                "known": "predicted" if _is_guess(choice[step.name]) else "measured",
+                "known": "predicted" if is_guess(choice[step.name]) else "measured",
                 "workspace_bytes": choice[step.name].workspace_bytes,
                 "filter_bytes": choice[step.name].filter_bytes,
             }
@@ -306,7 +306,8 @@ def summary(found: Selection) -> dict[str, Any]:
     return row
 
 
-def _is_guess(candidate: Candidate) -> bool:
+def is_guess(candidate: Candidate) -> bool:
+    """Whether its time is predicted."""
     return any(task.known is not Known.MEASURED for task in candidate.tasks)
 
 

@@ -14,6 +14,9 @@ from pimflow.errors import UsageError
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
 
 
+DRAWN = 12  # budgets of a front that is drawn
+
+
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Arguments of the command; `run` takes them."""
     sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
@@ -27,6 +30,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         default="measured",
         help="times: measured here; predicted from those that the cache holds; mixed: predicted, but those "
         "that are relied on measured; or of a file that -o wrote (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw it, with a front of 12 budgets unless --pareto: .png, .svg or .html",
     )
     sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
     sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
@@ -61,8 +69,13 @@ def run(
 
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.plot:
+        from pimflow.memory import plot
+
+        plot.check_format(args.plot)
     chosen = options(args, args.profile)
-    chosen |= {"pareto": args.pareto, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
+    points = DRAWN if args.plot and args.pareto is None else args.pareto
+    chosen |= {"pareto": points, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
     from pimflow import api, primitive_selection
     from pimflow.placement.cache import ResultCache, default_path
 
@@ -73,6 +86,10 @@ def run(
         _warn(found, cache)
     if args.output:
         found.profile.write(args.output)
+    if args.plot:
+        from pimflow import selection_figures
+
+        selection_figures.write(args.plot, found)
     print(
         json.dumps(primitive_selection.summary(found), indent=1)
         if args.json
@@ -92,12 +109,12 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
         "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
         "memory_model": args.memory_model,
         "device": args.device,
-        **_times(args, profile),
+        **times(args, profile),
     }
 
 
-def _times(args: argparse.Namespace, profile: str) -> dict[str, object]:
-    """Where times come from."""
+def times(args: argparse.Namespace, profile: str) -> dict[str, object]:
+    """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
     from pimflow.primitive_selection import MEASURE, MODES
 

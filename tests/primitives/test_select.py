@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import pimflow
-from pimflow import frontend, memory, primitive_profiler
+from pimflow import frontend, memory, primitive_profiler, selection_figures
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
@@ -81,6 +81,45 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
 
+@pytest.mark.parametrize("model, over", [("liveness", "memory"), ("sum", "workspace")])
+def test_pictures_show_what_was_found(measured, model, over):
+    pytest.importorskip("matplotlib")
+    _, path = measured
+    found = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
+    times, memory, front, speedups, layers, families = selection_figures.figure(found).axes
+    kinds = {**found.baselines, "selected": found.selected.sums}
+    heights = [bar.get_height() for bar in times.patches]
+    assert heights[: len(kinds)] == pytest.approx([sums.time_ns / 1e6 for sums in kinds.values()])
+    own = found.selected.sums.memory_bytes / 2**20
+    assert memory.patches[len(found.baselines)].get_height() == pytest.approx(own)
+    drawn = front.lines[0].get_xydata().tolist()
+    sizes = [getattr(point.selected.sums, f"{over}_bytes") / 2**20 for point in found.front]
+    assert [x for x, _ in drawn] == pytest.approx(sizes)
+    assert len(speedups.patches) == len(found.front)
+    assert all(bar.get_height() >= 1 - 1e-9 for bar in speedups.patches)
+    bars = [bar.get_height() for bar in families.patches]
+    assert sum(bars) == 7 * len(found.front)  # every layer once for every point
+    step = layers.lines[1].get_ydata()
+    if model == "sum":
+        assert sum(step) == pytest.approx(own)
+    else:
+        filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
+        resident = (filters + found.problem.weight_bytes) / 2**20
+        assert max(step) == pytest.approx(own - resident)
+
+
+def test_the_command_draws_a_front(measured, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    _, path = measured
+    stored = ["toy", "--profile", path, "--cache", "none", "--json", "--plot", tmp_path / "toy.svg"]
+    code, out, _ = command(capsys, *stored)
+    assert code == 0 and 1 <= len(json.loads(out)["front"]) <= 12
+    drawn = (tmp_path / "toy.svg").read_text()
+    assert "<svg" in drawn and "speed-up over greedy" in drawn
+    code, out, _ = command(capsys, *stored, "--pareto", "2")
+    assert code == 0 and len(json.loads(out)["front"]) <= 2
+
+
 def test_profiles_are_written_by_the_command(measured, capsys, tmp_path):
     _, path = measured
     code, _, _ = command(capsys, "toy", "--profile", path, "-o", tmp_path / "p.json", "--cache", "none")
@@ -101,6 +140,7 @@ def test_profiles_are_written_by_the_command(measured, capsys, tmp_path):
         (["--profile", "measurd"], 2, "did you mean measured"),
         (["--profile", "no/file.json"], 3, "no/file.json: cannot be read"),
         (["--measure", "1", "--profile", "a.json"], 2, "leave out --measure"),
+        (["--plot", "a.pdf"], 2, "a plot is written as .png, .svg, .html"),
     ],
 )  # fmt: skip
 def test_wrong_options(capsys, options, code, said):

@@ -9,67 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.candidate import Candidate
 from pimflow.placement.selection import Problem
-
-LAYOUTS = ("HWC", "CHW", "CHWc16")
-
-
-def candidate(region: str, name: str, taken: str, given: str, time_ns: float, workspace=0, filters=0):
-    return Candidate(
-        name=name,
-        covers=(region,),
-        gpu_share=None,
-        input=Port(layout=taken, dtype="fp32", device="cpu"),
-        output=Port(layout=given, dtype="fp32", device="cpu"),
-        tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
-        rewrite=Rewrite(mode="CPU", gpu_rows=0, primitive=name),
-        workspace_bytes=workspace,
-        filter_bytes=filters,
-    )
-
-
-def network(inputs: list[tuple[int, ...]], channels: list[int], side: int = 4) -> RegionGraph:
-    """Region i reads the regions ``inputs[i]``; without any, the graph's input."""
-    shapes = [(1, side, side, c) for c in channels]
-    regions = tuple(
-        Region(
-            name=f"r{i}",
-            operator="conv2d",
-            operators=("conv2d",),
-            inputs=tuple(f"r{j}" for j in read) or ("%x",),
-            input_shapes=tuple(shapes[j] for j in read) or ((1, side, side, 16),),
-            output_shape=shapes[i],
-            geometry=ConvGeometry(n=1, h=side, w=side, c=shapes[read[0]][-1] if read else 16, oc=channels[i]),
-            weight_elements=(shapes[read[0]][-1] if read else 16) * channels[i],
-        )
-        for i, read in enumerate(inputs)
-    )
-    used = {j for read in inputs for j in read}
-    outputs = tuple(f"r{i}" for i in range(len(inputs)) if i not in used)
-    return RegionGraph(name="drawn", regions=regions, outputs=outputs)
-
-
-def problem_of(graph: RegionGraph, candidates, price, memory_model: str) -> Problem:
-    """`price` is the time of a transform, by tensor and layouts; zero: none is needed."""
-    transforms = {}
-    for tensor in ("%x", *candidates):
-        for given, taken in itertools.permutations(LAYOUTS, 2):
-            time_ns = price(tensor, given, taken)
-            if time_ns:
-                task = Task(label="transform", resource="cpu", execution_ns=time_ns)
-                transforms[tensor, given, taken] = EdgeCost(task=task)
-    table = CostTable(
-        candidates=candidates,
-        costs={},
-        refused={},
-        settle={},
-        absorb={},
-        transforms=transforms,
-        inputs={"%x": Port(layout="HWC", dtype="fp32", device="cpu")},
-    )
-    return Problem(graph=graph, table=table, memory_model=memory_model)
+from pimflow.placement.selection_instances import LAYOUTS, candidate, network, problem_of
 
 
 @st.composite
@@ -156,21 +98,19 @@ def product_form(problem: Problem, memory_bytes: float) -> float | None:
     costs, rows = [0.0] * len(x), []
     footprint = {}
     for name in names:
+        chosen = any(c.rewrite.primitive for c in problem.table.candidates[name])
         for c in problem.table.candidates[name]:
             region = problem.graph.region(name)
-            tensors = [problem.tensor_bytes[t] for t in dict.fromkeys(region.inputs)] + [
-                problem.tensor_bytes[name]
-            ]
-            footprint[name, c.name] = (
-                sum(tensors) + (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
-            )
-            costs[x[name, c.name]] += c.tasks[0].execution_ns
+            tensors = [problem.tensor_bytes[t] for t in (*dict.fromkeys(region.inputs), name)]
+            own = (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
+            footprint[name, c.name] = sum(tensors) + own if chosen else 0
+            costs[x[name, c.name]] += sum(task.execution_ns for task in c.tasks)
         rows.append(({x[name, c.name]: 1.0 for c in problem.table.candidates[name]}, 1.0, 1.0))
     for region in problem.graph.regions:
         for tensor in dict.fromkeys(region.inputs):
             for c in problem.table.candidates[region.name]:
                 for p in problem.table.candidates.get(tensor, (None,)):
-                    given = p.output.layout if p else "HWC"
+                    given = p.output.layout if p else problem.table.inputs[tensor].layout
                     edge = problem.table.transforms.get((tensor, given, c.input.layout))
                     if edge is None:
                         continue
@@ -198,31 +138,3 @@ def product_form(problem: Problem, memory_bytes: float) -> float | None:
         constraints=optimize.LinearConstraint(matrix.tocsr(), [r[1] for r in rows], [r[2] for r in rows]),
     )
     return None if found.x is None else float(found.fun)
-
-
-def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> Problem:
-    """As many layers as a network of the paper's Table 1 has, in modules of four branches and a join.
-
-    Times fall with the memory that a primitive takes, with noise, over two orders of magnitude.
-    """
-    rng = np.random.default_rng(seed)
-    inputs: list[tuple[int, ...]] = [()]
-    while len(inputs) < layers:
-        last, room = len(inputs) - 1, layers - len(inputs)
-        if room < 7:
-            inputs.append((last,))
-            continue
-        inputs += [(last,)] * 4 + [(last + 2,), (last + 3,)]
-        inputs.append((last + 1, last + 4, last + 5, last + 6))
-    graph = network(inputs, [int(c) for c in rng.choice([64, 128, 256], layers)], side=28)
-    candidates = {}
-    for region in graph.regions:
-        work = float(rng.lognormal(13, 1))
-        made = []
-        for n in range(primitives):
-            layout = LAYOUTS[n % 3]
-            workspace, filters = (int(size) for size in rng.lognormal(11, 2, 2))
-            time_ns = round(work * float(rng.lognormal(0, 0.5)) * 3e3 / (1e2 + (workspace + filters) ** 0.5))
-            made.append(candidate(region.name, f"p{n}", layout, layout, max(1, time_ns), workspace, filters))
-        candidates[region.name] = tuple(made)
-    return problem_of(graph, candidates, lambda *_: 40e3, memory_model)

@@ -1,5 +1,6 @@
 """Are selections of primitives the best ones, and within their budgets?"""
 
+import ctypes
 import itertools
 import time
 from dataclasses import replace
@@ -7,12 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from selections import added_up, candidate, choices, inceptions, network, problem_of, problems, product_form
+from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.placement import milp
 from pimflow.placement.selection import MEMORY_MODELS, Budgets
 from pimflow.placement.selection_ilp import solve
+from pimflow.placement.selection_instances import candidate, inceptions, network, problem_of
 from pimflow.placement.selection_search import (
     check_names,
     everywhere,
@@ -119,6 +122,22 @@ def test_fronts_are_monotone(problem, over, points):
     assert taken[0][axis] == min(added_up(problem, choice)[axis] for choice in choices(problem))
 
 
+def test_remarks_of_the_solver_stay_out_of_what_is_printed(monkeypatch, capfd):
+    """HiGHS writes lines to C's stdout, which keeps them back where that is no terminal."""
+    c = ctypes.CDLL(None)
+
+    def remarking(*arguments, **options):
+        c.puts(b"HighsMipSolverData::tmpSolver.run();")
+        return milp_of_scipy(*arguments, **options)
+
+    milp_of_scipy = milp.optimize.milp
+    monkeypatch.setattr(milp.optimize, "milp", remarking)
+    assert fastest(two_layers()).sums.time_ns == 3.0
+    print("said afterwards")
+    c.fflush(None)
+    assert capfd.readouterr().out == "said afterwards\n"
+
+
 def two_layers(memory_model="liveness"):
     graph = network([(), (0,)], [16, 16])
     small = candidate("r0", "small", "HWC", "HWC", 9.0, workspace=0)
@@ -151,9 +170,9 @@ def test_one_kind_everywhere():
 @pytest.mark.parametrize("layers", [8, 13, 30, 70])  # of the paper's Table 1
 def test_as_many_layers_as_the_paper(layers):
     problem = inceptions(layers, 57, "sum")
-    begin = time.perf_counter()
+    begin = time.process_time()  # other work on the machine does not count
     quick = fastest(problem)
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 1.0
     small = minimise(problem, "memory").sums
     assert quick.gap == 0 and small.memory_bytes < quick.sums.memory_bytes
     half = Budgets(memory_bytes=(small.memory_bytes + quick.sums.memory_bytes) // 2)

@@ -16,6 +16,7 @@ from scipy import optimize, sparse
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
+from pimflow.placement import milp
 from pimflow.placement.segments import merged, runs_of_one
 from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, offer, one_by_one
 from pimflow.placement.steps import State
@@ -212,7 +213,7 @@ class _Program:
         upper = np.full(count, UNITS)
         upper[self.y] = 1.0
         scale = 1.0 / max(float(np.abs(costs).max()), 1e-300)
-        found = optimize.milp(
+        found = milp.solve(
             costs * scale,
             integrality=integral,
             bounds=optimize.Bounds(0.0, upper),

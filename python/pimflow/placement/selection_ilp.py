@@ -14,6 +14,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
+from pimflow.placement import milp
 from pimflow.placement.selection import Budgets, Problem, Step, Sums, aligned
 
 INFEASIBLE = 2  # scipy's status
@@ -188,7 +189,7 @@ class _Program:
         shape = (len(self.rows), len(self.costs))
         matrix = sparse.csr_matrix((factors, (numbers, columns)), shape=shape)
         low, high = ([row[side] for row in self.rows] for side in (1, 2))
-        found = optimize.milp(
+        found = milp.solve(
             np.array(self.costs),
             integrality=np.array(self.integral),
             bounds=optimize.Bounds(0.0, np.array(self.upper)),

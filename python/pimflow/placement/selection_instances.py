@@ -1,0 +1,122 @@
+"""Selection problems made up: networks of regions, and instances as large as those of the paper's Table 1.
+
+Wen et al., *TASO*: its networks have 8, 13, 30 and 70 layers, each with 57 primitives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.placement.selection import Problem
+
+LAYOUTS = ("HWC", "CHW", "CHWc16")
+INPUT_CHANNELS = 16
+# Of what is drawn (assumed): medians and spreads as log-normal parameters, times in ns, sizes in bytes.
+WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
+
+
+def candidate(
+    region: str, name: str, taken: str, given: str, time_ns: float, workspace: int = 0, filters: int = 0
+) -> Candidate:
+    """One of `region`, which takes and gives the layouts `taken` and `given`; sizes in bytes."""
+    return Candidate(
+        name=name,
+        covers=(region,),
+        gpu_share=None,
+        input=Port(layout=taken, dtype="fp32", device="cpu"),
+        output=Port(layout=given, dtype="fp32", device="cpu"),
+        tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
+        rewrite=Rewrite(mode="CPU", gpu_rows=0, primitive=name),
+        workspace_bytes=workspace,
+        filter_bytes=filters,
+    )
+
+
+def network(inputs: Sequence[tuple[int, ...]], channels: Sequence[int], side: int = 4) -> RegionGraph:
+    """1x1 convolutions on maps of `side` by `side`.
+
+    Region i, of ``channels[i]``, reads the regions ``inputs[i]``; without any, the graph's input.
+    """
+    shapes = [(1, side, side, c) for c in channels]
+    regions = []
+    for i, read in enumerate(inputs):
+        taken = shapes[read[0]][-1] if read else INPUT_CHANNELS
+        region = Region(
+            name=f"r{i}",
+            operator="conv2d",
+            operators=("conv2d",),
+            inputs=tuple(f"r{j}" for j in read) or ("%x",),
+            input_shapes=tuple(shapes[j] for j in read) or ((1, side, side, INPUT_CHANNELS),),
+            output_shape=shapes[i],
+            geometry=ConvGeometry(n=1, h=side, w=side, c=taken, oc=channels[i]),
+            weight_elements=taken * channels[i],
+        )
+        regions.append(region)
+    used = {j for read in inputs for j in read}
+    outputs = tuple(f"r{i}" for i in range(len(inputs)) if i not in used)
+    return RegionGraph(name="drawn", regions=tuple(regions), outputs=outputs)
+
+
+def problem_of(
+    graph: RegionGraph,
+    candidates: Mapping[str, tuple[Candidate, ...]],
+    price: Callable[[str, str, str], float],
+    memory_model: str,
+) -> Problem:
+    """`price` is the time of a transform, by tensor and layouts; zero: none is needed."""
+    transforms = {}
+    for tensor in ("%x", *candidates):
+        for given, taken in itertools.permutations(LAYOUTS, 2):
+            time_ns = price(tensor, given, taken)
+            if time_ns:
+                task = Task(label="transform", resource="cpu", execution_ns=time_ns)
+                transforms[tensor, given, taken] = EdgeCost(task=task)
+    table = CostTable(
+        candidates=candidates,
+        costs={},
+        refused={},
+        settle={},
+        absorb={},
+        transforms=transforms,
+        inputs={"%x": Port(layout="HWC", dtype="fp32", device="cpu")},
+    )
+    return Problem(graph=graph, table=table, memory_model=memory_model)
+
+
+def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> Problem:
+    """As many layers as a network of the paper's Table 1 has, in modules of four branches and a join.
+
+    Times fall with the memory that a primitive takes, with noise, over two orders of magnitude.
+    """
+    rng = np.random.default_rng(seed)
+    graph = network(_modules(layers), [int(c) for c in rng.choice([64, 128, 256], layers)], side=28)
+    candidates = {}
+    for region in graph.regions:
+        work = float(rng.lognormal(*WORK))
+        made = []
+        for n in range(primitives):
+            layout = LAYOUTS[n % 3]
+            workspace, filters = (int(size) for size in rng.lognormal(*SIZES, 2))
+            faster = 3e3 / (1e2 + (workspace + filters) ** 0.5)
+            time_ns = max(1, round(work * float(rng.lognormal(*SPREAD)) * faster))
+            made.append(candidate(region.name, f"p{n}", layout, layout, time_ns, workspace, filters))
+        candidates[region.name] = tuple(made)
+    return problem_of(graph, candidates, lambda *_: TRANSFORM_NS, memory_model)
+
+
+def _modules(layers: int) -> list[tuple[int, ...]]:
+    """What each layer reads."""
+    inputs: list[tuple[int, ...]] = [()]
+    while len(inputs) < layers:
+        last, room = len(inputs) - 1, layers - len(inputs)
+        if room < 7:
+            inputs.append((last,))
+            continue
+        inputs += [(last,)] * 4 + [(last + 2,), (last + 3,)]
+        inputs.append((last + 1, last + 4, last + 5, last + 6))
+    return inputs

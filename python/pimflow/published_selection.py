@@ -1,0 +1,336 @@
+"""The evaluation of Wen et al., *TASO* (section 5), on our primitives: fronts, baselines, claims."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Any
+
+from pimflow.core.candidate import Candidate
+from pimflow.placement.selection import MEMORY_MODELS, Budgets, Problem, Sums
+from pimflow.placement.selection_ilp import Selected
+from pimflow.placement.selection_instances import inceptions
+from pimflow.placement.selection_search import Point, fastest, front, minimise
+from pimflow.primitive_layers import Layers, apart
+from pimflow.primitive_prediction import predicted_ns
+from pimflow.primitive_profile import Profile
+from pimflow.primitive_selection import MODES, Selection, baselines, is_guess, select_for
+from pimflow.primitives import PRIMITIVES
+
+if TYPE_CHECKING:
+    from pimflow.placement.cache import ResultCache
+
+# The paper's five, by the names of the zoo; its VGG-D is VGG-16.
+NETWORKS = ("googlenet", "alexnet", "squeezenet-1.1", "vgg-16", "resnet-50")
+# Table 1: layers (conditional variables over 57 primitives), and seconds of its solver on a Core i5.
+TABLE_1 = {"alexnet": (8, 3.373), "vgg": (13, 5.259), "squeezenet": (30, 8.835), "googlenet": (70, 23.84)}
+PRIMITIVES_OF_PAPER = 57
+# The paper's direct convolution is "a simple optimized nested loops", and its families have no other without
+# a workspace: ours with register tiles are left out of what stands for its library.
+LIBRARIES: dict[str, Callable[[str], bool]] = {
+    "all": lambda _: True,
+    "published": lambda family: family != "direct",
+}
+POINTS = 12  # of a front
+MORE_TIME = 0.15  # that the paper gives for memory (section 5.3.1)
+AS_FAST = 0.05  # assumed: within which two points of Figure 6b have "almost the same latency"
+AS_LARGE = 0.10  # assumed: within which two points of Figure 6b take about the same memory
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A network in one memory model, with some of the primitives.
+
+    Attributes
+    ----------
+    network, library : str
+    problem : Problem
+    fastest, smallest : Selected
+        Of least time, and of least memory.
+    kinds : dict of str to Sums
+        See `Selection.baselines`.
+    memory, workspace : tuple of Point
+        Fronts of time with one of them.
+    solve_seconds, front_seconds : float
+        Of one core, whatever else runs: of the fastest; of the front of memory with the greedy's.
+    """
+
+    network: str
+    library: str
+    problem: Problem
+    fastest: Selected
+    smallest: Selected
+    kinds: dict[str, Sums]
+    memory: tuple[Point, ...]
+    workspace: tuple[Point, ...]
+    solve_seconds: float
+    front_seconds: float
+
+    @functools.cached_property
+    def claims(self) -> dict[str, float | None]:
+        """See `claims`."""
+        return claims(self)
+
+    @property
+    def layers(self) -> int:
+        return sum(step.chosen for step in self.problem.steps)
+
+    @property
+    def guessed(self) -> int:
+        """Layers of the fastest selection whose time is predicted."""
+        return sum(bool(c.rewrite.primitive) and is_guess(c) for c in self.fastest.choice.values())
+
+    @property
+    def candidates(self) -> int:
+        """Of layers with a choice."""
+        return sum(len(step.candidates) for step in self.problem.steps if step.chosen)
+
+
+def selections(
+    networks: Sequence[str],
+    profile: Profile | str | os.PathLike = "measured",
+    *,
+    device: str | None = None,
+    measure: int | None = None,
+    cache: ResultCache | None = None,
+    say: Say = lambda _: None,
+) -> dict[str, Selection]:
+    """The fastest selection of every network, and with it all candidates and their times.
+
+    Parameters
+    ----------
+    profile
+        As `select_for` takes it. What a stored one does not have of a layer is predicted from it.
+    device, measure, cache
+        See `select_for`.
+
+    Raises
+    ------
+    ProfileError
+        See `select_for`; or if a stored profile is too small to predict from.
+    """
+    from pimflow.profiling import region_graph
+
+    graphs = {name: region_graph(name, {}, cache) for name in networks}
+    if profile not in MODES:
+        stored = profile if isinstance(profile, Profile) else Profile.read(profile)
+        layers = {layer for graph in graphs.values() for layer in Layers(apart(graph)).chosen.values()}
+        profile = replace(stored, predicted_ns=predicted_ns(stored, sorted(layers, key=repr)))
+    found = {}
+    for name, graph in graphs.items():
+        say(f"{name}: times")
+        progress = _twentieths(lambda share, name=name: say(f"{name}: {share:.0%} of the times"))
+        found[name] = select_for(
+            graph, profile=profile, device=device, measure=measure, cache=cache, progress=progress
+        )
+    return found
+
+
+def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
+    """Says a share that grows whenever another twentieth is full."""
+    full = 0
+
+    def progress(share: float) -> None:
+        nonlocal full
+        if int(20 * share) > full:
+            full = int(20 * share)
+            say(share)
+
+    return progress
+
+
+def together(found: Mapping[str, Selection]) -> Profile:
+    """The measured times of all of `found`, as one profile."""
+    profiles = [selection.profile for selection in found.values()]
+    times = {key: ns for each in profiles for key, ns in each.times_ns.items()}
+    moves = {key: ns for each in profiles for key, ns in each.moves_ns.items()}
+    return replace(profiles[0], times_ns=times, moves_ns=moves)
+
+
+def restricted(problem: Problem, library: str) -> Problem:
+    """`problem` with the primitives of one of `LIBRARIES`."""
+    return problem.restricted(lambda _, c: all(map(LIBRARIES[library], _family(c))))
+
+
+def study(network: str, problem: Problem, library: str, points: int = POINTS) -> Study:
+    """All that the paper's figures show of `network`, with the primitives of `library`."""
+    problem = restricted(problem, library)
+    begin = time.process_time()
+    quick = fastest(problem)
+    solved = time.process_time()
+    over_memory = front(problem, points, "memory")
+    drawn = time.process_time()
+    return Study(
+        network=network,
+        library=library,
+        problem=problem,
+        fastest=quick,
+        smallest=minimise(problem, "memory"),
+        kinds=baselines(problem),
+        memory=over_memory,
+        workspace=front(problem, points, "workspace"),
+        solve_seconds=solved - begin,
+        front_seconds=drawn - solved,
+    )
+
+
+def studies(
+    found: Mapping[str, Selection], say: Say = lambda _: None, points: int = POINTS
+) -> tuple[Study, ...]:
+    """Of every network of `found`, in both memory models, with each of `LIBRARIES`."""
+    made = []
+    for network, selection in found.items():
+        for library in LIBRARIES:
+            for model in MEMORY_MODELS:
+                say(f"{network}, {library} primitives, {model}")
+                problem = replace(selection.problem, memory_model=model)
+                made.append(study(network, problem, library, points))
+    return tuple(made)
+
+
+def solve_times(say: Say = lambda _: None) -> list[dict[str, Any]]:
+    """Table 1, on instances as large, made up: seconds of one core to the fastest, and of a front."""
+    rows = []
+    for name, (layers, published_s) in TABLE_1.items():
+        say(f"{layers} layers, {PRIMITIVES_OF_PAPER} primitives")
+        problem = inceptions(layers, PRIMITIVES_OF_PAPER, "sum")
+        begin = time.process_time()
+        quick = fastest(problem)
+        solved = time.process_time()
+        points = front(problem, POINTS)
+        row = {"as": name, "layers": layers, "variables": layers * PRIMITIVES_OF_PAPER}
+        row |= {"published_s": published_s, "fastest_s": solved - begin, "gap": quick.gap}
+        row |= {"front_s": time.process_time() - solved, "points": len(points)}
+        rows.append(row)
+    return rows
+
+
+def sets_of_families(found: Study) -> list[dict[str, Any]]:
+    """What 15 % more time is worth in memory with every set of families, loops in all of them.
+
+    Largest first. Which families a library has decides what its fastest selection takes, and what there is to
+    save.
+    """
+    used = {family for step in found.problem.steps for c in step.candidates for family in _family(c)}
+    others = sorted(used - {"loops"})
+    rows = []
+    for some in chain.from_iterable(combinations(others, count) for count in range(1, len(others) + 1)):
+        has = {"loops", *some}
+        problem = found.problem.restricted(lambda _, c, has=has: has.issuperset(_family(c)))
+        quick = fastest(problem).sums
+        kept = minimise(problem, "memory", Budgets(time_ns=quick.time_ns * (1 + MORE_TIME))).sums
+        row = {"families": ["loops", *some], "time_ns": quick.time_ns, "memory_bytes": quick.memory_bytes}
+        rows.append(row | {"kept_bytes": kept.memory_bytes})
+    return sorted(rows, key=lambda row: -row["memory_bytes"] / row["kept_bytes"])
+
+
+def _family(candidate: Candidate) -> tuple[str, ...]:
+    """Of a layer with a choice."""
+    name = candidate.rewrite.primitive
+    return (PRIMITIVES[name].family,) if name else ()
+
+
+def speedups(points: Sequence[Point]) -> list[float | None]:
+    """The greedy's time over ours at every point; None where the greedy keeps to no such budget."""
+    return [p.greedy.time_ns / p.selected.sums.time_ns if p.greedy else None for p in points]
+
+
+def best_speedup(points: Sequence[Point]) -> tuple[float, Point]:
+    """The largest of `speedups`, and where."""
+    kept = [(ratio, number) for number, ratio in enumerate(speedups(points)) if ratio is not None]
+    ratio, number = max(kept, default=(1.0, len(points) - 1))
+    return ratio, points[number]
+
+
+def claims(found: Study) -> dict[str, float | None]:
+    """What sections 5.2 and 5.3 say in words, as figures of `found`; None where there is no such selection.
+
+    ``memory_for_15_percent``: how many times less memory than the fastest, for 15 % more time;
+    ``memory_at_most``: for any time. ``time_at_a_third``: how many times the fastest's time, within a third
+    of its memory. ``memory_as_fast_as_*``: how many times less memory than with one primitive everywhere, in
+    its time. ``time_of_direct``, ``memory_of_direct``: of direct everywhere, over those of the least memory.
+    ``workspace_saved_bytes``: in almost the fastest's time (Figure 6b, A and B). ``workspace_step``: the most
+    that another selection of about the same workspace is faster (C and D). ``over_greedy``,
+    ``workspace_over_greedy``: the largest speed-up on the front; ``greedy_fails``: budgets that it misses.
+    """
+    quick, small = found.fastest.sums, found.smallest.sums
+    row: dict[str, float | None] = {
+        "memory_for_15_percent": quick.memory_bytes / _least(found, quick.time_ns * (1 + MORE_TIME)),
+        "memory_at_most": quick.memory_bytes / small.memory_bytes,
+        "time_at_a_third": None,
+        "time_of_direct": found.kinds["direct"].time_ns / small.time_ns,
+        "memory_of_direct": found.kinds["direct"].memory_bytes / small.memory_bytes,
+    }
+    if small.memory_bytes <= quick.memory_bytes // 3:
+        limited = fastest(found.problem, Budgets(memory_bytes=quick.memory_bytes // 3))
+        row["time_at_a_third"] = limited.sums.time_ns / quick.time_ns
+    for kind in ("im2row", "im2col", "winograd"):
+        sums = found.kinds[kind]
+        row[f"memory_as_fast_as_{kind}"] = sums.memory_bytes / _least(found, sums.time_ns)
+    near = minimise(found.problem, "workspace", Budgets(time_ns=quick.time_ns * (1 + AS_FAST))).sums
+    row["workspace_saved_bytes"] = quick.workspace_bytes - near.workspace_bytes
+    row["workspace_step"] = _step(found.workspace)
+    row["over_greedy"], _ = best_speedup(found.memory)
+    row["workspace_over_greedy"], _ = best_speedup(found.workspace)
+    row["greedy_fails"] = speedups(found.memory).count(None)
+    return row
+
+
+def _least(found: Study, time_ns: float) -> int:
+    return minimise(found.problem, "memory", Budgets(time_ns=time_ns)).sums.memory_bytes
+
+
+def _step(points: Sequence[Point]) -> float | None:
+    """The most that time falls between two points of about the same workspace."""
+    pairs = [(a.selected.sums, b.selected.sums) for a, b in combinations(points, 2)]
+    close = [(a, b) for a, b in pairs if b.workspace_bytes <= (1 + AS_LARGE) * a.workspace_bytes]
+    return max((a.time_ns / b.time_ns for a, b in close), default=None)
+
+
+def known(selection: Selection) -> dict[str, int]:
+    """How many times of the primitives that apply are measured, and how many predicted."""
+    layers = set(Layers(selection.problem.graph).chosen.values())
+    measured = sum(layer in layers for _, layer in selection.profile.times_ns)
+    predicted = sum(layer in layers for _, layer in selection.profile.predicted_ns)
+    return {"measured": measured, "predicted": predicted}
+
+
+def plain(found: Study) -> dict[str, Any]:
+    """As JSON has it."""
+
+    def brief(sums: Sums | None) -> dict[str, float] | None:
+        names = ("time_ns", "memory_bytes", "workspace_bytes")
+        return sums and {name: getattr(sums, name) for name in names}
+
+    def points(of: Sequence[Point]) -> list[dict[str, Any]]:
+        return [
+            {
+                "budget_bytes": p.budget_bytes,
+                "selected": brief(p.selected.sums),
+                "greedy": brief(p.greedy),
+            }
+            for p in of
+        ]
+
+    return {
+        "network": found.network,
+        "library": found.library,
+        "memory_model": found.problem.memory_model,
+        "layers": found.layers,
+        "candidates": found.candidates,
+        "guessed": found.guessed,
+        "fastest": brief(found.fastest.sums),
+        "smallest": brief(found.smallest.sums),
+        "everywhere": {kind: brief(sums) for kind, sums in found.kinds.items()},
+        "memory_front": points(found.memory),
+        "workspace_front": points(found.workspace),
+        "solve_seconds": found.solve_seconds,
+        "front_seconds": found.front_seconds,
+        "claims": found.claims,
+    }

@@ -1,0 +1,103 @@
+"""TASO's Table 1, Figures 1, 2 and 5 to 10, claims: ``reproduce_taso.py [--profile …] [--page] [MODEL…]``.
+
+Prints tables in Markdown; ``--page`` writes those of docs/results.md, and its pictures.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from update_readme import ROOT, fill
+
+from pimflow import published_selection, published_selection_tables, select_command
+from pimflow.errors import PimflowError
+from pimflow.memory import plot
+from pimflow.memory.csv_form import replace_file
+from pimflow.placement.cache import ResultCache, default_path
+from pimflow.published_selection import NETWORKS, Say, Study
+
+PAGE = ROOT / "docs" / "results.md"
+FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of the zoo ({', '.join(NETWORKS)})")
+    parser.add_argument(
+        "--profile",
+        default="measured",
+        help="measured, predicted, mixed, or a file: see pimflow select; what a file does not have is "
+        "predicted from it (default: %(default)s)",
+    )
+    parser.add_argument("--measure", metavar="N", help="primitives of each layer (default: all)")
+    parser.add_argument("--device", metavar="NAME", help="the machine that a file's times are of")
+    parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
+    parser.add_argument("--page", action="store_true", help="write docs/results.md and its pictures")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, str], Sequence[Study]]:
+    """All figures as JSON has them, the tables, and what pictures show."""
+    cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
+    if args.measure is None and args.profile in ("measured", "mixed"):
+        args.measure = "all"
+    times = select_command.times(args, args.profile)
+    chosen = published_selection.selections(
+        args.models or NETWORKS, device=args.device, cache=cache, say=say, **times
+    )
+    if args.output:
+        published_selection.together(chosen).write(args.output)
+    solved = published_selection.solve_times(say)
+    known = {name: published_selection.known(selection) for name, selection in chosen.items()}
+    found = published_selection.studies(chosen, say)
+    say("sets of families")
+    sets = published_selection.sets_of_families(
+        next(each for each in found if (each.library, each.problem.memory_model) == ("all", "sum"))
+    )
+    plain = {
+        "device": next(iter(chosen.values())).profile.device.name,
+        "solve_times": solved,
+        "times": known,
+        "studies": [published_selection.plain(each) for each in found],
+        "sets_of_families": sets,
+    }
+    return plain, published_selection_tables.tables(found, solved, known, sets), found
+
+
+def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
+    """The tables and pictures of docs/results.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = fill(text, name, table)
+    plot.save(FRONTS, published_selection_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
+    first = published_selection_tables.figure_of_network(found, found[0].network)
+    plot.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
+    replace_file(PAGE, text.encode())
+
+
+def main() -> None:
+    parser = arguments()
+    args = parser.parse_args()
+    if args.page and args.models:
+        parser.error("the page has the networks of the paper; leave out MODEL")
+    say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))
+    try:
+        plain, tables, found = run(args, say)
+        if args.page:
+            write_page(tables, found)
+    except PimflowError as error:
+        print(f"reproduce_taso: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    if args.json:
+        print(json.dumps(plain, indent=1))
+    else:
+        print("\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()))
+
+
+if __name__ == "__main__":
+    main()
