@@ -277,6 +277,10 @@ def _depthwise(primitive: Primitive, layer: ConvGeometry) -> bool:
     return depthwise(layer) and (primitive.layout == "CHW" or layer.oc % VECTOR == 0)
 
 
+def _depthwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    return _direct_stages(primitive, layer) if primitive.layout == "CHW" else {}
+
+
 FAMILIES = {
     "loops": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=_plain_stages),
     "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
@@ -305,5 +309,5 @@ FAMILIES = {
         stages=_pointwise_stages,
         pixels=lambda _, layer: layer.h * layer.w,
     ),
-    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_direct_stages),
+    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_depthwise_stages),
 }
