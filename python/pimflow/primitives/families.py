@@ -257,10 +257,10 @@ def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
 
 
 def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    extents, pixels = primitive.extents(layer), layer.h * layer.w
-    rows = {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
-    sums = {"products": _matrix(primitive, (layer.n,), extents.pixels, extents.channels)}
-    return (rows if extents.pixels > pixels else {}) | sums
+    extents = primitive.extents(layer)
+    if extents.pixels == layer.h * layer.w:
+        return {}
+    return {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
 
 
 # Depthwise.
