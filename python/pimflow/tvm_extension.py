@@ -38,6 +38,8 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     """Let TVM's kernels run on every core that this process may use, unless ``TVM_NUM_THREADS`` is set.
 
     TVM itself takes half of the processors, the others being hyper-threads, also where a processor is a core.
+    It binds threads to cores, so that a kernel waits for whoever else has one of them; unless
+    ``TVM_BIND_THREADS`` says so, they are not bound.
 
     Parameters
     ----------
@@ -52,6 +54,7 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     except OSError:
         return
     os.environ["TVM_NUM_THREADS"] = str(len(cores))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 def _extend() -> None:

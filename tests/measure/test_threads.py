@@ -24,7 +24,9 @@ def test_a_thread_for_each_core(tmp_path, monkeypatch, siblings, allowed, thread
         (folder / "thread_siblings_list").write_text(text + "\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TVM_BIND_THREADS", raising=False)
     use_cores(tmp_path)
+    assert os.environ.get("TVM_BIND_THREADS") == (threads and "0")
     assert os.environ.get("TVM_NUM_THREADS") == threads
     monkeypatch.setenv("TVM_NUM_THREADS", "7")
     use_cores(tmp_path)
