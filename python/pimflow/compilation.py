@@ -112,8 +112,10 @@ def build(
 def with_primitives(mod: tvm.IRModule, choices: Mapping[str, Primitive]) -> tvm.IRModule:
     """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out."""
     chosen = SelectPrimitives(choices)(mod)
-    in_chw = any(primitive.layout == "CHW" for primitive in choices.values())
-    return SinkLayout("NCHW")(chosen) if in_chw else chosen
+    layouts = {primitive.layout for primitive in choices.values()}
+    for layout, kept in (("CHW", "NCHW"), ("CHWc16", "NCHW16c")):
+        chosen = SinkLayout(kept)(chosen) if layout in layouts else chosen
+    return chosen
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
