@@ -233,8 +233,13 @@ class Profile:
             )
 
 
+def is_duration(ns: object) -> bool:
+    """Whether it can be a time."""
+    return isinstance(ns, int | float) and 0 <= ns < math.inf
+
+
 def _duration(ns: float) -> float:
-    if not isinstance(ns, (int, float)) or not 0 <= ns < math.inf:
+    if not is_duration(ns):
         raise ValueError(f"a time of {ns!r} ns")
     return float(ns)
 

@@ -14,7 +14,7 @@ from tvm import te, tirx
 from pimflow.core.region import ConvGeometry
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profile import Device, Move, Profile, promising
+from pimflow.primitive_profile import Device, Move, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
 from pimflow.relay_passes import keep_registers
@@ -130,10 +130,10 @@ class Measurements:
         self.cache, self.code, self.device = cache, code, this_device()
 
     def get(self, keys: Iterable) -> dict:
-        """Times by those keys that have one."""
+        """Times by those keys that have one; what is no time was not kept by this."""
         by_cause = {self._cause(key): key for key in keys}
         found = self.cache.get(by_cause, self.code) if self.cache else {}
-        return {by_cause[cause]: ns for cause, ns in found.items()}
+        return {by_cause[cause]: ns for cause, ns in found.items() if is_duration(ns)}
 
     def put(self, times_ns: dict) -> None:
         if self.cache:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,6 +253,16 @@ def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
         patched.setitem(PRIMITIVES, "renamed", replace(PRIMITIVES[name], name="renamed"))
         patched.delitem(PRIMITIVES, name)
         assert known() == 1
+
+
+@pytest.mark.parametrize("value", ['"fast"', "-1", "NaN", "null", "[1]"])
+def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
+    first = primitive_profiler.measure([LAYER], [], 1, cache)
+    with sqlite3.connect(tmp_path / "cache.sqlite") as connection:
+        connection.execute("UPDATE results SET value = ?", (value,))
+    assert primitive_profiler.measure([LAYER], [], 1, cache) == first
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
