@@ -10,9 +10,9 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.loops import STACK_BYTES
 
 WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its results, the last, are workspaces
-STACK_BYTES = 1024  # TVM's kMaxStackAlloca: a kernel on the CPU has what is smaller on its stack
 
 
 @tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")

@@ -12,8 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.relay_passes import schedule_primitives
 from pimflow.relay_passes.fused_chain import chain
-from pimflow.relay_passes.lift_workspaces import STACK_BYTES
-from pimflow.relay_passes.loops import reduced, variables
+from pimflow.relay_passes.loops import STACK_BYTES, reduced, variables
 from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.task_workspaces import task_workspaces
 

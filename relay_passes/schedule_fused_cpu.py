@@ -18,8 +18,7 @@ from pimflow.relay_passes.fused_chain import (
     pixels_side_by_side,
     reach,
 )
-from pimflow.relay_passes.lift_workspaces import STACK_BYTES
-from pimflow.relay_passes.wide_maps import LANES
+from pimflow.relay_passes.loops import LANES, STACK_BYTES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
 VECTOR = 4  # elements of such

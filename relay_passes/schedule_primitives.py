@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import gcd, prod
 
 import tvm
 import tvm_ffi
@@ -20,6 +21,8 @@ ADDED = "pimflow.added"
 UNROLLED = "pimflow.unrolled"
 INSIDE = "pimflow.inside"
 VECTORS = (16, 8, 4)
+PIECES = 8  # copies of a loop's body at most
+TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do
 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -98,6 +101,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
+    over = [part for loop in over for part in _parts(sch, nest, loop)]
     place_axis, places, lane_axis, lanes, channels_in_lanes = tile
     into = _result(sch, nest)
     place, place_inside = sch.split(spatial[place_axis], [None, places])
@@ -105,16 +109,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     vectors, vector = sch.split(lane_inside, [None, _vector(lanes)])
     panel, other = (lane, place) if channels_in_lanes else (place, lane)
     outer = {i: loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)}
-    slab = _mark(sch, nest, SLAB)
-    if not slab:
-        shared, inner = [panel, *outer.values()], [other]
-    elif slab[0] in outer:
-        row = outer.pop(slab[0])
-        rows, row = sch.split(row, [None, min(slab[1], _extent(sch, row))])
-        shared, inner = [*outer.values(), rows, panel], [row, other]
-    else:
-        several, other = sch.split(other, [None, min(slab[1], _extent(sch, other))])
-        shared, inner = [*outer.values(), several, panel], [other]
+    shared, inner = _dealt(sch, _mark(sch, nest, SLAB), outer, panel, other)
     sch.reorder(*shared, *inner, *over, place_inside, vectors, vector)
     sch.parallel(sch.fuse(*shared))
     sch.vectorize(vector)
@@ -124,10 +119,64 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     sch.decompose_reduction(nest, over[0])
 
 
+def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
+    """`loop` over channels that are parts of several tensors, in pieces of which each has one tensor.
+
+    The loop over pieces is unrolled, so that in none of them a condition is left.
+    """
+    block, loops = sch.get(nest), sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
+    at = next(i for i, each in enumerate(loops) if sch.get(each).same_as(sch.get(loop)))
+    axis, bounds = block.iter_vars[at].var, []
+
+    def compared(expr: tirx.Expr) -> None:
+        for one, other in ((expr.a, expr.b), (expr.b, expr.a)):
+            if one.same_as(axis) and isinstance(other, tirx.IntImm):
+                bounds.append(int(other))
+
+    kinds = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
+    tvm_ffi.structural_walk(block.body, [(kinds, compared)], order="post")
+    extent = _extent(sch, loop)
+    piece = gcd(extent, *bounds)
+    if not bounds or extent // piece > PIECES:
+        return [loop]
+    pieces, inside = sch.split(loop, [None, piece])
+    sch.unroll(pieces)
+    return [pieces, inside]
+
+
+def _dealt(
+    sch: s_tir.Schedule, slab: Sequence[int] | None, outer: dict[int, LoopRV], panel: LoopRV, other: LoopRV
+) -> tuple[list[LoopRV], list[LoopRV]]:
+    """Loops over tasks and those inside a task, with enough tasks for every core to have as much to do.
+
+    `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
+    """
+
+    def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
+        extent = _extent(sch, loop)
+        wanted = -(-TASKS // prod(_extent(sch, each) for each in beside))
+        size = -(-extent // min(extent, max(wanted, -(-extent // most))))
+        # Pieces that are all whole need no condition in the innermost loops.
+        whole = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
+        return sch.split(loop, [None, whole])
+
+    if not slab:
+        shared = [panel, *outer.values()]
+        several, other = parts(other, _extent(sch, other), shared)
+        return [*shared, several], [other]
+    if slab[0] in outer:
+        row = outer.pop(slab[0])
+        rows, row = parts(row, slab[1], [*outer.values(), panel])
+        return [*outer.values(), rows, panel], [row, other]
+    several, other = parts(other, slab[1], [*outer.values(), panel])
+    return [*outer.values(), several, panel], [other]
+
+
 def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
     """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
+        _join_axes(sch, nest, consumers[0])
         block, sums = sch.get(consumers[0]), sch.get(nest).writes[0].source
         read = [region.region for region in block.reads if region.source.same_as(sums)]
         axes = [i.var for i in block.iter_vars]
@@ -138,6 +187,25 @@ def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
         ):
             return consumers[0]
     return sch.cache_write(nest, 0, "global")
+
+
+def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
+    """Rows and columns of `consumer` as one axis, where they are one in the sums of `nest` that it reads."""
+    block, sums = sch.get(consumer), sch.get(nest).writes[0].source
+    axes, extents = [i.var for i in block.iter_vars], [int(i.dom.extent) for i in block.iter_vars]
+    read = [[dim.min for dim in region.region] for region in block.reads if region.source.same_as(sums)]
+    if len(read) != 1 or len(read[0]) != len(axes) - 1:
+        return
+    same = tvm_ffi.structural_equal
+
+    def joined(at: int) -> Callable[..., list[tirx.Expr]]:
+        return lambda *i: [*i[:at], i[at] * extents[at + 1] + i[at + 1], *i[at + 2 :]]
+
+    for at in range(len(read[0])):
+        if all(map(same, read[0], joined(at)(*axes))):
+            joining = tirx.IndexMap.from_func(joined(at), len(axes), index_dtype="int64")
+            sch.transform_block_layout(consumer, joining)
+            return
 
 
 def _bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:

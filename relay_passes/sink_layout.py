@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import operator, rebuild
+from pimflow.relay_passes.flat import operator, rebuild, shape
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 UNARY = (
@@ -25,6 +28,77 @@ UNARY = (
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 REDUCE = ("mean", "sum", "max", "min")
+BLOCK = 16  # channels side by side in NCHW16c
+
+
+class _Permuted:
+    """A layout that is kept, of which one transpose makes the other."""
+
+    def __init__(self, into: tuple[int, ...], out: tuple[int, ...]):
+        self.into, self.out = into, out
+
+    def axes(self, others: Sequence[int]) -> list[int] | None:
+        """Axes of the other layout as those of ours; None if they have no like here."""
+        return [self.out[axis % 4] for axis in others]
+
+    def constant(self, array: np.ndarray) -> np.ndarray | None:
+        return array.transpose(self.into)
+
+    def chain(self, value: relax.Call) -> tuple[str, ...]:
+        """Of a step of a transform: which way it goes, and which step it is."""
+        axes = _permutation(value)
+        return ("into",) if axes == self.into else ("out",) if axes == self.out else ()
+
+    steps = 1
+
+    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
+
+
+class _Blocked:
+    """NCHW16c, kept where the other layout is NHWC: a transform is a reshape and a transpose."""
+
+    INTO, OUT = (0, 3, 1, 2, 4), (0, 2, 3, 1, 4)
+    steps = 2
+
+    def axes(self, others: Sequence[int]) -> list[int] | None:
+        found = {0: 0, 1: 2, 2: 3}
+        return None if any(a % 4 == 3 for a in others) else [found[a % 4] for a in others]
+
+    def constant(self, array: np.ndarray) -> np.ndarray | None:
+        n, h, w, c = array.shape
+        if c == 1:
+            return array.reshape(n, 1, h, w, 1)
+        blocks = array.reshape(n, h, w, c // BLOCK, BLOCK) if c % BLOCK == 0 else None
+        return None if blocks is None else blocks.transpose(self.INTO)
+
+    def chain(self, value: relax.Call) -> tuple[str, ...]:
+        if operator(value) == "reshape":
+            before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
+            if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
+                return ("into", "first")
+            joined = len(before) == 5 and before[4] == BLOCK and after == (*before[:3], before[3] * BLOCK)
+            return ("out", "last") if joined else ()
+        axes = _permutation(value)
+        return ("into", "last") if axes == self.INTO else ("out", "first") if axes == self.OUT else ()
+
+    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        n, blocks, h, w, c = shape(kept)
+        pixels = builder.emit(relax.op.permute_dims(kept, self.OUT))
+        return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
+
+
+def _permutation(value: relax.Expr) -> tuple[int, ...]:
+    if operator(value) != "permute_dims" or value.attrs.axes is None:
+        return ()
+    return tuple(int(a) for a in value.attrs.axes)
+
+
+KEPT = {
+    "NHWC": lambda: _Permuted(TO_NHWC, TO_NCHW),
+    "NCHW": lambda: _Permuted(TO_NCHW, TO_NHWC),
+    "NCHW16c": _Blocked,
+}
 
 
 @tvm.transform.module_pass(opt_level=0, name="SinkLayout")
@@ -34,65 +108,95 @@ class SinkLayout:
     Parameters
     ----------
     kept : str
-        ``NHWC``, for what `ConvertLayout` leaves in NCHW; ``NCHW``, for primitives of that layout.
+        ``NHWC``, for what `ConvertLayout` leaves in NCHW; ``NCHW`` and ``NCHW16c``, for primitives of those
+        layouts.
 
     Rewrite, keeping NHWC: ``op(permute(x, NHWC -> NCHW)) -> permute(op'(x))`` for elementwise operators,
-    spatial reductions and concatenations; ``permute(permute(x)) -> x``.
+    spatial reductions and concatenations; ``permute(permute(x)) -> x``. Keeping NCHW16c: the same of
+    transforms in two steps, a reshape and a transpose.
     Preserves: values exactly (sums over channels and space together up to their order), names, interface.
     """
 
     def __init__(self, kept: str = "NHWC"):
-        self.into, self.out = (TO_NHWC, TO_NCHW) if kept == "NHWC" else (TO_NCHW, TO_NHWC)
+        self.kept = KEPT[kept]()
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        into, out = self.into, self.out
+        kept = self.kept
         twins: dict[relax.Var, relax.Expr] = {}  # a variable in the other layout to the same tensor in ours
+        begun: dict[relax.Var, relax.Expr] = {}  # half a transform to what it would be whole
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
             kind = operator(value)
             if kind == "nn.prelu" and value.args[0] in twins:
-                axis = out[int(value.attrs.axis) % 4]
-                new = relax.op.nn.prelu(twins[value.args[0]], value.args[1], axis)
+                axes = kept.axes([int(value.attrs.axis)])
+                if axes is None:
+                    return None
+                new = relax.op.nn.prelu(twins[value.args[0]], value.args[1], axes[0])
                 return builder.emit(new, name_hint=name)
             if kind in UNARY and value.args[0] in twins:
                 args = [twins[value.args[0]], *value.args[1:]]
             elif kind in BINARY and any(a in twins for a in value.args if isinstance(a, relax.Var)):
-                args = [_operand(a, twins, into) for a in value.args]
+                args = [_operand(a, twins, kept) for a in value.args]
                 if None in args:
                     return None
             elif kind in REDUCE and value.args[0] in twins and value.attrs.keepdims:
-                axes = value.attrs.axis and [out[int(a) % 4] for a in value.attrs.axis]
-                reduce = getattr(relax.op, kind)
-                return builder.emit(reduce(twins[value.args[0]], axis=axes, keepdims=True), name_hint=name)
+                return _reduced(builder, kept, value, twins[value.args[0]], name)
             elif kind == "concat" and all(f in twins for f in getattr(value.args[0], "fields", (None,))):
                 fields = [twins[f] for f in value.args[0].fields]
-                axis = out[int(value.attrs.axis) % 4]
-                return builder.emit(relax.op.concat(fields, axis=axis), name_hint=name)
+                return builder.emit(_joined(kept, fields, int(value.attrs.axis)), name_hint=name)
             else:
                 return None
             return builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args), name_hint=name)
 
         def rewrite(builder, var, value):
-            if operator(value) == "permute_dims" and value.attrs.axes is not None:
-                axes = tuple(int(a) for a in value.attrs.axes)
-                if axes == into and value.args[0] in twins:
-                    return twins[value.args[0]]
-                new = builder.emit(value, name_hint=var.name)
-                if axes == out:
-                    twins[new] = value.args[0]
-                return new
+            way, *step = kept.chain(value) or ("",)
+            if way:
+                return moved(builder, var, value, way, step)
             new = twin(builder, value, var.name)
             if new is None:
                 return None
-            back = builder.emit(relax.op.permute_dims(new, out), name_hint=f"{var.name}.nchw")
+            back = kept.back(builder, new, var.name)
             twins[back] = new
             return back
+
+        def moved(builder, var, value, way, step):
+            """A transform, or a step of one: what it makes is known already, or will be."""
+            source = value.args[0]
+            if way == "into":
+                known = begun.get(source) if step == ["last"] else twins.get(source)
+                if known is not None and step != ["first"]:
+                    return known
+                new = builder.emit(value, name_hint=var.name)
+                if known is not None:
+                    begun[new] = known
+                return new
+            new = builder.emit(value, name_hint=var.name)
+            if step == ["first"]:
+                begun[new] = source
+            elif not step or source in begun:
+                twins[new] = begun[source] if step else source
+            return new
 
         return rebuild(mod, rewrite)
 
 
+def _reduced(
+    builder: relax.BlockBuilder, kept: _Permuted | _Blocked, value: relax.Call, twin: relax.Expr, name: str
+) -> relax.Var | None:
+    axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
+    if axes is None and (value.attrs.axis or kept.steps > 1):
+        return None
+    reduce = getattr(relax.op, operator(value))
+    return builder.emit(reduce(twin, axis=axes, keepdims=True), name_hint=name)
+
+
+def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
+    """A concatenation; of channels, of whole blocks of them."""
+    return relax.op.concat(fields, axis=(kept.axes([axis]) or [1])[0])
+
+
 def _operand(
-    expr: relax.Expr, twins: dict[relax.Var, relax.Expr], into: tuple[int, ...]
+    expr: relax.Expr, twins: dict[relax.Var, relax.Expr], kept: _Permuted | _Blocked
 ) -> relax.Expr | None:
     """A binary operator's operand in the layout that is kept; None if it would need a transform."""
     if isinstance(expr, relax.Var):
@@ -102,4 +206,5 @@ def _operand(
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
-    return relax.const(array.transpose(into)) if array.ndim == 4 else None
+    made = kept.constant(array) if array.ndim == 4 else None
+    return None if made is None else relax.const(np.ascontiguousarray(made))

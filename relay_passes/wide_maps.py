@@ -9,8 +9,8 @@ from tvm import relax
 from tvm.relax import op
 
 from pimflow.relay_passes.flat import operator, shape, substitute
+from pimflow.relay_passes.loops import LANES
 
-LANES = (16, 8, 4)  # places that vectors hold side by side
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d")
 WINDOWED = ("nn.conv2d", *POOLS)
 

@@ -1,7 +1,8 @@
 """Networks on this CPU beside ONNX Runtime and TVM's own build: ``bench_cpu.py [MODEL…] [--json]``.
 
 Measured, fp32, batch 1, on all cores, in turns in one run; medians. pimflow compiles with ``--select mixed
---modes gpu``: all on the CPU, primitives by measured and predicted times (docs/primitives.md).
+--modes gpu``: all on the CPU, primitives by measured and predicted times (docs/primitives.md). *Predicted* is
+the sum of the compiled kernels, each timed alone in the same run.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from tvm import relax
 
 import pimflow
 from pimflow import frontend, targets, zoo
+from pimflow.network_kernels import network_time
 from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache, default_path
 
@@ -25,6 +27,8 @@ NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mo
 HEADER = (
     "network",
     "pimflow, ms",
+    "predicted, ms",
+    "predicted to measured",
     "ONNX Runtime, ms",
     "TVM, ms",
     "to ONNX Runtime",
@@ -62,6 +66,7 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
     session.intra_op_num_threads = os.cpu_count() or 1
     reference = onnxruntime.InferenceSession(zoo.load_model(model).SerializeToString(), session)
     built = compiled.builds[-1]
+    predicted = network_time(built.calls)
     ms = in_turns(
         {
             "pimflow": runner(built.executable, list(inputs.values())),
@@ -74,7 +79,9 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
     return {
         "network": model,
         **{f"{name}_ms": value for name, value in ms.items()},
-        "predicted_ms": compiled.report["primitives"]["time_ns"] / 1e6,
+        "threads": int(tvm.get_global_func("runtime.NumThreads")()),
+        "predicted_ms": predicted.time_ns / 1e6,
+        "kernels": predicted.plain()["kernels"],
         "pool_bytes": built.memory.pool_bytes,
         "max_relative_error": compiled.verification.max_relative_error,
     }
@@ -96,7 +103,9 @@ def main() -> None:
         if not args.json:
             ratios = row["pimflow_ms"] / row["onnxruntime_ms"], row["tvm_ms"] / row["pimflow_ms"]
             print(
-                f"| {model} | {row['pimflow_ms']:.2f} | {row['onnxruntime_ms']:.2f} | {row['tvm_ms']:.1f} "
+                f"| {model} | {row['pimflow_ms']:.2f} | {row['predicted_ms']:.2f} "
+                f"| {row['predicted_ms'] / row['pimflow_ms'] - 1:+.1%} "
+                f"| {row['onnxruntime_ms']:.2f} | {row['tvm_ms']:.1f} "
                 f"| {ratios[0]:.2f} | {ratios[1]:.1f} | {row['pool_bytes'] / 1e6:.2f} |",
                 flush=True,
             )

@@ -1,5 +1,8 @@
+import os
 import runpy
 from pathlib import Path
+
+os.environ.setdefault("TVM_NUM_THREADS", "1")  # before TVM comes: tests run side by side
 
 import pytest
 from hypothesis import settings

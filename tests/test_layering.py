@@ -43,6 +43,7 @@ LAYERS = (
         "execution",
         "compilation",
         "measure",
+        "network_kernels",
         "artifact",
         "kernel_traces",
         "tracing",

@@ -39,7 +39,8 @@ from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.layer_order import LayerOrder
-from pimflow.measure import kernel_times
+from pimflow.measure import inference_ns, kernel_times
+from pimflow.network_kernels import network_time
 from pimflow.network_search import AnyPlan, as_plan, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.simulators.expansion import pim_refusal
@@ -230,6 +231,12 @@ def compile(
         if built.runs_here:
             verification = verify(network, built, target_system, inputs, expected, tolerance)
             verification.require()
+
+    if selection is not None and builds[-1].calls:
+        progress("timing kernels")
+        network_ns = network_time(builds[-1].calls, costs.profiling.cache)
+        network_ns = replace(network_ns, measured_ns=inference_ns(builds[-1], inputs))
+        selection = primitive_selection.with_network(selection, network_ns)
 
     summary = report.build(
         searched,

@@ -15,6 +15,7 @@ from pimflow.execution import pack
 from pimflow.frontend import Network, relax_module
 from pimflow.kernels import Kernels, compile_kernels
 from pimflow.memory import MemoryPlan
+from pimflow.network_kernels import KernelCall, kernel_calls
 from pimflow.placement import Searched
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.kernel_groups import Copied, copies
@@ -44,6 +45,8 @@ class Build:
     copies : tuple of Copied
         What is copied although it is part of a tensor.
     weight_bytes : int
+    calls : tuple of KernelCall
+        What one inference calls, if it has primitives and no part on PIM; see `network_kernels`.
     """
 
     target: str
@@ -55,6 +58,7 @@ class Build:
     memory: MemoryPlan
     copies: tuple[Copied, ...]
     weight_bytes: int
+    calls: tuple[KernelCall, ...] = ()
 
     @property
     def runs_here(self) -> bool:
@@ -83,8 +87,10 @@ def build(
     applied = pipeline.apply_plan(
         network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
     )
+    calls: tuple[KernelCall, ...] = ()
     if choices and target.kind.name == "llvm":
         applied, target = with_primitives(applied, choices), targets.this_cpu()
+        calls = () if programs else kernel_calls(applied, searched.system)
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
@@ -99,14 +105,17 @@ def build(
         memory=plans[-1],
         copies=copies(applied, views=searched.system.views),
         weight_bytes=relax_module.weight_bytes(network.module),
+        calls=calls,
     )
 
 
 def with_primitives(mod: tvm.IRModule, choices: Mapping[str, Primitive]) -> tvm.IRModule:
     """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out."""
     chosen = SelectPrimitives(choices)(mod)
-    in_chw = any(primitive.layout == "CHW" for primitive in choices.values())
-    return SinkLayout("NCHW")(chosen) if in_chw else chosen
+    layouts = {primitive.layout for primitive in choices.values()}
+    for layout, kept in (("CHW", "NCHW"), ("CHWc16", "NCHW16c")):
+        chosen = SinkLayout(kept)(chosen) if layout in layouts else chosen
+    return chosen
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

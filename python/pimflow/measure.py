@@ -65,6 +65,21 @@ def kernel_times(
     return tuple(KernelTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
 
 
+def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10) -> float:
+    """Median of `runs` inferences, after one that is not counted.
+
+    Parameters
+    ----------
+    inputs : mapping of str to ndarray
+        In the network's order and dtypes.
+    """
+    machine = relax.VirtualMachine(built.executable, built.device)
+    arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
+    machine["main"](*arguments)
+    timed = machine.module.time_evaluator("main", built.device, number=1, repeat=runs)
+    return float(timed(*arguments).median) * 1e9
+
+
 def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
     for imported in module.imports:
         if imported.kind != "pim":

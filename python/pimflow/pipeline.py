@@ -126,14 +126,22 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
     ]
 
 
-def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to calls of kernels, each tensor allocated by itself."""
-    transform, gpu = relax.transform, "gpu" in list(target.keys)
+def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to calls of kernels as they will run."""
+    gpu = "gpu" in list(target.keys)
     return [
         *kernel_phases(target, system.dtype, views=system.views),
         ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
         LiftWorkspaces(),
-        transform.RewriteDataflowReshape(),
+        relax.transform.RewriteDataflowReshape(),
+    ]
+
+
+def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+    """From a graph with PIM regions to calls of kernels, each tensor allocated by itself."""
+    transform = relax.transform
+    return [
+        *scheduled_phases(target, system),
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),

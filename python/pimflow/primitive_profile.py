@@ -18,6 +18,8 @@ from pimflow.primitives.families import Shape, tiles
 from pimflow.primitives.layer import FP32_BYTES, input_bytes
 
 VERSION = "pimflow-profile/1"
+ROWS = ("layers", "transforms", "kernels")  # lists of a file
+PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
 # Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
 MACS_PER_NS = 100.0
 BYTES_PER_NS = 20.0
@@ -50,6 +52,70 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """One call of a kernel that a network is compiled to.
+
+    Attributes
+    ----------
+    kernel : str
+    part : str
+        ``primitive``: it computes a chosen primitive, with all operators that were fused with it;
+        ``transform``: it moves data and computes nothing; ``other``.
+    key : str
+        Digest of its code and of which of its operands are constants.
+    time_ns : float
+        Alone, its constants and results in no cache.
+    """
+
+    kernel: str
+    part: str
+    key: str
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkTime:
+    """How long a whole network takes on a CPU: all kernels, one after the other.
+
+    Attributes
+    ----------
+    kernels : tuple of KernelTime
+        In the order of calls.
+    measured_ns : float or None
+        Of whole inferences, the median; None if none was run.
+    """
+
+    kernels: tuple[KernelTime, ...]
+    measured_ns: float | None = None
+
+    @property
+    def time_ns(self) -> float:
+        return sum(kernel.time_ns for kernel in self.kernels)
+
+    def plain(self) -> dict[str, Any]:
+        """For a report: sums by part, every kernel, and what was measured."""
+        row: dict[str, Any] = {"time_ns": self.time_ns}
+        for part in PARTS:
+            row[f"{part}s_ns"] = sum(kernel.time_ns for kernel in self.kernels if kernel.part == part)
+        row["kernels"] = [
+            {"kernel": kernel.kernel, "part": kernel.part, "time_ns": kernel.time_ns}
+            for kernel in self.kernels
+        ]
+        if self.measured_ns is not None:
+            row |= {"measured_ns": self.measured_ns, "difference": self.time_ns / self.measured_ns - 1}
+        return row
+
+
+def network_text(row: Mapping[str, Any]) -> str:
+    """`NetworkTime.plain` for people."""
+    parts = ", ".join(f"{row[f'{part}s_ns'] / 1e6:.3f} ms {part}s" for part in PARTS)
+    line = f"inference {row['time_ns'] / 1e6:.3f} ms by its {len(row['kernels'])} kernels alone ({parts})"
+    if "measured_ns" in row:
+        line += f", {row['measured_ns'] / 1e6:.3f} ms measured, {100 * row['difference']:+.1f}%"
+    return line
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """Measured times.
 
@@ -62,6 +128,8 @@ class Profile:
         By primitive and layer; medians of calls.
     moves_ns : dict of Move to float
         Of layout transforms.
+    kernels_ns : dict of str to float
+        Of whole kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str
         What could not be built, and why; not in the file.
     predicted_ns : dict of (str, ConvGeometry) to float
@@ -72,6 +140,7 @@ class Profile:
     code: str
     times_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
     moves_ns: dict[Move, float] = field(default_factory=dict)
+    kernels_ns: dict[str, float] = field(default_factory=dict)
     failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
 
@@ -91,6 +160,7 @@ class Profile:
                 [list(shape), given, taken, round(ns)]
                 for (shape, given, taken), ns in sorted(self.moves_ns.items())
             ],
+            "kernels": [[key, round(ns)] for key, ns in sorted(self.kernels_ns.items())],
         }
 
     def write(self, path: str | os.PathLike) -> None:
@@ -98,11 +168,10 @@ class Profile:
         path = Path(path)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         plain = self.plain()
-        lines = {
-            key: ",\n".join(json.dumps(row) for row in plain.pop(key)) for key in ("layers", "transforms")
-        }
-        head = json.dumps(plain)[:-1]
-        text = f'{head},\n"layers": [\n{lines["layers"]}\n],\n"transforms": [\n{lines["transforms"]}\n]}}\n'
+        lists = [
+            f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in plain.pop(key)) + "\n]" for key in ROWS
+        ]
+        text = ",\n".join([json.dumps(plain)[:-1], *lists]) + "}\n"
         try:
             scratch.write_text(text)
             scratch.replace(path)
@@ -127,15 +196,19 @@ class Profile:
         where = "device"
         try:
             device = Device(**plain["device"])
-            times, moves = {}, {}
-            for number, row in enumerate(plain["layers"]):
-                where = f"layers[{number}]"
-                layer = _layer(row["layer"])
-                times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
-            for number, row in enumerate(plain["transforms"]):
-                where = f"transforms[{number}]"
-                shape, given, taken, ns = row
-                moves[tuple(shape), given, taken] = _duration(ns)
+            times, moves, kernels = {}, {}, {}
+            rows = [(name, n, row) for name in ROWS for n, row in enumerate(plain.get(name, ()))]
+            for name, number, row in rows:
+                where = f"{name}[{number}]"
+                if name == "layers":
+                    layer = _layer(row["layer"])
+                    times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
+                elif name == "transforms":
+                    shape, given, taken, ns = row
+                    moves[tuple(shape), given, taken] = _duration(ns)
+                else:
+                    key, ns = row
+                    kernels[str(key)] = _duration(ns)
             where = "code"
             code = str(plain["code"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -143,7 +216,7 @@ class Profile:
                 f"{path}: {where}: {error!r}; measure anew with 'pimflow select -o'"
             ) from error
         known = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
-        return cls(device=device, code=code, times_ns=known, moves_ns=moves)
+        return cls(device=device, code=code, times_ns=known, moves_ns=moves, kernels_ns=kernels)
 
     def require(self, here: Device | None, named: str | None) -> None:
         """Refuse a profile of another machine than `here`, or than the one that is `named`.
@@ -160,8 +233,13 @@ class Profile:
             )
 
 
+def is_duration(ns: object) -> bool:
+    """Whether it can be a time."""
+    return isinstance(ns, int | float) and 0 <= ns < math.inf
+
+
 def _duration(ns: float) -> float:
-    if not isinstance(ns, (int, float)) or not 0 <= ns < math.inf:
+    if not is_duration(ns):
         raise ValueError(f"a time of {ns!r} ns")
     return float(ns)
 

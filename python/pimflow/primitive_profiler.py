@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,20 @@ from tvm import te, tirx
 from pimflow.core.region import ConvGeometry
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profile import Device, Move, Profile, promising
+from pimflow.primitive_profile import Device, Move, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
 from pimflow.relay_passes import keep_registers
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 
-MEASURED = ("primitives", "primitive_kernels", "relay_passes")
+# All that the code of a primitive's kernel depends on, besides its parameters and TVM.
+MEASURED = (
+    *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
+    "primitive_kernels",
+    *("relay_passes.fused_chain", "relay_passes.keep_registers", "relay_passes.loops"),
+    *("relay_passes.schedule_cpu", "relay_passes.schedule_fused_cpu", "relay_passes.schedule_primitives"),
+    "relay_passes.task_workspaces",
+)
 # Before each call all but the input leaves the caches: in a network other layers' filters come between.
 COLD = "cache_flush_cpu_non_first_arg"
 CALLS = (3, 9)  # the least and the most of which the median counts
@@ -46,8 +54,14 @@ def _model_name() -> str:
 
 
 def code_digest() -> str:
-    """Of what decides how fast a primitive is."""
-    return f"{sources_digest(MEASURED)[:16]} {COLD}"
+    """Of what decides how fast a primitive of given parameters is on a device."""
+    return f"{sources_digest(MEASURED)[:16]} {COLD} {compiler()}"
+
+
+def compiler() -> str:
+    """What makes machine code of kernels."""
+    llvm = tvm.get_global_func("target.llvm_version_major")()
+    return f"TVM {tvm.__version__}, LLVM {llvm}"
 
 
 def measure(
@@ -71,12 +85,12 @@ def measure(
         Primitives to measure for layers besides.
     """
     keep_registers.register()
-    device, code = this_device(), code_digest()
-    place = ("cpu", device, code)
+    times_kept = Measurements(cache, code_digest())
+    device, code = times_kept.device, times_kept.code
     layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
     every = {layer: promising(layer) for layer in layers}
     asked = [(p.name, layer) for layer, found in every.items() for p in found]
-    known = _kept(cache, place, [*asked, *moves])
+    known = times_kept.get([*asked, *moves])
     times = {key: known[key] for key in asked if key in known}
     moved = {move: known[move] for move in moves if move in known}
     wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
@@ -90,26 +104,46 @@ def measure(
         except Exception as error:  # whatever a compiler has to say
             failed[key] = str(error).strip().splitlines()[-1]
         else:
-            _keep(cache, place, {key: times[key]})
+            times_kept.put({key: times[key]})
         progress(done / total)
     for begin in range(0, len(unmoved), MOVES_AT_ONCE):
         part = unmoved[begin : begin + MOVES_AT_ONCE]
         found = dict(zip(part, moves_ns(part)))
         moved |= found
-        _keep(cache, place, found)
+        times_kept.put(found)
         progress((len(missing) + begin + len(part)) / total)
     return Profile(device=device, code=code, times_ns=times, moves_ns=moved, failed=failed)
 
 
-def _kept(cache: ResultCache | None, place: tuple, keys: Sequence) -> dict:
-    if cache is None:
-        return {}
-    return {key[-1]: ns for key, ns in cache.get((*place, key) for key in keys).items()}
+class Measurements:
+    """What was measured on this device, in a cache: by what decides it, and by no other code.
 
+    Parameters
+    ----------
+    cache : ResultCache or None
+        None keeps nothing.
+    code : str
+        Of what decides times besides their keys and the device.
+    """
 
-def _keep(cache: ResultCache | None, place: tuple, found: dict) -> None:
-    if cache is not None:
-        cache.put({(*place, key): ns for key, ns in found.items()})
+    def __init__(self, cache: ResultCache | None, code: str):
+        self.cache, self.code, self.device = cache, code, this_device()
+
+    def get(self, keys: Iterable) -> dict:
+        """Times by those keys that have one; what is no time was not kept by this."""
+        by_cause = {self._cause(key): key for key in keys}
+        found = self.cache.get(by_cause, self.code) if self.cache else {}
+        return {by_cause[cause]: ns for cause, ns in found.items() if is_duration(ns)}
+
+    def put(self, times_ns: dict) -> None:
+        if self.cache:
+            self.cache.put({self._cause(key): ns for key, ns in times_ns.items()}, self.code)
+
+    def _cause(self, key: object) -> tuple:
+        """A primitive's parameters stand for its name."""
+        if isinstance(key, tuple) and key[0] in PRIMITIVES:
+            key = (replace(PRIMITIVES[key[0]], name=""), *key[1:])
+        return ("cpu", self.device, key)
 
 
 def primitive_ns(name: str, layer: ConvGeometry) -> float:

@@ -23,7 +23,7 @@ from pimflow.placement.selection_search import (
     minimise,
 )
 from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import Profile, applicable, unmeasured
+from pimflow.primitive_profile import NetworkTime, Profile, applicable, network_text, unmeasured
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Selection:
         Empty if none was asked for.
     solve_seconds : float
         Of the integer programs of `selected` alone.
+    network : NetworkTime or None
+        Of all kernels that the network is compiled to; None where they were not measured.
     """
 
     problem: Problem
@@ -70,6 +72,7 @@ class Selection:
     baselines: dict[str, Sums]
     front: tuple[Point, ...]
     solve_seconds: float
+    network: NetworkTime | None = None
 
     @property
     def choices(self) -> dict[str, Primitive]:
@@ -88,6 +91,7 @@ def select(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     cache: ResultCache | None = None,
+    whole: bool = True,
     **options: Any,
 ) -> Selection:
     """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
@@ -98,13 +102,36 @@ def select(
         See `frontend.load`.
     cache : ResultCache, optional
         Where measured times are kept.
+    whole : bool
+        Whether to say how long the whole network takes as well, where primitives are measured or `profile`
+        has the times of its kernels: the network is loaded, and what was not timed before is compiled.
     **options
         Of `select_for`, which says what it raises.
     """
     from pimflow.profiling import region_graph
 
     graph = region_graph(model, shapes or {}, cache, batch=batch)
-    return select_for(graph, cache=cache, **options)
+    found = select_for(graph, cache=cache, **options)
+    measuring = options.get("profile", "measured") in ("measured", "mixed")
+    if not whole or not (measuring or found.profile.kernels_ns):
+        return found
+    from pimflow import compilation, frontend, network_kernels
+    from pimflow.hardware import system
+
+    network = frontend.load(model, shapes or {}, batch)
+    applied = compilation.with_primitives(network.module, found.choices)
+    calls = network_kernels.kernel_calls(applied, system())
+    known_ns = None if measuring else found.profile.kernels_ns
+    return with_network(found, network_kernels.network_time(calls, cache, known_ns))
+
+
+def with_network(found: Selection, network: NetworkTime | None) -> Selection:
+    """`found` and its profile with the times of a network's kernels."""
+    if network is None:
+        return found
+    kernels_ns = {kernel.key: kernel.time_ns for kernel in network.kernels}
+    profile = replace(found.profile, kernels_ns=found.profile.kernels_ns | kernels_ns)
+    return replace(found, network=network, profile=profile)
 
 
 def select_for(
@@ -298,6 +325,8 @@ def summary(found: Selection) -> dict[str, Any]:
             "failed": len(found.profile.failed),
         },
     }
+    if found.network:
+        row["network_time"] = found.network.plain()
     if found.front:
         row["front"] = [
             {**_brief(point.selected.sums), "greedy_time_ns": point.greedy and point.greedy.time_ns}
@@ -336,6 +365,7 @@ def text(found: Selection) -> str:
         f"least {row['minimize']}: {_figures(row)}, {row['status']}, {row['solve_seconds']:.2f} s",
         f"{len(row['transforms'])} layout transforms, {spent_ns / 1e6:.3f} ms of that; memory is "
         + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
+        *([network_text(row["network_time"])] if found.network else []),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),
         f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "

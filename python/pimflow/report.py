@@ -15,6 +15,7 @@ from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import overlapped_ns, savings_pj
+from pimflow.primitive_profile import network_text
 from pimflow.verify import Verification
 
 if TYPE_CHECKING:
@@ -254,6 +255,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
             f"primitives of {len(chosen['choices'])} layers for {chosen['device']}: "
             f"{chosen['time_ns'] / 1e6:.3f} ms by themselves, {chosen['status']}"
         )
+        if whole := chosen.get("network_time"):
+            lines.append(network_text(whole))
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:

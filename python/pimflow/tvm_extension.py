@@ -7,9 +7,11 @@ in 0.20. TVM is not imported for it: that takes a second, which ``pimflow --help
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 # Name in TVM -> what stands there.
@@ -24,11 +26,35 @@ _PARTS = ("build_module", "frontend", "graph_executor")  # of pimflow.relay
 
 def install() -> None:
     """Extend TVM now if it is there, else when it comes."""
+    use_cores()
     sys.meta_path.insert(0, _RelayFinder())
     if "tvm" in sys.modules:
         _extend()
     else:
         sys.meta_path.insert(0, _TvmFinder())
+
+
+def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
+    """Let TVM's kernels run on every core that this process may use, unless ``TVM_NUM_THREADS`` is set.
+
+    TVM itself takes half of the processors, the others being hyper-threads, also where a processor is a core.
+    It binds threads to cores, so that a kernel waits for whoever else has one of them; unless
+    ``TVM_BIND_THREADS`` says so, they are not bound.
+
+    Parameters
+    ----------
+    siblings : Path
+        Where Linux says which processors share a core; elsewhere TVM's number stays.
+    """
+    if "TVM_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
+        return
+    files = [siblings / f"cpu{n}" / "topology" / "thread_siblings_list" for n in os.sched_getaffinity(0)]
+    try:
+        cores = {file.read_text().strip() for file in files}
+    except OSError:
+        return
+    os.environ["TVM_NUM_THREADS"] = str(len(cores))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 def _extend() -> None:

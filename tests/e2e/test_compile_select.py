@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pimflow
-from pimflow import artifact
+from pimflow import artifact, report
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 
@@ -23,6 +23,14 @@ def test_the_report_says_what_was_chosen(compiled):
     layers = {choice["layer"]: choice["primitive"] for choice in chosen["choices"]}
     regions = {r.name for r in made.searched.graph.regions if r.geometry is not None}
     assert set(layers) == regions and set(layers.values()) <= set(PRIMITIVES)
+
+
+def test_inferences_are_timed_beside_their_kernels(compiled):
+    made, _ = compiled
+    row = made.report["primitives"]["network_time"]
+    assert row["measured_ns"] > 0 and row["kernels"]
+    assert row["difference"] == pytest.approx(row["time_ns"] / row["measured_ns"] - 1)
+    assert "kernels alone" in report.table(made.report, None)
 
 
 def test_the_same_as_without(compiled):
@@ -44,3 +52,4 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
 def test_layers_on_pim_stay_there(tmp_path):
     made = pimflow.compile("toy", select={"measure": 1})
     assert made.verification.verified and made.verification.regions
+    assert "network_time" not in made.report["primitives"]

@@ -17,7 +17,8 @@ from pimflow.hardware import system
 from pimflow.relay_passes.flat import fused, layer_name, main_bindings, with_roles
 from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
 from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.lift_workspaces import STACK_BYTES, WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.lift_workspaces import WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.loops import STACK_BYTES
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.targets import named_target
 

@@ -14,7 +14,8 @@ from tvm.script import tirx as T
 
 from pimflow import frontend, pipeline
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.lift_workspaces import STACK_BYTES, WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.lift_workspaces import WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.loops import STACK_BYTES
 from pimflow.targets import named_target
 
 CPU, GPU = named_target("llvm+pim"), named_target("cuda+pim")

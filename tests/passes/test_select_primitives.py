@@ -9,6 +9,7 @@ from test_lift_workspaces import hides_memory
 from tvm.relax import op
 
 from pimflow import pipeline
+from pimflow.compilation import with_primitives
 from pimflow.errors import UsageError
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
@@ -70,9 +71,31 @@ def test_values_and_memory(preferred):
 def test_layouts_change_once():
     """Between layers of one layout nothing is transformed, elementwise operators included."""
     mod = graph(network, (1, 14, 14, 16))
-    after = SinkLayout("NCHW")(SelectPrimitives(chosen(mod, *PREFERENCES["chw"]))(mod))
+    after = with_primitives(mod, chosen(mod, *PREFERENCES["chw"]))
     moved = [b for b in main_bindings(after) if operator(b.value) == "permute_dims"]
     assert len(moved) <= 4  # into CHW, out of it before the map is flattened; the vector of the product twice
+
+
+def test_blocks_stay_between_layers():
+    """Through a bias, a residual and clamps; the depthwise layer has no primitive in blocks."""
+
+    def blocks(emit, x):
+        y = emit(
+            op.nn.relu(
+                emit(op.add(emit(convolution(x, constant(32, 3, 3, 16), padding=1)), constant(1, 1, 1, 32)))
+            )
+        )
+        z = emit(op.add(emit(convolution(y, constant(32, 1, 1, 32))), y))
+        return emit(convolution(emit(op.clip(z, 0, 6)), constant(16, 1, 1, 32)))
+
+    mod = graph(blocks, (1, 7, 7, 16))
+    choices = chosen(mod, "direct-chwc16")
+    after = with_primitives(mod, choices)
+    kinds = [operator(b.value) for b in main_bindings(after)]
+    assert kinds.count("call_tir") == 3 and kinds.count("permute_dims") == 2  # of the input, and the result
+    x = np.random.default_rng(0).standard_normal((1, 7, 7, 16), np.float32)
+    (expected,), (found,) = outputs(mod, [x]), outputs(after, [x])
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_what_is_not_chosen_stays():

@@ -9,6 +9,7 @@ from tvm.script import relax as R
 
 from pimflow.relay_passes.sink_layout import SinkLayout
 
+BLOCK_BIAS = np.arange(32, dtype=np.float32).reshape(1, 1, 1, 32)
 CHANNEL_BIAS = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
 
 
@@ -152,6 +153,76 @@ class Flattened:
             b = R.max(a, axis=[1], keepdims=False)
             R.output(b)
         return b
+
+
+@I.ir_module
+class Blocks:
+    """A block's sum with a bias and a clamp, joined with another, and gates; then into blocks again."""
+
+    @R.function
+    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
+        with R.dataflow():
+            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+            b = R.reshape(a, (1, 3, 5, 32))
+            c = R.add(b, R.const(BLOCK_BIAS))
+            d = R.clip(c, 0.0, 6.0)
+            e = R.add(d, b)
+            f = R.permute_dims(y, axes=[0, 2, 3, 1, 4])
+            g = R.reshape(f, (1, 3, 5, 16))
+            h = R.concat((e, g), axis=3)
+            i = R.mean(h, axis=[1, 2], keepdims=True)
+            j = R.multiply(i, h)
+            k = R.reshape(j, (1, 3, 5, 3, 16))
+            z = R.permute_dims(k, axes=[0, 3, 1, 2, 4])
+            R.output(z)
+        return z
+
+
+@I.ir_module
+class BlocksSunk:
+    @R.function
+    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
+        with R.dataflow():
+            c = R.add(x, R.const(BLOCK_BIAS.reshape(1, 1, 1, 2, 16).transpose(0, 3, 1, 2, 4)))
+            d = R.clip(c, 0.0, 6.0)
+            e = R.add(d, x)
+            h = R.concat((e, y), axis=1)
+            i = R.mean(h, axis=[2, 3], keepdims=True)
+            z = R.multiply(i, h)
+            R.output(z)
+        return z
+
+
+def test_blocks_are_kept():
+    after = SinkLayout("NCHW16c")(Blocks)
+    tvm.ir.assert_structural_equal(after, BlocksSunk)
+    assert same_bits(Blocks, after)
+    tvm.ir.assert_structural_equal(SinkLayout("NCHW16c")(after), after)
+
+
+@I.ir_module
+class NoBlocks:
+    """A reduction over channels, a bias of other channels, reshapes that cut no blocks."""
+
+    @R.function
+    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32")):
+        with R.dataflow():
+            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+            b = R.reshape(a, (1, 3, 5, 32))
+            c = R.sum(b, axis=[3], keepdims=True)
+            d = R.sum(b, keepdims=True)
+            e = R.multiply(R.add(b, c), d)
+            f = R.reshape(e, (1, 3, 5, 4, 8))
+            g = R.reshape(e, (1, 15, 32))
+            h = R.sum(f)
+            i = R.add(g, h)
+            R.output(i)
+        return i
+
+
+def test_what_has_no_blocks_stays():
+    after = SinkLayout("NCHW16c")(NoBlocks)
+    tvm.ir.assert_structural_equal(after, NoBlocks)
 
 
 def test_a_reduction_that_drops_its_axes_has_no_layout_to_keep():

@@ -1,6 +1,11 @@
 """Are times of primitives measured in a sensible order, kept, stored and refused where they do not belong?"""
 
+import ast
+import importlib.util
 import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 from pimflow import primitive_profiler
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
+from pimflow.placement import cache as cache_module
 from pimflow.placement.cache import ResultCache
 from pimflow.primitive_profile import (
     Device,
@@ -184,6 +190,79 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(primitive_profiler, "moves_ns", None)
     assert primitive_profiler.measure([LAYER], moves, 2, cache) == first
     assert primitive_profiler.measure([LAYER], moves, 1, cache) == first  # known ones cost nothing
+
+
+def test_everything_that_makes_a_kernel_decides_its_time():
+    """Nothing that `MEASURED` imports is missing there, but data types that are part of the key."""
+    of_the_key = {"core.region", "errors", "primitives", "primitives.catalogue"}
+    waiting = ["primitive_kernels", "relay_passes.schedule_cpu", "relay_passes.keep_registers"]
+    found: set[str] = set()
+    while waiting:
+        part = waiting.pop()
+        if part in found or part in of_the_key:
+            continue
+        found.add(part)
+        origin = Path(importlib.util.find_spec(f"pimflow.{part}").origin)
+        for path in origin.parent.glob("*.py") if origin.name == "__init__.py" else [origin]:
+            waiting += imported(path)
+    packages = {part for part in found if part.split(".")[0] == "primitive_kernels"}
+    assert found - packages | {"primitive_kernels"} == set(primitive_profiler.MEASURED)
+
+
+def imported(path):
+    """Modules of pimflow that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pimflow."):
+            base = node.module.removeprefix("pimflow.")
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            modules = (
+                [name for name in inner if importlib.util.find_spec(f"pimflow.{name}")]
+                if (importlib.util.find_spec(node.module).submodule_search_locations)
+                else []
+            )
+            yield from modules or [base]
+
+
+def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
+    name = promising(LAYER)[0].name
+    first = primitive_profiler.measure([LAYER], [], 1, cache)
+    assert list(first.times_ns) == [(name, LAYER)]
+
+    def known():
+        return len(primitive_profiler.measure([LAYER], [], 0, cache).times_ns)
+
+    assert known() == 1
+    monkeypatch.setattr(cache_module, "code_digest", lambda: "search and simulators were edited")
+    assert known() == 1
+    changes = [
+        (primitive_profiler, "this_device", lambda: replace(HERE, threads=1)),
+        (primitive_profiler, "compiler", lambda: "another compiler"),
+        (primitive_profiler, "COLD", "other temperatures"),
+        (primitive_profiler, "sources_digest", lambda _: "kernels were edited"),
+    ]
+    for module, what, value in changes:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, what, value)
+            assert known() == 0
+    with monkeypatch.context() as patched:
+        patched.setitem(PRIMITIVES, name, replace(PRIMITIVES[name], places=3))
+        assert known() == 0
+    with monkeypatch.context() as patched:
+        patched.setitem(PRIMITIVES, "renamed", replace(PRIMITIVES[name], name="renamed"))
+        patched.delitem(PRIMITIVES, name)
+        assert known() == 1
+
+
+@pytest.mark.parametrize("value", ['"fast"', "-1", "NaN", "null", "[1]"])
+def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
+    first = primitive_profiler.measure([LAYER], [], 1, cache)
+    with sqlite3.connect(tmp_path / "cache.sqlite") as connection:
+        connection.execute("UPDATE results SET value = ?", (value,))
+    assert primitive_profiler.measure([LAYER], [], 1, cache) == first
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):

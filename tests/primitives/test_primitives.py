@@ -13,7 +13,8 @@ from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
 from pimflow.primitives.filters import transformed, winograd_matrices
-from pimflow.relay_passes.lift_workspaces import STACK_BYTES, LiftWorkspaces
+from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.loops import STACK_BYTES
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 
 CPU = tvm.target.Target("llvm")

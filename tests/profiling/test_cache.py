@@ -54,8 +54,17 @@ def test_what_other_code_computed_is_not_taken(tmp_path, monkeypatch):
     assert cache.get(["key"]) == {}
 
 
+def test_results_that_other_code_decides_outlive_ours(tmp_path, monkeypatch):
+    cache = ResultCache(tmp_path / "c")
+    cache.put({"key": 1}, "compiler 1")
+    monkeypatch.setattr(cache_module, "code_digest", lambda: "other")
+    assert cache.get(["key"], "compiler 1") == {"key": 1}
+    assert cache.get(["key"], "compiler 2") == cache.get(["key"]) == {}
+
+
 def test_the_digest_tells_packages_apart():
     assert sources_digest(("core",)) != sources_digest(("hardware",)) != sources_digest()
+    assert sources_digest(("core.region",)) != sources_digest(("core.liveness",))
 
 
 def test_two_processes_at_once_lose_nothing(tmp_path):

@@ -32,12 +32,14 @@ def default_path() -> Path:
 
 
 @functools.cache
-def sources_digest(packages: tuple[str, ...] = COMPUTED_BY) -> str:
-    """Of the Python sources of packages, and of models trained for them: the same on every machine."""
+def sources_digest(parts: tuple[str, ...] = COMPUTED_BY) -> str:
+    """Of the Python sources of packages and modules, and of models trained for them: the same on every
+    machine."""
     digest = hashlib.sha256()
-    for package in packages:
-        folder = Path(importlib.util.find_spec(f"pimflow.{package}").origin).parent
-        for path in sorted([*folder.glob("*.py"), *folder.glob("learned/*.xz")]):
+    for part in parts:
+        origin = Path(importlib.util.find_spec(f"pimflow.{part}").origin)
+        folder, package = origin.parent, origin.name == "__init__.py"
+        for path in sorted([*folder.glob("*.py"), *folder.glob("learned/*.xz")]) if package else [origin]:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -76,10 +78,16 @@ class ResultCache:
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
-    def get(self, keys: Iterable[object]) -> dict[object, Any]:
-        """The values of those keys that are there."""
+    def get(self, keys: Iterable[object], code: str | None = None) -> dict[object, Any]:
+        """The values of those keys that are there.
+
+        Parameters
+        ----------
+        code : str, optional
+            What decides results besides their keys; by default, all code that computes any (`code_digest`).
+        """
         keys = list(keys)
-        by_digest = {_digest(key): key for key in keys}
+        by_digest = {_digest(key, code): key for key in keys}
         digests, found = list(by_digest), {}
         for begin in range(0, len(digests), KEYS_AT_ONCE):
             if self._connection is None:
@@ -93,11 +101,11 @@ class ResultCache:
                 self._give_up(error)
         return found
 
-    def put(self, values: Mapping[object, Any]) -> None:
-        """Keep `values`, all of them or none."""
+    def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
+        """Keep `values`, all of them or none; `code` as for `get`."""
         if self._connection is None or not values:
             return
-        rows = [(_digest(key), json.dumps(value)) for key, value in values.items()]
+        rows = [(_digest(key, code), json.dumps(value)) for key, value in values.items()]
         try:
             with self._connection:
                 self._connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", rows)
@@ -116,5 +124,6 @@ class ResultCache:
         self.close()
 
 
-def _digest(key: object) -> str:
-    return hashlib.sha256(f"{code_digest()} {key!r}".encode()).hexdigest()
+def _digest(key: object, code: str | None) -> str:
+    by = code_digest() if code is None else code
+    return hashlib.sha256(f"{by} {key!r}".encode()).hexdigest()

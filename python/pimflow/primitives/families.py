@@ -257,10 +257,10 @@ def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
 
 
 def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    extents, pixels = primitive.extents(layer), layer.h * layer.w
-    rows = {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
-    sums = {"products": _matrix(primitive, (layer.n,), extents.pixels, extents.channels)}
-    return (rows if extents.pixels > pixels else {}) | sums
+    extents = primitive.extents(layer)
+    if extents.pixels == layer.h * layer.w:
+        return {}
+    return {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
 
 
 # Depthwise.
@@ -275,6 +275,10 @@ def _depthwise_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 def _depthwise(primitive: Primitive, layer: ConvGeometry) -> bool:
     return depthwise(layer) and (primitive.layout == "CHW" or layer.oc % VECTOR == 0)
+
+
+def _depthwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    return _direct_stages(primitive, layer) if primitive.layout == "CHW" else {}
 
 
 FAMILIES = {
@@ -305,5 +309,5 @@ FAMILIES = {
         stages=_pointwise_stages,
         pixels=lambda _, layer: layer.h * layer.w,
     ),
-    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_direct_stages),
+    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_depthwise_stages),
 }

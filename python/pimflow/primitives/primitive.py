@@ -27,6 +27,12 @@ def dealt(extent: int, most: int, multiple: int = 1) -> int:
     return -(-extent // (parts * multiple)) * multiple
 
 
+def divided(extent: int, most: int) -> int:
+    """Size of equal parts of at most `most`, if more than half of that divides `extent`; else as `dealt`."""
+    found = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
+    return next(found, 0) or dealt(extent, most)
+
+
 def filled(extent: int, part: int) -> int:
     """The least multiple of `part` that is no less than `extent`."""
     return -(-extent // part) * part
@@ -115,7 +121,9 @@ class Primitive:
             pixel, channel = lanes, places
         else:
             multiple = BLOCK if self.layout == "CHWc16" else VECTOR
-            places, lanes = dealt(pixels, self.places), dealt(layer.oc, self.lanes, multiple)
+            # Pixels that no tile holds make a copy of the input: of a padded one there is one anyway.
+            cut = dealt if any(layer.padding) else divided
+            places, lanes = cut(pixels, self.places), dealt(layer.oc, self.lanes, multiple)
             if depthwise(layer):  # its lanes read as many channels
                 lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes

@@ -1,0 +1,104 @@
+"""Are the kernels that are timed alone those that the network calls, and their sum its time?"""
+
+import pytest
+import tvm
+from tvm import relax
+
+import pimflow
+from pimflow import compilation, frontend, network_kernels, pipeline, targets
+from pimflow.network_kernels import kernel_calls, network_time
+from pimflow.placement.cache import ResultCache
+from pimflow.primitive_profile import PARTS, KernelTime, NetworkTime, Profile, network_text
+from pimflow.primitive_selection import summary
+from pimflow.primitives import PRIMITIVES
+
+CHOICES = {
+    "stem.conv": "im2col-chw-7x32",
+    "block.expand.conv": "pointwise-hwc-7x32",
+    "block.depthwise.conv": "depthwise-hwc-1x16",
+    "down.conv": "im2row-hwc-7x32",
+}
+
+
+@pytest.fixture(scope="module")
+def applied():
+    network = frontend.load("toy")
+    chosen = {layer: PRIMITIVES[name] for layer, name in CHOICES.items()}
+    return network, compilation.with_primitives(network.module, chosen)
+
+
+@pytest.fixture(scope="module")
+def calls(applied):
+    return kernel_calls(applied[1], pimflow.system())
+
+
+def test_they_are_what_an_inference_calls(applied, calls):
+    network, mod = applied
+    built = pipeline.build(mod, targets.this_cpu())
+    machine, seen = relax.VirtualMachine(built, tvm.cpu()), []
+    names = {call.name for call in calls}
+
+    def note(_function, symbol, before, _result, *operands):
+        if before and symbol in names:
+            seen.append((symbol, len(operands)))
+        return 0
+
+    machine.set_instrument(tvm.runtime.convert(note))
+    machine["main"](*map(tvm.runtime.tensor, network.example_inputs().values()))
+    assert seen == [(call.name, len(call.function.params)) for call in calls]
+
+
+def test_parts_and_constants(calls):
+    parts = {call.name: call.part for call in calls}
+    assert set(parts.values()) <= set(PARTS)
+    of_primitives = [name for name, part in parts.items() if part == "primitive"]
+    assert len(of_primitives) == len(CHOICES)
+    for call in calls:
+        if call.part == "primitive":  # filters, and a bias; a residual is none
+            assert 1 in call.constants and 2 <= len(call.constants) < call.operands
+        workspaces = int(call.function.attrs.get("pimflow.workspaces", 0))
+        assert set(call.constants) < set(call.cold) and 0 not in call.cold
+        assert len(call.cold) == len(call.constants) + len(call.function.params) - call.operands - workspaces
+
+
+def test_the_same_kernel_is_timed_once_and_kept(calls, tmp_path, monkeypatch):
+    cache, timed = ResultCache(tmp_path / "cache.sqlite"), []
+
+    def count(some):
+        timed.extend(some)
+        return [float(100 + n) for n in range(len(some))]
+
+    monkeypatch.setattr(network_kernels, "_times_ns", count)
+    found = network_time([*calls, *calls], cache)
+    assert len(timed) == len({call.key for call in calls}) and len(found.kernels) == 2 * len(calls)
+    assert found.time_ns == pytest.approx(2 * network_time(calls, cache).time_ns)
+    assert len(timed) == len({call.key for call in calls})
+    known = {kernel.key: kernel.time_ns for kernel in found.kernels}
+    assert network_time(calls, known_ns=known) == network_time(calls, cache)
+    known.pop(calls[0].key)
+    assert network_time(calls, known_ns=known) is None
+
+
+def test_select_says_how_long_the_network_takes(tmp_path):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    found = pimflow.select("toy", measure=1, cache=cache)
+    row = summary(found)["network_time"]
+    assert row["time_ns"] == pytest.approx(sum(each["time_ns"] for each in row["kernels"]))
+    assert row["time_ns"] == pytest.approx(sum(row[f"{part}s_ns"] for part in PARTS))
+    assert all(each["time_ns"] > 0 for each in row["kernels"])
+    found.profile.write(tmp_path / "p.json")
+    stored = pimflow.select("toy", profile=tmp_path / "p.json")
+    assert summary(stored)["network_time"]["time_ns"] == pytest.approx(
+        row["time_ns"], abs=len(row["kernels"])
+    )
+    without = Profile(device=found.profile.device, code="", times_ns=found.profile.times_ns,
+                      moves_ns=found.profile.moves_ns)  # fmt: skip
+    assert "network_time" not in summary(pimflow.select("toy", profile=without))
+
+
+def test_sums():
+    kernels = [KernelTime(kernel=part, part=part, key=part, time_ns=ns) for ns, part in enumerate(PARTS, 1)]
+    plain = NetworkTime(kernels=tuple(kernels), measured_ns=8.0).plain()
+    assert [plain[f"{part}s_ns"] for part in PARTS] == [1, 2, 3]
+    assert (plain["time_ns"], plain["difference"]) == (6, -0.25)
+    assert network_text(plain).endswith("0.000 ms measured, -25.0%")
