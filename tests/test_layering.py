@@ -31,6 +31,7 @@ LAYERS = (
         "frontend",
         "decomposed_network",
         "decomposition_report",
+        "decomposition_choice",
         "decomposition_variants",
         "skip_optimisation",
         "internal_memory",

@@ -17,6 +17,7 @@ from pimflow import (
     allocation,
     artifact,
     compilation,
+    decomposition_choice,
     frontend,
     fused_execution,
     fusion,
@@ -133,7 +134,7 @@ def compile(
         Inferences at once; see `frontend.load`.
     decompose : Request or str, optional
         Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
-        network, and the report says how far these are from the original's.
+        network, and the report says how far these are from the original's, and which layers stay.
     optimize_skips : str, optional
         See `plan_memory`; outputs are still those of the decomposed network.
     fuse_activations : bool
@@ -185,12 +186,19 @@ def compile(
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
+    costs = Costs(target_system, profiling or Profiling())
+    choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
+    change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
+    network = change.network if change else network
+    optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
     decomposition = change.summary(inputs, expected) if change else None
     if optimize_skips is not None:
         progress("optimising skip connections")
-    reduced = network_memory.with_reduced_skips(network, change, optimize_skips, target_system, target)
+    reduced = network_memory.with_reduced_skips(
+        network, change, optimize_skips, target_system, target, fuse_activations=fuse_activations
+    )
     skips, change = reduced and reduced.summary(), None
     network, reduced = (reduced.network if reduced else network).without_reference(), None
     network = activation_fusion.with_phases_apart(network) if fuse_activations else network
@@ -202,7 +210,6 @@ def compile(
         network = order.network
     progress("searching")
     search_begin = time.perf_counter()
-    costs = Costs(target_system, profiling or Profiling())
     graph = regions(network, target_system, fuse_activations=fuse_activations)
     searched = place(graph, target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin

@@ -185,9 +185,9 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
     """What changes the numbers that a network computes."""
     sub.add_argument(
         "--decompose",
-        metavar="METHOD:RANK[,first=keep][,fc=decompose]",
+        metavar="METHOD:RANK[,first=keep][,fc=decompose][,where=pays]",
         help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
-        "vbmf, or a .toml file",
+        "vbmf, or a .toml file; where=pays: only layers that the search finds cheaper so",
     )
     sub.add_argument(
         "--optimize-skips",

@@ -7,11 +7,15 @@ from typing import Any
 
 def decomposition_text(part: dict[str, Any]) -> str:
     """What was decomposed, and how far the result is from the original."""
+    text = f"{len(part['layers'])} layers decomposed ({part['request']})"
+    if part["kept"]:
+        text += f", {len(part['kept'])} kept as they came, which is cheaper"
+    if not part["layers"]:
+        return text
     errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
     worst = max(errors)
-    text = (
-        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
-        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+    text += (
+        f", weights {part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
         f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
     )
     if part["max_relative_difference"] is not None:

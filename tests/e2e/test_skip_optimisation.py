@@ -12,6 +12,7 @@ from pimflow.cli import main
 from pimflow.decomposition import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
+from pimflow.network_memory import with_reduced_skips
 
 
 def hourglass() -> onnx.ModelProto:
@@ -121,8 +122,14 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
     assert row["weight_bytes"] < row["weight_bytes_original"] and row["flops"] < row["flops_original"]
 
 
-def test_compiled_and_verified_against_the_decomposed_network(path):
-    compiled = api.compile(path, decompose="tucker:0.1", optimize_skips="pool")
+def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
+    """The pools are those with activations fused, which are others."""
+    compiled = api.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)
+    fused, apart = (
+        with_reduced_skips(decomposed.network, decomposed, "pool", system(), fuse_activations=fuse)
+        for fuse in (True, False)
+    )
+    assert compiled.report["skips"] == fused.summary() != apart.summary()
     assert compiled.verification.verified and compiled.report["skips"]["changed"]
     names = [region["name"] for region in compiled.report["regions"]]
     assert "b.lconv.copy" in names
