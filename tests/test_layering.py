@@ -32,6 +32,7 @@ LAYERS = (
         "decomposed_network",
         "decomposition_report",
         "decomposition_choice",
+        "calibration",
         "decomposition_variants",
         "skip_optimisation",
         "internal_memory",

@@ -33,6 +33,7 @@ from pimflow import (
     tracing,
     zoo,
 )
+from pimflow.calibration import Calibration, Data, agreement
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -105,6 +106,7 @@ def compile(
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
     select: Mapping[str, Any] | None = None,
+    calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -143,6 +145,9 @@ def compile(
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
         that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
+    calibration : path, or mapping of str to ndarray, optional
+        With `decompose`: samples on which the decomposed network is compared with the original
+        (`calibration.Calibration.read`); the report says how often they agree.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -181,8 +186,13 @@ def compile(
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
     activation_fusion.require_decomposed(fuse_activations, request)
+    if calibration is not None and request is None:
+        raise UsageError(
+            "--calibration compares a decomposed network with the original: give --decompose too"
+        )
     progress("loading")
     network = frontend.load(model, shapes, batch)
+    samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
@@ -194,6 +204,9 @@ def compile(
     progress("computing the reference")
     expected = network.reference(inputs)
     decomposition = change.summary(inputs, expected) if change else None
+    if samples is not None:
+        progress(f"comparing {samples.samples} samples")
+        decomposition["calibration"], samples = agreement(samples, change), None
     if optimize_skips is not None:
         progress("optimising skip connections")
     reduced = network_memory.with_reduced_skips(

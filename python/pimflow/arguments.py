@@ -47,6 +47,12 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     _decompose_option(sub)
     sub.add_argument(
+        "--calibration",
+        metavar="FILE.npz",
+        help="with --decompose: samples by input name, and perhaps 'labels', on which the report compares "
+        "the decomposed network with the original",
+    )
+    sub.add_argument(
         "--select",
         metavar="measured|predicted|mixed|FILE",
         nargs="?",

@@ -86,6 +86,7 @@ class DecomposedNetwork:
             "weight_bytes": self.weight_bytes,
             "weight_bytes_original": self.weight_bytes_original,
             "max_relative_difference": difference,
+            "calibration": None,
             "layers": [
                 {
                     "name": layer.layer,

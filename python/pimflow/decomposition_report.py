@@ -24,6 +24,23 @@ def decomposition_text(part: dict[str, Any]) -> str:
     return text
 
 
+def agreement_text(part: dict[str, Any]) -> str:
+    """How often a decomposed network says what the original says."""
+    if "dice" in part:
+        text = f"Dice {part['dice']:.4f} to the original's maps"
+        if part["dice_to_labels"] is not None:
+            text += f"; to labels {part['dice_to_labels_original']:.4f} → {part['dice_to_labels']:.4f}"
+    else:
+        text = f"the original's class comes first for {part['top1_agreement']:.1%}"
+        text += f", among five for {part['top5_agreement']:.1%}"
+        if part["top1_accuracy"] is not None:
+            text += (
+                f"; the label {part['top1_accuracy_original']:.1%} → {part['top1_accuracy']:.1%}, among five "
+                f"{part['top5_accuracy_original']:.1%} → {part['top5_accuracy']:.1%}"
+            )
+    return f"{text} ({part['samples']} samples)"
+
+
 def skips_text(part: dict[str, Any]) -> str:
     """What became of the skip connections of a decomposed network."""
     if not part["changed"]:
