@@ -51,6 +51,7 @@ def skips_text(part: dict[str, Any]) -> str:
         f"{len(part['copies'])} of {part['candidates']} wait in their reduced form, {copies} copies of lconvs"
     )
     text += f"; {how[part['transformation']]}" if part["transformation"] else ""
+    text += f"; {len(part['folded'])} lconvs folded into fconvs" if part["folded"] else ""
     pools = f"{part['pool_given_bytes'] / 1e6:.3f} → {part['pool_bytes'] / 1e6:.3f} MB"
     work = f"{part['flops_given'] / 1e9:.3f} → {part['flops'] / 1e9:.3f} GFLOP"
     return f"{text}; pool of the network on the GPU {pools}, {work}"

@@ -55,7 +55,9 @@ def test_no_copy_is_left_that_saves_nothing(decomposed, found):
     pool_bytes = skip_optimisation.estimated_bytes(found.network.module, on)
     assert pool_bytes < skip_optimisation.estimated_bytes(decomposed.network.module, on)
     assert found.transformation == "split" and found.sites == ("d_fconv",)
-    assert found.flops_given < found.flops < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
+    assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
+    assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"
+    assert found.flops_given < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
 
 
 def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
@@ -77,7 +79,7 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
     assert plain["skips"] is None and row["skips"]["changed"]
     assert row["internal_peak_bytes"] == row["pool_bytes"] == row["skips"]["pool_bytes"]
     assert row["skips"]["pool_given_bytes"] == plain["internal_peak_bytes"] > row["internal_peak_bytes"]
-    assert row["flops"] == row["skips"]["flops"] > plain["flops"]
+    assert row["flops"] == row["skips"]["flops"] < plain["flops"]
     both = ("internal_peak_bytes_original", "internal_peak_bytes_original_coalesced",
             "internal_peak_bytes_decomposed", "weight_bytes_original", "flops_original")  # fmt: skip
     assert all(plain[key] == row[key] for key in both)
