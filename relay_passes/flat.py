@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Container
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from pimflow.errors import UnsupportedOpError
@@ -116,18 +117,22 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     function, bindings = mod["main"], main_bindings(mod)
     builder = relax.BlockBuilder(mod)
     env: dict[relax.Var, relax.Expr] = {}
+    same: set[relax.Var] = set(function.params)  # what has the type that it had
     with builder.function("pimflow_rebuilt", list(function.params)):
         with builder.dataflow():
             for binding in bindings:
                 value = substitute(binding.value, env)
                 new = rewrite(builder, binding.var, value)
-                if new is None and value.same_as(binding.value) and _keeps_name(builder, binding.var):
-                    builder.emit_normalized(binding)  # which is quicker than to infer its type again
+                if new is None and same.issuperset(relax.analysis.free_vars(binding.value)):
+                    env[binding.var] = emit_as(builder, binding.var, value)
+                    same.add(binding.var)
                     continue
                 if new is None:
                     new = value
                 done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
                 env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
+                if tvm_ffi.structural_equal(env[binding.var].ty, binding.var.ty):
+                    same.add(binding.var)
             body = builder.normalize(substitute(function.body.body, env))
             output = relax.Var(_source_name(builder, body), body.ty)
             builder.emit_normalized(relax.VarBinding(output, body))
@@ -145,9 +150,18 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
 
 
-def _keeps_name(builder: relax.BlockBuilder, var: relax.Var) -> bool:
-    """Whether `var` can be bound again as it is: inside the block, and under a name that is free."""
-    return isinstance(var, relax.DataflowVar) and builder.get_unique_name(var.name) == var.name
+def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:
+    """Emit `value`, which is known to have the type of `var`: quicker than to infer it again.
+
+    Under the name of `var`, or another `name`; as `var` itself where nothing else is called so.
+    """
+    if type(value.ty) is tvm.ir.Type:  # not known yet
+        relax.expr._update_type(value, var.ty)
+    free = builder.get_unique_name(name or var.name)
+    kept = isinstance(var, relax.DataflowVar) and free == var.name
+    new = var if kept else relax.DataflowVar(free, var.ty)
+    builder.emit_normalized(relax.VarBinding(new, value))
+    return new
 
 
 def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:

@@ -10,6 +10,7 @@ from tvm import relax
 
 from pimflow.relay_passes.branches import Branch, ByChannel, emit, side_by_side, summed
 from pimflow.relay_passes.flat import (
+    emit_as,
     layer_name,
     layer_names,
     main_bindings,
@@ -93,7 +94,7 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
             branch = Branch.of(value)
         if branch is None:
             return None
-        new = builder.emit(value, name_hint=var.name)
+        new = emit_as(builder, var, value)
         branches[new] = branch
         return new
 

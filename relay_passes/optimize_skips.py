@@ -11,6 +11,7 @@ from tvm import relax
 
 from pimflow.core.liveness import Liveness
 from pimflow.relay_passes.flat import (
+    emit_as,
     layer_name,
     layer_names,
     main_bindings,
@@ -274,7 +275,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
             var, value = values[each]
             if var in here:
                 continue  # another skip connection that is used here has it too
-            here[var] = builder.emit(substitute(value, new_of | here), name_hint=f"{each}_copy")
+            here[var] = emit_as(builder, var, substitute(value, new_of | here), f"{each}_copy")
             layer = unused(f"{layer_name(mod, var)}.copy", taken)
             taken.add(layer)
             names[here[var].name], copies[layer] = layer, layer_name(mod, var)
@@ -292,7 +293,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
         if isinstance(value, relax.Var):
             new_of[var] = value
             return None
-        new_of[var] = builder.emit(value, name_hint=var.name)
+        new_of[var] = emit_as(builder, var, value)
         return new_of[var]
 
     new = with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from tvm import relax
 
 from pimflow.relay_passes.branches import ByChannel
 from pimflow.relay_passes.flat import (
+    emit_as,
     layer_name,
     layer_names,
     main_bindings,
@@ -35,8 +37,6 @@ class _Site:
         Of the old module.
     behind : list of ByChannel
     fconv : VarBinding
-    channels : list of int
-        Of the parts.
     total : Var, optional
         Of the new module: the sum of the parts that are done.
     """
@@ -44,9 +44,13 @@ class _Site:
     parts: list[relax.Var]
     behind: list[ByChannel]
     fconv: relax.VarBinding
-    channels: list[int]
     total: relax.Var | None = None
     done: set[int] = field(default_factory=set)
+
+    @functools.cached_property
+    def channels(self) -> list[int]:
+        """Of the parts."""
+        return [shape(part)[3] for part in self.parts]
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitConcat")
@@ -72,7 +76,7 @@ class SplitConcat:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         wanted = self.names
-        while sites := [s for s in _sites(mod) if wanted is None or s.fconv.var.name in wanted]:
+        while sites := _sites(mod, wanted):
             mod = _split(mod, sites)
             if wanted is not None:  # a part may be a concatenation itself
                 made = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
@@ -87,8 +91,8 @@ def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
     names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
-    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
     bound = {b.var for b in main_bindings(mod)}
+    taken = {names.get(var.name, var.name) for var in bound}
     of_part: dict[relax.Var, list[tuple[_Site, int]]] = {}
     for site in sites:
         for index, part in enumerate(site.parts):
@@ -104,7 +108,8 @@ def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
         names[part.name], role_of[layer] = layer, "fconv"
         site.done.add(index)
         if site.total is not None:
-            part = builder.emit(relax.op.add(site.total, part), name_hint=f"{site.fconv.var.name}_sum")
+            total = relax.op.add(site.total, part)
+            part = emit_as(builder, site.fconv.var, total, f"{site.fconv.var.name}_sum")
         site.total = part
 
     def rewrite(builder, var, value):
@@ -117,7 +122,7 @@ def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
         if isinstance(value, relax.Var):
             new_of[var] = value
             return None
-        new_of[var] = builder.emit(value, name_hint=var.name)
+        new_of[var] = emit_as(builder, var, value)
         for site, index in of_part.get(var, ()):
             reduced(builder, site, index)
         return new_of[var]
@@ -125,14 +130,22 @@ def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
     return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
 
 
-def _sites(mod: tvm.IRModule) -> list[_Site]:
-    counts, role_of = uses(mod), roles(mod)
-    values = {b.var: b.value for b in main_bindings(mod)}
-    found = []
-    for binding in main_bindings(mod):
+def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Site]:
+    """Of the fconvs with variables called as in `wanted`; of all by default."""
+    bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
+    named = {b.var.name: b for b in bindings}
+    reducing = [
+        binding
+        for name, binding in named.items()
+        if role_of.get(layers.get(name, name)) == "fconv" and (wanted is None or name in wanted)
+    ]
+    if not reducing:
+        return []
+    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, []
+    for binding in reducing:
         value = binding.value
         plain = operator(value) == "nn.conv2d" and isinstance(value.args[1], tvm.ir.GenericConst)
-        if not plain or role_of.get(layer_name(mod, binding.var)) != "fconv" or int(value.attrs.groups) != 1:
+        if not plain or int(value.attrs.groups) != 1:
             continue
         var, behind = value.args[0], []
         while var in values and counts[var] == 1:
@@ -146,7 +159,7 @@ def _sites(mod: tvm.IRModule) -> list[_Site]:
             continue
         parts = list(getattr(joined.args[0], "fields", ()))
         if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
-            found.append(_Site(parts, behind, binding, [shape(part)[3] for part in parts]))
+            found.append(_Site(parts, behind, binding))
     return found
 
 
@@ -157,8 +170,8 @@ def _partial(builder: relax.BlockBuilder, site: _Site, index: int, x: relax.Expr
     name = f"{site.fconv.var.name}_{index + 1}"
     for operation in site.behind:
         constant = None if operation.constant is None else operation.by_channel(channels)[begin:end]
-        x = builder.emit(operation.applied(x, constant), name_hint=f"{name}_in")
+        x = emit_as(builder, x, operation.applied(x, constant), f"{name}_in")
     call = site.fconv.value
     filters = np.ascontiguousarray(call.args[1].value.numpy()[..., begin:end])
     conv = relax.Call(call.op, [x, relax.const(filters, call.args[1].ty.dtype)], call.attrs)
-    return builder.emit(conv, name_hint=name)
+    return emit_as(builder, site.fconv.var, conv, name)

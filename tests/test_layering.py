@@ -31,6 +31,8 @@ LAYERS = (
         "frontend",
         "decomposed_network",
         "decomposition_report",
+        "decomposition_choice",
+        "calibration",
         "decomposition_variants",
         "skip_optimisation",
         "internal_memory",

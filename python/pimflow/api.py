@@ -17,6 +17,7 @@ from pimflow import (
     allocation,
     artifact,
     compilation,
+    decomposition_choice,
     frontend,
     fused_execution,
     fusion,
@@ -32,6 +33,7 @@ from pimflow import (
     tracing,
     zoo,
 )
+from pimflow.calibration import Calibration, Data, agreement
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -106,6 +108,7 @@ def compile(
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
     select: Mapping[str, Any] | None = None,
+    calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
@@ -135,7 +138,7 @@ def compile(
         Inferences at once; see `frontend.load`.
     decompose : Request or str, optional
         Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
-        network, and the report says how far these are from the original's.
+        network, and the report says how far these are from the original's, and which layers stay.
     optimize_skips : str, optional
         See `plan_memory`; outputs are still those of the decomposed network.
     fuse_activations : bool
@@ -144,6 +147,9 @@ def compile(
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
         that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
+    calibration : path, or mapping of str to ndarray, optional
+        With `decompose`: samples on which the decomposed network is compared with the original
+        (`calibration.Calibration.read`); the report says how often they agree.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -182,17 +188,32 @@ def compile(
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
     activation_fusion.require_decomposed(fuse_activations, request)
+    if calibration is not None and request is None:
+        raise UsageError(
+            "--calibration compares a decomposed network with the original: give --decompose too"
+        )
     progress("loading")
     network = frontend.load(model, shapes, batch)
+    samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
+    costs = Costs(target_system, profiling or Profiling())
+    choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
+    change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
+    network = change.network if change else network
+    optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
     decomposition = change.summary(inputs, expected) if change else None
+    if samples is not None:
+        progress(f"comparing {samples.samples} samples")
+        decomposition["calibration"], samples = agreement(samples, change), None
     if optimize_skips is not None:
         progress("optimising skip connections")
-    reduced = network_memory.with_reduced_skips(network, change, optimize_skips, target_system, target)
+    reduced = network_memory.with_reduced_skips(
+        network, change, optimize_skips, target_system, target, fuse_activations=fuse_activations
+    )
     skips, change = reduced and reduced.summary(), None
     network, reduced = (reduced.network if reduced else network).without_reference(), None
     network = activation_fusion.with_phases_apart(network) if fuse_activations else network
@@ -204,7 +225,6 @@ def compile(
         network = order.network
     progress("searching")
     search_begin = time.perf_counter()
-    costs = Costs(target_system, profiling or Profiling())
     graph = regions(network, target_system, fuse_activations=fuse_activations)
     searched = place(graph, target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin

@@ -47,6 +47,12 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     _decompose_option(sub)
     sub.add_argument(
+        "--calibration",
+        metavar="FILE.npz",
+        help="with --decompose: samples by input name, and perhaps 'labels', on which the report compares "
+        "the decomposed network with the original",
+    )
+    sub.add_argument(
         "--select",
         metavar="measured|predicted|mixed|FILE",
         nargs="?",
@@ -190,9 +196,9 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
     """What changes the numbers that a network computes."""
     sub.add_argument(
         "--decompose",
-        metavar="METHOD:RANK[,first=keep][,fc=decompose]",
+        metavar="METHOD:RANK[,first=keep][,fc=decompose][,where=pays]",
         help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
-        "vbmf, or a .toml file",
+        "vbmf, or a .toml file; where=pays: only layers that the search finds cheaper so",
     )
     sub.add_argument(
         "--optimize-skips",

@@ -197,6 +197,7 @@ def _compile(args: argparse.Namespace) -> None:
             optimize_skips=args.skip_criterion if args.optimize_skips else None,
             fuse_activations=args.fuse_activations,
             select=select_command.options(args, args.select) if args.select else None,
+            calibration=args.calibration,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,

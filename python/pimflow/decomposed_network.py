@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class DecomposedNetwork:
         In execution order.
     weight_bytes, weight_bytes_original : int
         Of all constants, fp32.
+    kept : tuple of str
+        Layers that were asked for and stay as they came, because that is cheaper.
+    alone_ns : dict of str to (float, float)
+        Where that was compared: by layer, what it takes by itself as it came, and as a chain.
     """
 
     network: Network
@@ -43,6 +47,23 @@ class DecomposedNetwork:
     layers: tuple[Decomposed, ...]
     weight_bytes: int
     weight_bytes_original: int
+    kept: tuple[str, ...] = ()
+    alone_ns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def chains(self) -> dict[str, tuple[str, ...]]:
+        """By layer that was decomposed, the layers that it became."""
+        return {x.layer: tuple(f"{x.layer}.{link.name}" for link in x.links) for x in self.layers}
+
+    def only(
+        self, names: Collection[str], alone_ns: Mapping[str, tuple[float, float]] | None = None
+    ) -> DecomposedNetwork:
+        """The same with no more than the layers `names` decomposed."""
+        if len(names) == len(self.layers):
+            return replace(self, alone_ns=alone_ns or {})
+        layers = tuple(layer for layer in self.layers if layer.layer in names)
+        kept = tuple(layer.layer for layer in self.layers if layer.layer not in names)
+        return replace(_with_layers(self.original, self.request, layers), kept=kept, alone_ns=alone_ns or {})
 
     def summary(
         self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
@@ -65,6 +86,7 @@ class DecomposedNetwork:
             "weight_bytes": self.weight_bytes,
             "weight_bytes_original": self.weight_bytes_original,
             "max_relative_difference": difference,
+            "calibration": None,
             "layers": [
                 {
                     "name": layer.layer,
@@ -78,12 +100,26 @@ class DecomposedNetwork:
                 }
                 for layer in self.layers
             ],
+            "kept": list(self.kept),
+            "alone_ns": {
+                name: {"original": given, "decomposed": chain}
+                for name, (given, chain) in self.alone_ns.items()
+            },
         }
 
 
 def requested(request: Decomposing | None) -> Request | None:
     """`request` in the form that `decomposed` needs: what is wrong with its text is said before the work."""
     return Request.parse(request) if isinstance(request, str) else request
+
+
+def require_all(request: Request | None, what: str) -> None:
+    """Raise `UsageError` if `request` leaves it to a search, which `what` has none of, what is decomposed."""
+    if request is not None and request.where != "all":
+        raise UsageError(
+            f"decomposition '{request.text}': where={request.where} is what a search chooses, which {what} "
+            "does without; leave it out, or give 'pimflow compile'"
+        )
 
 
 def decomposed(
@@ -118,13 +154,21 @@ def decompose(
     chosen = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
     progress(f"decomposing {len(chosen)} layers")
     found = _factorised(chosen, request.method, rules)
-    module = Decompose({each.layer: each for each in found})(network.module)
+    return _with_layers(network, request, found)
+
+
+def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
+    """`network` with `layers` in place of those that they were."""
+    changed = network
+    if layers:
+        module = Decompose({each.layer: each for each in layers})(network.module)
+        changed = replace(network, module=module, reference=relax_module.reference(module))
     return DecomposedNetwork(
-        network=replace(network, module=module, reference=relax_module.reference(module)),
+        network=changed,
         original=network,
         request=request,
-        layers=found,
-        weight_bytes=relax_module.weight_bytes(module),
+        layers=layers,
+        weight_bytes=relax_module.weight_bytes(changed.module),
         weight_bytes_original=relax_module.weight_bytes(network.module),
     )
 

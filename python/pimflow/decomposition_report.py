@@ -7,17 +7,38 @@ from typing import Any
 
 def decomposition_text(part: dict[str, Any]) -> str:
     """What was decomposed, and how far the result is from the original."""
+    text = f"{len(part['layers'])} layers decomposed ({part['request']})"
+    if part["kept"]:
+        text += f", {len(part['kept'])} kept as they came, which is cheaper"
+    if not part["layers"]:
+        return text
     errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
     worst = max(errors)
-    text = (
-        f"{len(part['layers'])} layers decomposed ({part['request']}), weights "
-        f"{part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+    text += (
+        f", weights {part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
         f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
     )
     if part["max_relative_difference"] is not None:
         share = part["max_relative_difference"]
         text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
     return text
+
+
+def agreement_text(part: dict[str, Any]) -> str:
+    """How often a decomposed network says what the original says."""
+    if "dice" in part:
+        text = f"Dice {part['dice']:.4f} to the original's maps"
+        if part["dice_to_labels"] is not None:
+            text += f"; to labels {part['dice_to_labels_original']:.4f} → {part['dice_to_labels']:.4f}"
+    else:
+        text = f"the original's class comes first for {part['top1_agreement']:.1%}"
+        text += f", among five for {part['top5_agreement']:.1%}"
+        if part["top1_accuracy"] is not None:
+            text += (
+                f"; the label {part['top1_accuracy_original']:.1%} → {part['top1_accuracy']:.1%}, among five "
+                f"{part['top5_accuracy_original']:.1%} → {part['top5_accuracy']:.1%}"
+            )
+    return f"{text} ({part['samples']} samples)"
 
 
 def skips_text(part: dict[str, Any]) -> str:
@@ -30,6 +51,7 @@ def skips_text(part: dict[str, Any]) -> str:
         f"{len(part['copies'])} of {part['candidates']} wait in their reduced form, {copies} copies of lconvs"
     )
     text += f"; {how[part['transformation']]}" if part["transformation"] else ""
+    text += f"; {len(part['folded'])} lconvs folded into fconvs" if part["folded"] else ""
     pools = f"{part['pool_given_bytes'] / 1e6:.3f} → {part['pool_bytes'] / 1e6:.3f} MB"
     work = f"{part['flops_given'] / 1e9:.3f} → {part['flops'] / 1e9:.3f} GFLOP"
     return f"{text}; pool of the network on the GPU {pools}, {work}"

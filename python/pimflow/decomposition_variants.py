@@ -9,7 +9,7 @@ from typing import Any
 from pimflow import allocation, frontend, memory, network_memory, pipeline, targets
 from pimflow.activation_fusion import fused_module
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested
+from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested, require_all
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -87,6 +87,7 @@ def decomposition_variants(
     request = requested(decompose_as)
     if request is None:
         raise UsageError("nothing says how to decompose")
+    require_all(request, "a comparison of its variants")
     change = decompose(original, request, progress)
     networks = {"original": original, "decomposed": change.network}
     for name in VARIANTS:

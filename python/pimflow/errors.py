@@ -79,6 +79,10 @@ class DecompositionError(PimflowError):
     """Ranks, given by a file, that are malformed or that the network does not have."""
 
 
+class CalibrationError(PimflowError):
+    """Samples to compare networks on that cannot be read, or that do not fit the network."""
+
+
 class ArtifactError(PimflowError):
     """A compiled directory that cannot be written, read or run."""
 

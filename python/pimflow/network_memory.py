@@ -15,7 +15,13 @@ from pimflow import frontend, layer_order, memory, pipeline, skip_optimisation, 
 from pimflow.activation_fusion import fused_module, fused_runs, require_decomposed, with_fused_activations
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
-from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decomposed, requested
+from pimflow.decomposed_network import (
+    DecomposedNetwork,
+    Decomposing,
+    decomposed,
+    requested,
+    require_all,
+)
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.internal_memory import Before, InternalMemory
@@ -137,6 +143,7 @@ def plan_memory(
     skip_optimisation.check_criterion(optimize_skips)
     request = requested(decompose)
     require_decomposed(fuse_activations, request)
+    require_all(request, "the plan of its memory")
     original = frontend.load(model, shapes, batch)
     network, change = decomposed(original, request)
     summary, originals = change.summary() if change else None, skip_optimisation.original_flops(change)

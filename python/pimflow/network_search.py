@@ -12,6 +12,7 @@ from pimflow import activation_fusion, artifact, frontend, network_memory, skip_
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposed_network import Decomposing, decomposed, requested
+from pimflow.decomposition_choice import left, settled
 from pimflow.frontend import Network
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
@@ -56,7 +57,8 @@ def search(
     reorder : bool
         See `compile`.
     decompose : Request or str, optional
-        Layers to decompose before, such as ``tucker:0.1``; see `decomposition.Request.parse`.
+        Layers to decompose before, such as ``tucker:0.1``; with ``where=pays`` those that a search for the
+        same goal finds cheaper as chains. See `decomposition.Request.parse`.
     optimize_skips : str, optional
         See `plan_memory`.
     fuse_activations : bool
@@ -67,20 +69,25 @@ def search(
     **goal
         ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``modes``: see `placement.Goal`.
     """
-    Goal(**goal)  # refused before the work, not after it
+    wanted = Goal(**goal)  # refused before the work, not after it
     request, plan = requested(decompose), as_plan(plan)
     skip_optimisation.check_criterion(optimize_skips)
     activation_fusion.require_decomposed(fuse_activations, request)
     on = target_system or system()
+    costs = Costs(on, profiling or Profiling())
     network, change = decomposed(frontend.load(model, shapes, batch), request)
-    if reduced := network_memory.with_reduced_skips(network, change, optimize_skips, on):
+    change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
+    network = change.network if change else network
+    optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
+    if reduced := network_memory.with_reduced_skips(
+        network, change, optimize_skips, on, fuse_activations=fuse_activations
+    ):
         network = reduced.network
     network = activation_fusion.with_phases_apart(network) if fuse_activations else network
     if reorder:
         network = network_memory.reordered(network, on, plan=plan).network
-    return search_network(
-        network, target_system, plan, fuse_activations=fuse_activations, profiling=profiling, **goal
-    )
+    graph = regions(network, on, fuse_activations=fuse_activations)
+    return place(graph, on, plan, costs, wanted)
 
 
 def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
-from pimflow.decomposition_report import decomposition_text, skips_text
+from pimflow.decomposition_report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
@@ -247,6 +247,8 @@ def table(report: dict[str, Any], out: str | None) -> str:
         lines.append(f"order     {order_text(report['order'])}")
     if report["decomposition"]:
         lines.append(f"numerics  {decomposition_text(report['decomposition'])}")
+        if report["decomposition"]["calibration"]:
+            lines.append(f"samples   {agreement_text(report['decomposition']['calibration'])}")
     if report["skips"]:
         lines.append(f"skips     {skips_text(report['skips'])}")
     if report["primitives"]:

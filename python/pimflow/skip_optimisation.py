@@ -15,6 +15,7 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.kernel_memory import kernel_liveness
 from pimflow.relay_passes.layer_flops import flops
 from pimflow.relay_passes.merge_lconvs import MergeLconvs, merge_sites
@@ -47,6 +48,8 @@ class SkipOptimisation:
         One of `TRANSFORMATIONS`.
     sites : tuple of str
         Variables of the concatenations, sums and fconvs that it changes.
+    folded : tuple of str
+        Variables of the fconvs that are one layer with the lconv before them.
     candidates : int
         Skip connections that could have been copied.
     flops_given, flops : int
@@ -65,6 +68,7 @@ class SkipOptimisation:
     copies: tuple[Skip, ...]
     transformation: str
     sites: tuple[str, ...]
+    folded: tuple[str, ...]
     candidates: int
     flops_given: int
     flops: int
@@ -90,6 +94,7 @@ class SkipOptimisation:
             copies=(),
             transformation="",
             sites=(),
+            folded=(),
             flops=self.flops_given,
             weight_bytes=relax_module.weight_bytes(self.given.module),
             kept_because=f"the pool would not shrink: {given_bytes} to {found_bytes} B",
@@ -105,6 +110,7 @@ class SkipOptimisation:
             "candidates": self.candidates,
             "transformation": self.transformation,
             "sites": list(self.sites),
+            "folded": list(self.folded),
             "copies": [
                 {
                     "tensor": skip.name,
@@ -176,7 +182,7 @@ def find(
         )
     found = skips(network.module, distance=distance, original_flops=originals)
     form = _Forms(network.module, system, fuse_activations).best(found, criterion)
-    changed = bool(form.copies or form.transformation)
+    changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
         given=network,
         network=replace(network, module=form.module) if changed else network,
@@ -184,6 +190,7 @@ def find(
         copies=form.copies,
         transformation=form.transformation,
         sites=form.sites,
+        folded=form.folded,
         candidates=len(found),
         flops_given=flops(network.module),
         flops=flops(form.module),
@@ -206,6 +213,7 @@ class _Form:
     copies: tuple[Skip, ...]
     transformation: str
     sites: tuple[str, ...]
+    folded: tuple[str, ...]
     module: tvm.IRModule
     cost: tuple[int, int]
 
@@ -215,6 +223,8 @@ class _Forms:
 
     def __init__(self, module: tvm.IRModule, system: System, fuse_activations: bool = False):
         self.module, self.system, self.fuse = module, system, fuse_activations
+        self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), module)
+        self._forms: dict[tuple, _Form] = {}
 
     def best(self, found: Sequence[Skip], criterion: str) -> _Form:
         """By `criterion`; of equal ones that with less done."""
@@ -223,39 +233,48 @@ class _Forms:
             return self._transformed(some) if some else plain
         best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
         if len(some) < len(found):
-            whole = self._written(copied(self.module, found), found, best.transformation or "split")
+            whole = self._written(found, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
         best = _thinned(best, best.sites, self._with_sites)
         return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """With `copies`, and the transformation that costs least."""
-        base = copied(self.module, copies)
-        forms = [self._written(base, copies, name) for name in TRANSFORMATIONS]
+        forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
 
     def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
-        return self._written(copied(self.module, copies), copies, form.transformation, form.sites)
+        return self._written(copies, form.transformation, form.sites)
 
     def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
-        base = copied(self.module, form.copies)
-        return self._written(base, form.copies, form.transformation if sites else "", sites)
+        return self._written(form.copies, form.transformation if sites else "", sites)
+
+    def _base(self, copies: Sequence[Skip]) -> tvm.IRModule:
+        """The module with `copies`; what was asked for last is kept."""
+        names = tuple(skip.name for skip in copies)
+        if self._copied[0] != names:
+            self._copied = names, copied(self.module, copies)
+        return self._copied[1]
 
     def _written(
-        self,
-        base: tvm.IRModule,
-        copies: Sequence[Skip],
-        transformation: str,
-        only: Collection[str] | None = None,
+        self, copies: Sequence[Skip], transformation: str, only: Collection[str] | None = None
     ) -> _Form:
-        """`base`, which has the `copies`, transformed at the sites `only`, or at all."""
-        module, done = base, []
-        for step, sites in TRANSFORMATIONS[transformation]:
+        """The module with `copies`, transformed at the sites `only`, or at all."""
+        module, done, names = self._base(copies), (), tuple(skip.name for skip in copies)
+        steps = TRANSFORMATIONS[transformation]
+        for step, sites in steps:
             chosen = [site for site in sites(module) if only is None or site in only]
+            done += tuple(chosen)
+            if step is steps[-1][0] and (names, done) in self._forms:
+                return self._forms[names, done]
             module = step(chosen)(module) if chosen else module
-            done += chosen
+        folded = fold_sites(module)  # which saves operations and memory wherever it can be done
+        module = FoldLconvs()(module) if folded else module
         cost = (estimated_bytes(module, self.system, self.fuse), flops(module))
-        return _Form(tuple(copies), transformation if done else "", tuple(done), module, cost)
+        form = _Form(tuple(copies), transformation if done else "", done, folded, module, cost)
+        if only is None:  # transformations are alike where there is nothing to merge
+            self._forms[names, done] = form
+        return form
 
 
 def _thinned(

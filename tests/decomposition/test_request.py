@@ -20,6 +20,7 @@ def test_text():
     request = Request.parse("cp:energy=0.9,first=keep,fc=decompose")
     assert (request.method, request.rule.kind, request.first, request.fc) == ("cp", "energy", False, True)
     assert Request.parse("tt:vbmf,first=decompose").first
+    assert request.where == "all" and Request.parse("tt:vbmf,where=pays").where == "pays"
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,8 @@ def test_any_text_is_a_request_or_an_error_of_ours(text):
 def test_file(tmp_path):
     path = tmp_path / "ranks.toml"
     path.write_text('conv1 = [2, 3]\n"a.b" = 4\nc = 0.5\nd = "energy=0.9"\ne = "vbmf"\n')
-    request = Request.parse(f"tucker:{path}")
-    assert request.rule is None
+    request = Request.parse(f"tucker:{path},where=pays")
+    assert request.rule is None and request.where == "pays"
     assert request.layers == {
         "conv1": RankRule(kind="ranks", ranks=(2, 3)),
         "a.b": RankRule(kind="ranks", ranks=(4,)),

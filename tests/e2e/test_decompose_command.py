@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from pimflow import api, decomposed_network, frontend
+from pimflow import api, decomposed_network, frontend, report
 from pimflow.cli import main
 from pimflow.decomposition import Request
 from pimflow.errors import UsageError
+from pimflow.hardware import system
 
 LAYERS = ["stem.conv", "block.expand.conv", "block.project.conv", "widen.conv", "down.conv"]
 
@@ -56,6 +57,36 @@ def test_at_full_rank_the_network_is_the_original():
         assert max(layer.relative_error for layer in change.layers) < 1e-6
 
 
+def test_only_layers_that_pay_are_decomposed(tmp_path):
+    own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+    modes = "gpu,pim"
+    compiled = api.compile("toy", target_system=own, decompose="tucker:0.5,where=pays", modes=modes)
+    part = compiled.report["decomposition"]
+    taken = [layer["name"] for layer in part["layers"]]
+    assert taken and part["kept"] and sorted(taken + part["kept"]) == sorted(LAYERS)
+    assert part["max_relative_difference"] > 0 and set(part["alone_ns"]) == set(LAYERS)
+    assert compiled.verification.verified
+    names = {region["name"] for region in compiled.report["regions"]}
+    assert names.issuperset([*part["kept"], *(f"{name}.lconv" for name in taken)])
+    for other in (None, "tucker:0.5"):
+        assert compiled.plan.latency_ns < api.search("toy", own, decompose=other, modes=modes).plan.latency_ns
+    path = tmp_path / "plan.json"
+    path.write_text(compiled.plan.to_json())
+    again = api.search("toy", own, plan=path, decompose="tucker:0.5,where=pays")
+    assert again.plan.choices == compiled.plan.choices
+
+
+def test_nothing_is_decomposed_where_nothing_pays():
+    """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
+    options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
+    compiled = api.compile("toy", decompose="tucker:0.9,where=pays", **options)
+    part = compiled.report["decomposition"]
+    assert part["layers"] == [] and part["kept"] == LAYERS
+    assert part["max_relative_difference"] == 0 and part["weight_bytes"] == part["weight_bytes_original"]
+    assert compiled.report["skips"] is None
+    assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report.table(compiled.report, None)
+
+
 def test_without_the_option_nothing_is_said_or_changed(capsys):
     assert main(["memory", "toy", "--json", "--quiet", "--policy", "best"]) == 0
     assert json.loads(capsys.readouterr().out)["decomposition"] is None
@@ -89,6 +120,12 @@ def test_memory_of_a_decomposed_network(capsys, tmp_path):
         (["compile", "toy", "--decompose", "tuker:0.1"], 2, "unknown decomposition 'tuker'; did you mean"),
         (["compile", "nothing", "--decompose", "tucker:2"], 2, "rank '2': 2 is not in (0, 1]"),
         (["memory", "toy", "--decompose", "tucker:"], 2, "no rank; give for example tucker:0.1"),
+        (["memory", "toy", "--decompose", "tucker:0.1,where=pays"], 2, "is what a search chooses"),
+        (
+            ["compile", "toy", "--decompose", "tucker:0.1,where=here"],
+            2,
+            "give where once, as one of all, pays",
+        ),
         (["memory", "toy", "--decompose", "tucker:no.toml"], 3, "no.toml: cannot be read"),
         (["memory", "buffers.csv", "--decompose", "tucker:0.1"], 2, "a table of buffers, not a network"),
     ],

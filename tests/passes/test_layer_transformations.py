@@ -13,6 +13,7 @@ from tvm.script import relax as R
 
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
+from pimflow.relay_passes.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.layer_flops import flops
 from pimflow.relay_passes.merge_lconvs import MergeLconvs
 from pimflow.relay_passes.optimize_skips import copied, skips
@@ -226,3 +227,59 @@ def test_a_part_is_reduced_as_soon_as_it_is_there():
     after = SplitConcat()(joined())
     order = [b.var.name for b in main_bindings(after)]
     assert order.index("c_fconv_1") < order.index("b_fconv")  # the first part waits in its reduced form
+
+
+def test_an_lconv_and_the_fconv_behind_it_become_one():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
+            with R.dataflow():
+                a = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                b = R.add(a, R.const([[[[5.0, 7.0]]]]))
+                f = R.nn.conv2d(
+                    b, R.const([[[[3.0, 4.0]]]]), strides=[2, 2], data_layout="NHWC", kernel_layout="OHWI"
+                )
+                y = R.nn.relu(f)
+                R.output(y)
+            return y
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
+            with R.dataflow():
+                f = R.nn.conv2d(
+                    x, R.const([[[[11.0]]]]), strides=[2, 2], data_layout="NHWC", kernel_layout="OHWI"
+                )
+                b = R.add(f, R.const([[[[43.0]]]]))
+                y = R.nn.relu(b)
+                R.output(y)
+            return y
+
+    folded = FoldLconvs()(Before)
+    tvm.ir.assert_structural_equal(folded, Expected)
+    tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
+
+
+@pytest.mark.parametrize("why", ["activation", "read by others", "residual"])
+def test_an_lconv_stays_where_more_lies_behind_it(why):
+    graph = Graph(3)
+    x = graph.layer(graph.x, 8, "a", activation="relu" if why == "activation" else "")
+    y = graph.add(x, x, "twice") if why == "residual" else x
+    y = graph.layer(y, 8, "b")
+    module = graph.module(graph.add(x, y, "sum") if why == "read by others" else y)
+    assert FoldLconvs()(module).same_as(module) and not fold_sites(module)
+
+
+@settings(max_examples=25)
+@given(networks())
+def test_folding_keeps_values_and_saves_operations(module):
+    folded = FoldLconvs()(module)
+    assert close(module, folded)
+    sites = fold_sites(module)
+    assert flops(folded) < flops(module) if sites else folded.same_as(module)
+    assert not fold_sites(folded)
+    tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)

@@ -1,6 +1,6 @@
 """Candidates: ways to do regions, all of one type, and what they cost.
 
-GPU, PIM, SPLIT and, later, pipelines, primitives, decompositions and fused groups are nothing but
+GPU, PIM, SPLIT, pipelines, primitives, decompositions and fused groups are nothing but
 candidates: they cover regions, offer ports, and are made of tasks.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+
+from pimflow.core.region import Region
 
 
 class Known(enum.Enum):
@@ -146,6 +148,9 @@ class Candidate:
         Held while it runs.
     filter_bytes : int
         Of weights in the form in which it reads them; they stay over the whole inference.
+    form : Region, optional
+        The one region that it does in place of all that it covers: a layer as it came, where they are the
+        chain that it was decomposed into.
     """
 
     name: str
@@ -159,6 +164,7 @@ class Candidate:
     placed_bytes: int = 0
     workspace_bytes: int = 0
     filter_bytes: int = 0
+    form: Region | None = None
 
     @property
     def pim_regions(self) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ GATHERS = ("concat", "strided_slice")
 
 # Operators that move elements: what they follow does not keep its rows.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
-GATHERS = ("concat", "strided_slice")
 
 ROLES = ("", "fconv", "core", "lconv", "skip")
 

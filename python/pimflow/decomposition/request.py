@@ -11,7 +11,8 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.errors import DecompositionError, UnknownNameError, UsageError, hint
 from pimflow.hardware.reader import tomllib
 
-_CHOICES = ("keep", "decompose")
+# By option, what it may say.
+_OPTIONS = {"first": ("keep", "decompose"), "fc": ("keep", "decompose"), "where": ("all", "pays")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Request:
         Whether the first convolution is decomposed too.
     fc : bool
         Whether products with constant matrices are.
+    where : str
+        ``all``: every layer asked for; ``pays``: those of them that a search finds cheaper so.
     """
 
     text: str
@@ -43,10 +46,11 @@ class Request:
     path: str = ""
     first: bool = True
     fc: bool = False
+    where: str = "all"
 
     @classmethod
     def parse(cls, text: str) -> Request:
-        """From ``METHOD:RANK[,first=keep][,fc=decompose]``.
+        """From ``METHOD:RANK[,first=keep][,fc=decompose][,where=pays]``.
 
         RANK is a ratio in (0, 1], ``energy=SHARE``, ``vbmf``, or a ``.toml`` file with a line for each layer
         to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks.
@@ -67,17 +71,17 @@ class Request:
         chosen: dict[str, str] = {}
         for option in options:
             name, _, value = option.partition("=")
-            if name not in ("first", "fc"):
+            if name not in _OPTIONS:
+                raise UsageError(f"decomposition '{text}': unknown option '{name}'; {hint(name, _OPTIONS)}")
+            if value not in _OPTIONS[name] or name in chosen:
                 raise UsageError(
-                    f"decomposition '{text}': unknown option '{name}'; {hint(name, ('first', 'fc'))}"
+                    f"decomposition '{text}': give {name} once, as one of {', '.join(_OPTIONS[name])}"
                 )
-            if value not in _CHOICES or name in chosen:
-                raise UsageError(f"decomposition '{text}': give {name} once, as one of {', '.join(_CHOICES)}")
             chosen[name] = value
         from_file = rank.endswith(".toml")
-        if from_file and chosen:
+        if from_file and (named := [name for name in chosen if name != "where"]):
             raise UsageError(
-                f"decomposition '{text}': the file names the layers; leave out {', '.join(chosen)}"
+                f"decomposition '{text}': the file names the layers; leave out {', '.join(named)}"
             )
         return cls(
             text=text,
@@ -87,6 +91,7 @@ class Request:
             path=rank if from_file else "",
             first=chosen.get("first") != "keep",
             fc=chosen.get("fc") == "decompose",
+            where=chosen.get("where", "all"),
         )
 
     def require(self, known: Collection[str]) -> None:

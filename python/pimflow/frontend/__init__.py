@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ import tvm
 from pimflow import zoo
 from pimflow.errors import UsageError
 from pimflow.frontend import onnx_graph, relax_module, torch_program
+from pimflow.frontend.reference import Reference, Run
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class Network:
         In canonical form; see `Canonicalise`.
     inputs : dict of str to (tuple of int, str)
         Shape and dtype of every input, in order.
-    reference : callable
+    reference : Reference
         From inputs by name to the outputs that they should give, computed by what shares no code with
         ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
     table_rows : dict of str to int
@@ -46,7 +47,7 @@ class Network:
     name: str
     module: tvm.IRModule
     inputs: dict[str, tuple[tuple[int, ...], str]]
-    reference: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+    reference: Reference
     table_rows: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -56,14 +57,14 @@ class Network:
 
     def without_reference(self) -> Network:
         """The same network, holding on to its module alone: half the memory."""
-        return replace(self, reference=_no_reference)
+        return replace(self, reference=Reference(_no_reference))
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """An input for each, the same everywhere; see `zoo.example_inputs`."""
         return zoo.example_arrays(self.inputs, rows=self.table_rows)
 
 
-def _no_reference(_inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _no_reference() -> Run:
     raise AssertionError("the reference was given up")
 
 

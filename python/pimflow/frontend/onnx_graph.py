@@ -8,7 +8,7 @@ import io
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,7 @@ from pimflow.frontend.onnx_rewrites import (
     plainer,
     without_weights,
 )
+from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.relax_module import canonical, last_line
 from pimflow.relay_passes.flat import operator, shape
 
@@ -208,23 +209,33 @@ def _called(node: onnx.NodeProto) -> str:
     return node.name or next(iter(node.output), "")
 
 
-def reference(model: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def prepared() -> Run:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # its warnings are not the user's
         options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                path = stored(model, Path(folder))
-                session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-                return session.run(None, dict(values))
-        except Exception as error:  # ONNX Runtime's own hierarchy; a full disk
-            reason = last_line(error)
-            raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
+        with _own_errors(), tempfile.TemporaryDirectory() as folder:
+            path = stored(model, Path(folder))  # mapped, so that it may lose its name
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    return run
+        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with _own_errors():
+                return session.run(None, dict(values))
+
+        return run
+
+    return Reference(prepared)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime's own hierarchy; a full disk
+        reason = last_line(error)
+        raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
 
 def stored(model: onnx.ModelProto, folder: Path) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tvm
@@ -12,6 +13,7 @@ from tvm import relax
 
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError
 from pimflow.execution import infer, pack
+from pimflow.frontend.reference import Reference, Run
 from pimflow.relay_passes.canonicalise import Canonicalise
 
 
@@ -101,6 +103,13 @@ def outputs(mod: tvm.IRModule) -> int:
     return len(result.fields) if isinstance(result, relax.TupleType) else 1
 
 
+def output_shapes(mod: tvm.IRModule) -> list[tuple[int, ...]]:
+    """Of all tensors that ``main`` returns, of a module whose shapes are fixed."""
+    result = main(mod).ret_ty
+    fields = result.fields if isinstance(result, relax.TupleType) else [result]
+    return [tuple(sizes(field) or ()) for field in fields]
+
+
 def weight_bytes(mod: tvm.IRModule) -> int:
     """Bytes of all constants of ``main``."""
     found = 0
@@ -114,15 +123,15 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     return found
 
 
-def reference(mod: tvm.IRModule) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+def reference(mod: tvm.IRModule) -> Reference:
     """Outputs of `mod` as TVM's own pipeline compiles it for the CPU."""
 
-    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def prepared() -> Run:
         plain = relax.transform.DecomposeOpsForInference()(mod)
         executable = tvm.compile(plain, tvm.target.Target("llvm"))
-        return infer(pack(executable, inputs(mod), outputs(mod)), values)
+        return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))
 
-    return run
+    return Reference(prepared)
 
 
 def last_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from tvm import relax
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError
 from pimflow.frontend import relax_module
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
+from pimflow.frontend.reference import Reference, Run
 
 if TYPE_CHECKING:
     import torch
@@ -110,15 +111,18 @@ def _path(node: torch.fx.Node) -> str:
     return stack[-1][0] if stack else ""
 
 
-def _reference(
-    program: torch.export.ExportedProgram,
-) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
-    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _reference(program: torch.export.ExportedProgram) -> Reference:
+    def prepared() -> Run:
         import torch
         from torch.utils import _pytree
 
-        with torch.no_grad():
-            result = program.module()(*(torch.from_numpy(x.copy()) for x in values.values()))
-        return [y.numpy() for y in _pytree.tree_leaves(result)]
+        module = program.module()
 
-    return run
+        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with torch.no_grad():
+                result = module(*(torch.from_numpy(x.copy()) for x in values.values()))
+            return [y.numpy() for y in _pytree.tree_leaves(result)]
+
+        return run
+
+    return Reference(prepared)

@@ -68,9 +68,10 @@ def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> 
 
     Nothing where `candidate` itself takes over what such a result left pending.
     """
-    if len(candidate.covers) > 1 or not candidate.output.pending:
+    several = len(candidate.covers) > 1 and candidate.form is None
+    if several or not candidate.output.pending:
         return frozenset()
-    region = graph.region(candidate.covers[0])
+    region = candidate.form or graph.region(candidate.covers[0])
     found = frozenset(late_operands(region)) - {region.inputs[0]}
     return frozenset() if found.intersection(pending) else found
 

@@ -1,0 +1,252 @@
+"""How often a decomposed network says what the original says, on data that a user gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pimflow.decomposed_network import DecomposedNetwork
+from pimflow.errors import CalibrationError, hint
+from pimflow.frontend import Network, relax_module
+
+LABELS = "labels"
+FIVE = 5  # of classes: what is called top-5
+
+Data = str | os.PathLike | Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Samples for a network, checked against it.
+
+    Attributes
+    ----------
+    inputs : dict of str to ndarray, [samples, ...]
+        In the network's order and dtypes.
+    labels : ndarray or None
+        [samples] of classifiers, [samples, height, width] of maps.
+    batch : int
+        Samples that the network takes at once.
+    classes : int
+        Of the network.
+    maps : bool
+        Whether it gives every pixel a class ([batch, classes, height, width]), or the sample one.
+    """
+
+    inputs: dict[str, np.ndarray]
+    labels: np.ndarray | None
+    batch: int
+    classes: int
+    maps: bool
+
+    @classmethod
+    def read(cls, data: Data, network: Network) -> Calibration:
+        """From an ``.npz`` file, or its arrays: one by the name of every input, and perhaps ``labels``.
+
+        Raises
+        ------
+        CalibrationError
+            If it cannot be read, or does not fit the network.
+        """
+        given = isinstance(data, Mapping)
+        where = "calibration" if given else os.fspath(data)
+        arrays = dict(data) if given else _arrays(where)
+        classes, pixels = _output(where, network)
+        known = [*network.inputs, LABELS]
+        for name in arrays:
+            if name not in known:
+                raise CalibrationError(f"{where}: no input '{name}'; {hint(name, known)}")
+        inputs = {name: _samples(where, network, name, arrays) for name in network.inputs}
+        counts = {name: len(array) for name, array in inputs.items()}
+        first, samples = next(iter(counts.items()))
+        for name, count in counts.items():
+            if count != samples:
+                raise CalibrationError(f"{where}: {count} samples of '{name}', {samples} of '{first}'")
+        batch = network.inputs[first][0][0]
+        if not samples or samples % batch:
+            raise CalibrationError(
+                f"{where}: {samples} samples; '{network.name}' takes {batch} at once: give a multiple of it"
+            )
+        labels = arrays.get(LABELS) if LABELS not in network.inputs else None
+        if labels is not None:
+            labels = _labels(where, labels, (samples, *pixels), max(classes, 2))
+        return cls(inputs=inputs, labels=labels, batch=batch, classes=classes, maps=bool(pixels))
+
+    @property
+    def samples(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def batches(self) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray | None]]:
+        """Inputs and labels of as many samples as the network takes at once."""
+        for begin in range(0, self.samples, self.batch):
+            part = slice(begin, begin + self.batch)
+            labels = None if self.labels is None else self.labels[part]
+            yield {name: array[part] for name, array in self.inputs.items()}, labels
+
+
+def agreement(data: Calibration, change: DecomposedNetwork) -> dict[str, Any]:
+    """What a report says of `data`: how the decomposed network does beside the original.
+
+    Both are run by their references, in fp32: what is compiled is verified against the former.
+
+    Returns
+    -------
+    dict
+        ``samples`` and, of a classifier, shares of them: ``top1_agreement``, with the same first class;
+        ``top5_agreement``, where the original's first is among the five of the decomposed one. Of maps
+        ``dice``: 2 |A and B| / (|A| + |B|) over all pixels, the mean of all classes that occur; of maps of
+        one channel, of what is in front. With labels, the same against them for both networks, else null.
+    """
+    original, decomposed = change.original.reference.prepared(), change.network.reference.prepared()
+    tally = _Maps(data.classes) if data.maps else _Classes()
+    for inputs, labels in data.batches():
+        shape = (data.batch, data.classes, *([-1] if data.maps else []))
+        outputs = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
+        tally.add(*outputs, None if labels is None else labels.reshape(data.batch, -1))
+    return {"samples": data.samples} | tally.summary(data.labels is not None)
+
+
+def _arrays(path: str) -> dict[str, np.ndarray]:
+    try:
+        file = np.load(path, allow_pickle=False)
+        arrays = None if isinstance(file, np.ndarray) else {name: file[name] for name in file.files}
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # whatever the parts of an archive raise
+        raise CalibrationError(f"{path}: not an .npz file of plain arrays, or damaged") from error
+    if arrays is None:
+        raise CalibrationError(f"{path}: holds one array without a name; give an .npz file")
+    return arrays
+
+
+def _output(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
+    """Classes, and height and width of maps."""
+    shapes = relax_module.output_shapes(network.module)
+    shape = shapes[0] if len(shapes) == 1 else ()
+    batches = {dims[:1] for dims, _ in network.inputs.values()}
+    if len(shape) not in (2, 4) or batches != {shape[:1]}:
+        what = f"{len(shapes)} outputs" if len(shapes) > 1 else f"an output of shape {list(shapes[0])}"
+        raise CalibrationError(
+            f"{where}: '{network.name}' has {what}: calibration takes one, [N, classes] or "
+            "[N, classes, height, width], with N first in all inputs"
+        )
+    pixels = tuple(shape[2:])
+    return shape[1], () if pixels == (1, 1) else pixels
+
+
+def _samples(where: str, network: Network, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    (_, *dims), dtype = network.inputs[name]
+    if name not in arrays:
+        raise CalibrationError(f"{where}: input '{name}' is missing; {_wanted(name, dims, dtype)}")
+    array = np.asarray(arrays[name])
+    if array.dtype.kind not in "biuf" or list(array.shape[1:]) != dims or not array.ndim:
+        raise CalibrationError(
+            f"{where}: '{name}' has shape {list(array.shape)} and dtype {array.dtype}; "
+            f"{_wanted(name, dims, dtype)}"
+        )
+    if not np.isfinite(array).all():
+        raise CalibrationError(f"{where}: '{name}' has values that are no finite numbers")
+    rows = network.table_rows.get(name)
+    if rows and array.size and not 0 <= array.min() <= array.max() < rows:
+        raise CalibrationError(f"{where}: '{name}' picks rows of a table: give 0 to {rows - 1}")
+    return array.astype(dtype)
+
+
+def _wanted(name: str, dims: list[int], dtype: str) -> str:
+    return f"give '{name}' as {dtype} of shape [samples, {', '.join(map(str, dims))}]"
+
+
+def _labels(where: str, labels: np.ndarray, shape: tuple[int, ...], classes: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "iu" or labels.shape != shape:
+        raise CalibrationError(
+            f"{where}: '{LABELS}' has shape {list(labels.shape)} and dtype {labels.dtype}; give integers of "
+            f"shape {list(shape)}"
+        )
+    if not 0 <= labels.min() <= labels.max() < classes:
+        raise CalibrationError(
+            f"{where}: '{LABELS}' are {labels.min()} to {labels.max()}; the classes are 0 to {classes - 1}"
+        )
+    return labels.astype(np.int64)
+
+
+class _Classes:
+    """Counts over samples [n, classes]."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.hits = dict.fromkeys(
+            ("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64)
+        )  # among the first, and the first five
+
+    def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
+        self.samples += len(original)
+        self._count("agreement", decomposed, _order(original)[:, 0])
+        if labels is not None:
+            self._count("accuracy", decomposed, labels[:, 0])
+            self._count("accuracy_original", original, labels[:, 0])
+
+    def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
+        found = _order(scores) == wanted[:, None]
+        self.hits[name] = self.hits[name] + [found[:, 0].sum(), found[:, :FIVE].sum()]
+
+    def summary(self, labelled: bool) -> dict[str, float | None]:
+        return {
+            f"top{top}_{name}": int(hits[i]) / self.samples if labelled or name == "agreement" else None
+            for name, hits in self.hits.items()
+            for i, top in enumerate((1, FIVE))
+        }
+
+
+def _order(scores: np.ndarray) -> np.ndarray:
+    """Classes from the likeliest on; of equals the lower number first."""
+    return np.argsort(-scores, axis=1, kind="stable")
+
+
+class _Maps:
+    """Counts over pixels of maps [n, classes, pixels].
+
+    Of one channel, what is in front lies above 1/2 if all scores of the original are in [0, 1], else above
+    0: both are counted until that is known.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.levels = (0.5, 0.0) if classes == 1 else (None,)
+        self.classes, self.in_unit = max(classes, 2), True
+        pairs = ("dice", "dice_to_labels", "dice_to_labels_original")
+        self.counts = {(name, at): np.zeros((2, self.classes)) for name in pairs for at in self.levels}
+
+    def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
+        self.in_unit = self.in_unit and bool(original.min() >= 0 and original.max() <= 1)
+        for at in self.levels:
+            given, made = (_classes_of(scores, at) for scores in (original, decomposed))
+            self._count("dice", at, made, given)
+            if labels is not None:
+                self._count("dice_to_labels", at, made, labels)
+                self._count("dice_to_labels_original", at, given, labels)
+
+    def _count(self, name: str, at: float | None, a: np.ndarray, b: np.ndarray) -> None:
+        sizes = [np.bincount(x.ravel(), minlength=self.classes) for x in (a[a == b], a, b)]
+        self.counts[name, at] += np.stack([2 * sizes[0], sizes[1] + sizes[2]])
+
+    def summary(self, labelled: bool) -> dict[str, float | None]:
+        at = self.levels[0 if self.in_unit else -1]
+        first = 0 if at is None else 1  # of one channel, not of the background
+        return {
+            name: _dice(*counts[:, first:]) if labelled or name == "dice" else None
+            for (name, level), counts in self.counts.items()
+            if level == at
+        }
+
+
+def _classes_of(scores: np.ndarray, at: float | None) -> np.ndarray:
+    return scores.argmax(axis=1) if at is None else (scores[:, 0] > at).astype(np.int64)
+
+
+def _dice(both: np.ndarray, sizes: np.ndarray) -> float:
+    there = sizes > 0
+    return float(np.mean(both[there] / sizes[there])) if there.any() else 1.0

@@ -1,0 +1,69 @@
+"""Which of the layers that may be decomposed are: those for which a search finds it cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pimflow import activation_fusion
+from pimflow.core.plan import Plan
+from pimflow.core.region import RegionGraph
+from pimflow.decomposed_network import DecomposedNetwork
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.placement import Costs, Goal
+from pimflow.placement.forms import Forms, choose
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.fuse_groups import activation_chains, region_runs
+
+
+def settled(
+    change: DecomposedNetwork | None,
+    system: System,
+    costs: Costs,
+    goal: Goal,
+    *,
+    plan: Plan | None = None,
+    fuse_activations: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> DecomposedNetwork | None:
+    """`change` with the layers decomposed that are to be: with ``where=pays`` those that are cheaper so.
+
+    Parameters
+    ----------
+    goal : Goal
+        What the plan that both forms are candidates of is to minimise, and its bounds.
+    plan : Plan, optional
+        Says which layers are, if given.
+    fuse_activations : bool
+        See `api.compile`.
+    """
+    if change is None or change.request.where == "all":
+        return change
+    if plan is not None:
+        named = {name for choice in plan.choices for name in choice.regions}
+        return change.only([layer for layer, chain in change.chains.items() if named.intersection(chain)])
+    progress("choosing layers to decompose")
+    forms = Forms(
+        given=_regions(change.original, system, fuse_activations),
+        decomposed=_regions(change.network, system, fuse_activations),
+        chains=change.chains,
+    )
+    chosen = choose(forms, system, costs, goal)
+    return change.only(chosen.layers, chosen.alone_ns)
+
+
+def left(
+    change: DecomposedNetwork | None, optimize_skips: str | None, fuse_activations: bool
+) -> tuple[str | None, bool]:
+    """What is left to do of what works on chains, where a search has chosen that there are few of them."""
+    if change is None or change.request.where == "all":
+        return optimize_skips, fuse_activations
+    chains = fuse_activations and activation_chains(change.network.module)
+    return optimize_skips if change.layers else None, bool(chains)
+
+
+def _regions(network: Network, system: System, fuse_activations: bool) -> RegionGraph:
+    module = activation_fusion.with_phases_apart(network).module if fuse_activations else network.module
+    graph = extract_regions(module, network.name, views=system.views)
+    return replace(graph, runs=region_runs(module, views=system.views)) if fuse_activations else graph

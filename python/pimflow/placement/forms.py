@@ -1,0 +1,288 @@
+"""Layers as they came and as chains of smaller ones, in one table: which form of each is cheaper."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.region import Region, RegionGraph
+from pimflow.hardware import System
+from pimflow.placement import Candidates, Costs, Goal, fused, pipelines, profile
+from pimflow.placement.objectives import Found, Minimiser
+from pimflow.placement.solve import LATENCY, one_by_one
+from pimflow.placement.steps import State, check_covers, reads
+
+# Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all
+# combinations have between them every pipeline of every mixture.
+NEIGHBOURS = max(pipelines.LENGTHS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """A network in both forms.
+
+    Attributes
+    ----------
+    given, decomposed : RegionGraph
+    chains : dict of str to tuple of str
+        By layer that was decomposed, the regions of its chain, in order.
+    """
+
+    given: RegionGraph
+    decomposed: RegionGraph
+    chains: dict[str, tuple[str, ...]]
+
+    @functools.cached_property
+    def free(self) -> tuple[str, ...]:
+        """Layers whose form concerns nobody else: their chain stands where they stood, alike to all others.
+
+        It does not where a kernel of the layer stores what others read, such as a concatenation.
+        """
+        return tuple(layer for layer in self.chains if self._exchangeable(layer))
+
+    @property
+    def bound(self) -> tuple[str, ...]:
+        """The others."""
+        return tuple(layer for layer in self.chains if layer not in self.free)
+
+    def _exchangeable(self, layer: str) -> bool:
+        chain, known = self.chains[layer], {region.name for region in self.decomposed.regions}
+        if layer not in {region.name for region in self.given.regions} or not known.issuperset(chain):
+            return False
+        links, whole = [self.decomposed.region(name) for name in chain], self.given.region(layer)
+        order = [region.name for region in self.decomposed.regions]
+        begin, graph = order.index(chain[0]), self.decomposed
+        in_a_row = tuple(order[begin : begin + len(chain)]) == chain and all(
+            after.inputs[0] == before.name
+            and graph.consumers[before.name] == (after.name,)
+            and before.name not in graph.outputs
+            for before, after in itertools.pairwise(links)
+        )
+        first, last = links[0], links[-1]
+        operands = tuple(
+            self._given_name(name) for link in links for name in link.inputs if name not in chain
+        )
+        readers = [self._given_name(name) for name in graph.consumers[last.name]]
+        return (
+            in_a_row
+            and operands == whole.inputs
+            and readers == list(self.given.consumers[layer])
+            and first.prologue == whole.prologue
+            and not any(region.kept_elements for region in (whole, *links))
+            and _left_undone(last) == _left_undone(whole)
+        )
+
+    def _given_name(self, name: str) -> str:
+        """Of a region of `decomposed`, what does the same in `given`."""
+        return self._layer_of.get(name, name)
+
+    @functools.cached_property
+    def _layer_of(self) -> dict[str, str]:
+        return {name: layer for layer, chain in self.chains.items() for name in chain}
+
+    def mixture(self, layers: Collection[str]) -> RegionGraph:
+        """The regions of the network with `layers` decomposed, and the others as they came.
+
+        Exactly those, if the form of every `bound` layer is that of all of them.
+        """
+        there = {layer: layer in layers for layer in self.chains}
+        if not any(there.values()):
+            return self.given
+        if all(there.values()):
+            return self.decomposed
+        whole = all(there[layer] for layer in self.bound)
+        base, other = (self.decomposed, self.given) if whole else (self.given, self.decomposed)
+        names = {
+            (self.chains[layer][-1] if whole else layer): self.chains[layer][-1] if there[layer] else layer
+            for layer in self.free
+        }
+        regions: list[Region] = []
+        for region in base.regions:
+            layer = self._layer_of.get(region.name, region.name)
+            if layer not in self.free or there[layer] == whole:
+                regions.append(region)
+            elif region.name == (self.chains[layer][0] if whole else layer):
+                regions += self._exchanged(layer, base, other)
+        regions = [replace(r, inputs=tuple(names.get(name, name) for name in r.inputs)) for r in regions]
+        kept = {region.name for region in regions}
+        return RegionGraph(
+            name=base.name,
+            regions=tuple(regions),
+            outputs=tuple(names.get(name, name) for name in base.outputs),
+            runs=tuple(run for run in self.decomposed.runs if kept.issuperset(run)),
+        )
+
+    def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
+        """What does `layer` in `other`, reading what it reads in `base`."""
+        here, there = self._doing(layer, base), self._doing(layer, other)
+        operands = [name for region in here for name in region.inputs if name not in self.chains[layer]]
+        if len(there) == 1:
+            return [replace(there[0], inputs=tuple(operands))]
+        own = [name for region in there for name in region.inputs if name not in self.chains[layer]]
+        names = dict(zip(own, operands, strict=True))
+        return [replace(r, inputs=tuple(names.get(name, name) for name in r.inputs)) for r in there]
+
+    def _doing(self, layer: str, graph: RegionGraph) -> list[Region]:
+        names = self.chains[layer] if graph is self.decomposed else (layer,)
+        return [graph.region(name) for name in names]
+
+
+def _left_undone(region: Region) -> tuple[object, ...]:
+    """All that decides what it costs to finish a result that PIM has left."""
+    results = region.geometry and region.geometry.pixels * region.geometry.oc
+    return region.output_shape, results, region.input_elements[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Which layers are decomposed, and what the choice was made by.
+
+    Attributes
+    ----------
+    layers : frozenset of str
+    found : Found
+        The best plan for the layers so, by the table of both forms.
+    alone_ns : dict of str to (float, float)
+        By layer whose form was free, what it takes by itself as it came, and as a chain.
+    """
+
+    layers: frozenset[str]
+    found: Found
+    alone_ns: dict[str, tuple[float, float]]
+
+
+def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
+    """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
+
+    Raises
+    ------
+    InfeasibleError
+        If no plan keeps to the bounds of `goal`.
+    """
+    tries = [forms.free, tuple(forms.chains)] if forms.bound else [tuple(forms.chains)]
+    tables = [_Both(forms, layers, system, costs, goal) for layers in tries]
+    results = [result for table in tables if (result := table.best())]
+    if not results:
+        raise tables[0].unreachable()
+    return min(results, key=lambda chosen: goal.value(chosen.found.evaluation))
+
+
+class _Both:
+    """Candidates of both forms of the free layers; of the others the chains of those in `layers`."""
+
+    def __init__(self, forms: Forms, layers: tuple[str, ...], system: System, costs: Costs, goal: Goal):
+        self.forms, self.layers, self.system, self.costs, self.goal = forms, layers, system, costs, goal
+        self.graph = forms.mixture(layers)
+        self.originals: dict[tuple[str, str], tuple[str, ...]] = {}
+        maker = Candidates(self.graph, system, costs, goal.modes)
+        table = profile(self.graph, maker)
+        plain = Candidates(forms.mixture(set(layers) - set(forms.free)), system, costs, goal.modes)
+        plain.prepare()
+        found = {name: list(candidates) for name, candidates in table.candidates.items()}
+        for layer in forms.free:
+            for candidate in plain.all(plain.graph.region(layer)):
+                self._add(found, self._as_it_came(plain, layer, candidate))
+        for candidate, originals in self._pipelines():
+            self._add(found, self._expanded(candidate, originals))
+        self.table = _with(table, found)
+        check_covers(self.graph, self.table)
+        self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
+        on_gpu = self._on_gpu(maker, plain)
+        self.alone = Minimiser(self.graph, _with(table, on_gpu), system, goal, costs.profiling.cache)
+
+    def _add(self, found: dict[str, list[Candidate]], candidate: Candidate) -> None:
+        found[candidate.covers[0]].append(candidate)
+
+    def _as_it_came(self, plain: Candidates, layer: str, candidate: Candidate) -> Candidate:
+        found = self._expanded(candidate, (layer,))
+        form = replace(plain.graph.region(layer), inputs=reads(self.graph, found))
+        return replace(found, form=form)
+
+    def _expanded(self, candidate: Candidate, originals: Sequence[str]) -> Candidate:
+        """`candidate`, which does the layers `originals` as they came, as one of `graph`."""
+        chains = self.forms.chains
+        covers = tuple(
+            name for each in candidate.covers for name in (chains[each] if each in originals else (each,))
+        )
+        found = replace(
+            candidate, name=f"{candidate.name} ({', '.join(originals)} as it came)", covers=covers
+        )
+        self.originals[covers[0], found.name] = tuple(originals)
+        return found
+
+    def _pipelines(self) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
+        """Pipelines in which some layers are as they came, and those."""
+        free, seen = self.forms.free, set[tuple]()
+        if "PIPELINE" not in self.goal.modes or not self.system.views:
+            return
+        for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
+            given = {layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1}
+            graph = self.forms.mixture(set(self.layers) - given)
+            maker = Candidates(graph, self.system, self.costs, self.goal.modes)
+            maker.prepare()
+            for candidates in pipelines.candidates(maker).values():
+                for candidate in candidates:
+                    originals = tuple(name for name in candidate.covers if name in given)
+                    key = candidate.covers, candidate.name
+                    if originals and key not in seen:
+                        seen.add(key)
+                        yield candidate, originals
+
+    def _on_gpu(self, maker: Candidates, plain: Candidates) -> Mapping[str, list[Candidate]]:
+        """By region, the candidates of a network on the GPU alone, which has all channels."""
+        channels = self.system.gpu.memory_channels
+        found = {r.name: [maker.make(r, "GPU", gpu_channels=channels)] for r in self.graph.regions}
+        for covers in self.graph.runs:
+            self._add(found, fused.make(maker, covers, channels))
+        for layer in self.forms.free:
+            candidate = plain.make(plain.graph.region(layer), "GPU", gpu_channels=channels)
+            self._add(found, self._as_it_came(plain, layer, candidate))
+        return found
+
+    def best(self) -> Chosen | None:
+        """The best choice; None if no plan keeps to the bounds."""
+        mixed, alone = self.minimiser.best(), self.alone.best()
+        if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
+            mixed = None  # it is better with all channels
+        found = [each for each in (alone, mixed) if each]
+        if not found:
+            return None
+        best = min(found, key=lambda each: self.goal.value(each.evaluation))
+        given = {
+            layer
+            for candidate in best.solution.candidates
+            for layer in self.originals.get((candidate.covers[0], candidate.name), ())
+        }
+        return Chosen(layers=frozenset(self.layers) - given, found=best, alone_ns=self._alone_ns())
+
+    def unreachable(self) -> Exception:
+        """What to say if none keeps to them."""
+        return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation)
+
+    def _alone_ns(self) -> dict[str, tuple[float, float]]:
+        found, table = {}, self.table
+        order = {region.name: position for position, region in enumerate(self.graph.regions)}
+        chained = {
+            name: [c for c in candidates if (c.covers[0], c.name) not in self.originals]
+            for name, candidates in table.candidates.items()
+        }
+        chains = _with(table, chained)
+        for layer in self.forms.free:
+            covers = self.forms.chains[layer]
+            segment = (order[covers[0]], order[covers[-1]] + 1)
+            ways = one_by_one(self.graph, chains, LATENCY, segment, State())
+            given = [c for c in table.candidates[covers[0]] if c.form and c.covers == covers]
+            found[layer] = (
+                min(table.cost(covers[0], c).latency_ns for c in given),
+                min(way.latency_ns for way in ways.values()),
+            )
+        return found
+
+
+def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
+    """`table` with other candidates."""
+    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
+    return replace(table, candidates={name: tuple(c) for name, c in candidates.items()}, costs=costs)

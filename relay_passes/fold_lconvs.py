@@ -1,0 +1,124 @@
+"""An lconv and the fconv behind it as one small layer, where nothing but a bias lies between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.branches import Branch, ByChannel
+from pimflow.relay_passes.flat import (
+    layer_name,
+    layer_names,
+    main_bindings,
+    operator,
+    rebuild,
+    roles,
+    shape,
+    uses,
+    with_layer_names,
+    with_roles,
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldLconvs")
+class FoldLconvs:
+    """The result of an lconv that an fconv alone reads is never made: the filter is the product of both.
+
+    So it is where a layer without an activation is followed by another, such as a transposed convolution
+    whose part of a concatenation `SplitConcat` has given an fconv of its own. A stride of the fconv stays.
+
+    Rewrite: ``fconv(add(lconv(x), b)) -> add(conv(x), fconv @ b)``, its filter ``fconv @ lconv``. The new
+    layer has the name of the fconv, and the role of a core: both its ends are reduced.
+    Preserves: values up to the order of sums, shapes, names of other layers.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        sites = _sites(mod)
+        if not sites:
+            return mod
+        names, role_of = layer_names(mod), roles(mod)
+        lconvs = {site.lconv for site in sites.values()}
+        read: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
+
+        def rewrite(builder, var, value):
+            if var in lconvs:
+                read[var] = value.args[0]
+            if var not in sites:
+                return None
+            site = sites[var]
+            filters = site.product(site.restoring)
+            args = [read[site.lconv], relax.const(filters[:, None, None, :], value.args[1].ty.dtype)]
+            conv = builder.emit(relax.Call(value.op, args, value.attrs), name_hint=var.name)
+            layer = layer_name(mod, var)
+            names[conv.name], role_of[layer] = layer, "core"
+            if site.bias is None:
+                return conv
+            bias = relax.const(site.product(site.bias).reshape(1, 1, 1, -1), value.args[1].ty.dtype)
+            return builder.emit(relax.op.add(conv, bias), name_hint=f"{var.name}_bias")
+
+        new = rebuild(mod, rewrite)
+        return with_roles(with_layer_names(new, names), role_of)
+
+
+def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Variables of the fconvs that `FoldLconvs` treats."""
+    return tuple(var.name for var in _sites(mod))
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """An fconv, and what it reads.
+
+    Attributes
+    ----------
+    lconv : Var
+    restoring, reducing : ndarray
+        Filters of both, [channels, rank], [rank, channels].
+    bias : ndarray, [channels], optional
+    """
+
+    lconv: relax.Var
+    restoring: np.ndarray
+    reducing: np.ndarray
+    bias: np.ndarray | None
+
+    def product(self, of: np.ndarray) -> np.ndarray:
+        """What the fconv makes of it, in double precision on the way."""
+        return (self.reducing.astype(np.float64) @ of.astype(np.float64)).astype(self.reducing.dtype)
+
+
+def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
+    """By variable of the fconv."""
+    bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
+    role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
+    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, {}
+    for var, value in values.items():
+        if role[var] != "fconv" or not _reduces(value):
+            continue
+        lconv, bias = value.args[0], None
+        if operator(values.get(lconv)) == "add" and counts[lconv] == 1:
+            added = ByChannel.of(values[lconv], shape(lconv)[3])
+            if added is None:
+                continue
+            lconv, bias = added.operand, added.by_channel(shape(lconv)[3])
+        if role.get(lconv) != "lconv" or counts[lconv] != 1:
+            continue
+        if branch := Branch.of(values[lconv]):
+            found[var] = _Site(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
+    return found
+
+
+def _reduces(value: relax.Expr) -> bool:
+    """Whether it is a dense 1x1 convolution with constant filters, of any stride."""
+    if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
+        return False
+    attrs = value.attrs
+    return (
+        (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "OHWI")
+        and shape(value.args[1])[1:3] == (1, 1)
+        and int(attrs.groups) == 1
+        and not any(int(p) for p in attrs.padding)
+    )

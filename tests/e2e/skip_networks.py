@@ -1,0 +1,40 @@
+"""A network with a skip connection."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+def hourglass() -> onnx.ModelProto:
+    """A small U-Net: one level down, one up by a transposed convolution, and a concatenation."""
+    rng = np.random.default_rng(0)
+    sizes = {
+        "w1": (32, 3, 3, 3), "w2": (32, 32, 3, 3), "w3": (48, 32, 3, 3), "w4": (48, 32, 2, 2),
+        "w5": (24, 64, 3, 3), "w6": (4, 24, 1, 1),
+    }  # fmt: skip
+    weights = {
+        name: (rng.standard_normal(size) / np.sqrt(np.prod(size[1:]))).astype(np.float32)
+        for name, size in sizes.items()
+    }
+    same = dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    steps = [
+        ("Conv", ["x", "w1"], "a", same), ("Relu", ["a"], "ra", {}),
+        ("Conv", ["ra", "w2"], "b", same), ("Relu", ["b"], "skip", {}),
+        ("MaxPool", ["skip"], "down", dict(kernel_shape=[2, 2], strides=[2, 2])),
+        ("Conv", ["down", "w3"], "c", same), ("Relu", ["c"], "rc", {}),
+        ("ConvTranspose", ["rc", "w4"], "up", dict(kernel_shape=[2, 2], strides=[2, 2])),
+        ("Concat", ["skip", "up"], "both", dict(axis=1)),
+        ("Conv", ["both", "w5"], "d", same), ("Relu", ["d"], "rd", {}),
+        ("Conv", ["rd", "w6"], "y", dict(kernel_shape=[1, 1])),
+    ]  # fmt: skip
+    nodes = [helper.make_node(kind, ins, [out], out, **attrs) for kind, ins, out, attrs in steps]
+    graph = helper.make_graph(
+        nodes,
+        "hourglass",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 32, 32))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4, 32, 32))],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)

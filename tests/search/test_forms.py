@@ -1,0 +1,132 @@
+"""Does the search decompose just the layers that it pays for, whatever it pays in?"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import frontend
+from pimflow.core.region import RegionGraph
+from pimflow.decomposed_network import decompose
+from pimflow.decomposition import Request
+from pimflow.errors import InfeasibleError
+from pimflow.hardware import system
+from pimflow.network_search import regions
+from pimflow.placement import Costs, Goal, Profiling, search
+from pimflow.placement.forms import Forms, choose
+from pimflow.relay_passes.decompose import Decompose
+
+# Launches so short that layers as small as these differ by more.
+SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+
+
+def branches() -> onnx.ModelProto:
+    """A stem beside a branch, two layers that read their concatenation, and the sum of these."""
+    draw, weights, nodes = np.random.default_rng(0), [], []
+
+    def conv(x: str, name: str, oc: int, c: int, k: int) -> str:
+        values = draw.standard_normal((oc, c, k, k)).astype(np.float32) / np.sqrt(c * k * k)
+        weights.append(numpy_helper.from_array(values, f"{name}.w"))
+        nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[k // 2] * 4))
+        nodes.append(helper.make_node("Relu", [f"{name}.c"], [f"{name}.r"], name=f"{name}.relu"))
+        return f"{name}.r"
+
+    stem = conv("x", "stem", 64, 16, 3)
+    parts = [stem, conv(stem, "right", 64, 64, 3)]
+    nodes.append(helper.make_node("Concat", parts, ["both"], name="both", axis=1))
+    ends = [conv("both", "first", 64, 128, 1), conv("both", "second", 64, 128, 3)]
+    nodes.append(helper.make_node("Add", ends, ["y"], name="sum"))
+    graph = helper.make_graph(
+        nodes,
+        "branches",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 28, 28))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 64, 28, 28))],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+class Both:
+    """A network, both of its forms, and what each mixture of them costs by itself."""
+
+    def __init__(self, model: object, request: str):
+        network = frontend.load(model)
+        self.change = decompose(network, Request.parse(request))
+        self.forms = Forms(
+            given=regions(network), decomposed=regions(self.change.network), chains=self.change.chains
+        )
+        self.costs = Costs(SYSTEM, Profiling())
+
+    def mixtures(self):
+        layers = list(self.change.chains)
+        for count in range(len(layers) + 1):
+            yield from itertools.combinations(layers, count)
+
+    def graph(self, layers: tuple[str, ...]) -> RegionGraph:
+        """What the mixed module itself consists of."""
+        chosen = {each.layer: each for each in self.change.layers if each.layer in layers}
+        network = self.change.original
+        return regions(replace(network, module=Decompose(chosen)(network.module)) if chosen else network)
+
+    def value(self, layers: tuple[str, ...], goal: Goal) -> float:
+        return goal.value(search(self.graph(layers), SYSTEM, self.costs, goal).evaluation)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Both:
+    return Both("toy", "tucker:0.5")
+
+
+@pytest.fixture(scope="module")
+def branched() -> Both:
+    return Both(branches(), "tucker:0.4")
+
+
+def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched):
+    assert toy.forms.free == tuple(toy.change.chains)
+    assert branched.forms.bound == ("first",), "its kernel stores the concatenation"
+    for both in (toy, branched):
+        for layers in both.mixtures():
+            expected, found = both.graph(layers), both.forms.mixture(layers)
+            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"), [("toy", "edp"), ("branched", "latency"), ("branched", "energy")]
+)
+def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
+    """The oracle searches a plan for every mixture: 32 and 16."""
+    both, goal = request.getfixturevalue(name), Goal(objective=objective)
+    chosen = choose(both.forms, SYSTEM, both.costs, goal)
+    values = {layers: both.value(layers, goal) for layers in both.mixtures()}
+    own = tuple(layer for layer in both.change.chains if layer in chosen.layers)
+    gap = 2e-3 if objective == "edp" else 1e-6
+    assert values[own] <= min(values.values()) * (1 + gap)
+    assert goal.value(chosen.found.evaluation) == pytest.approx(values[own], rel=gap)
+    assert 0 < len(own) < len(both.change.chains) and values[own] < values[()]
+
+
+def test_bounds_hold_for_the_mixture(toy):
+    modes = "gpu,pim"
+    fastest = choose(toy.forms, SYSTEM, toy.costs, Goal(modes=modes)).found.evaluation
+    goal = Goal(objective="energy", max_latency_ns=1.01 * fastest.latency_ns, modes=modes)
+    within = choose(toy.forms, SYSTEM, toy.costs, goal)
+    assert goal.allows(within.found.evaluation)
+    assert within.found.evaluation.energy_pj <= fastest.energy_pj
+    with pytest.raises(InfeasibleError, match="latency of"):
+        choose(toy.forms, SYSTEM, toy.costs, Goal(max_latency_ns=0.5 * fastest.latency_ns, modes=modes))
+
+
+def test_what_a_layer_takes_by_itself_in_both_forms(toy):
+    alone_ns = choose(toy.forms, SYSTEM, toy.costs, Goal(modes="gpu")).alone_ns
+    for layer, (given_ns, chain_ns) in alone_ns.items():
+        for graph, names, ns in (
+            (toy.forms.given, (layer,), given_ns),
+            (toy.forms.decomposed, toy.forms.chains[layer], chain_ns),
+        ):
+            found = search(graph, SYSTEM, toy.costs, Goal(modes="gpu"))
+            alone = (found.table.candidates[name][0] for name in names)
+            assert ns == pytest.approx(sum(c.tasks[0].duration_ns for c in alone))
