@@ -46,6 +46,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     )
 
     _decompose_option(sub)
+    _fuse_option(sub)
     sub.add_argument(
         "--select",
         metavar="measured|predicted|mixed|FILE",
@@ -125,6 +126,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument("--perfetto", metavar="FILE", help="write it for ui.perfetto.dev")
     sub.add_argument("--plot", metavar="FILE", help="draw it: .png, .svg or .html")
     sub.add_argument("--plan", metavar="FILE", help="of this plan instead of searching")
+    _fuse_option(sub)
     _goal_options(sub)
     _input_options(sub)
     _system_options(sub)
@@ -169,6 +171,15 @@ def _goal_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
     sub.add_argument("--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
+
+
+def _fuse_option(sub: argparse.ArgumentParser) -> None:
+    """Another kind of candidates."""
+    sub.add_argument(
+        "--fuse",
+        action="store_true",
+        help="neighbouring layers may be one GPU kernel over shared memory, in tiles, where that is faster",
+    )
 
 
 def _input_options(sub: argparse.ArgumentParser) -> None:

@@ -81,7 +81,13 @@ def build(
     """
     programs, splits = searched.programs(), searched.splits()
     applied = pipeline.apply_plan(
-        network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
+        network.module,
+        splits,
+        programs,
+        searched.pipelines(),
+        searched.system,
+        searched.fused(),
+        searched.tiled(),
     )
     if choices and target.kind.name == "llvm":
         applied, target = with_primitives(applied, choices), targets.this_cpu()

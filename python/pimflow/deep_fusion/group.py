@@ -32,6 +32,8 @@ class Group:
         of layers that run one after the other; results over what was consumed of their operands, too.
     resident : frozenset of str
         Layers whose weights stay on chip over all tiles; those of others are loaded anew for each.
+    weights_placed : bool
+        Whether weights lie beside the tiles; if not, a cache holds them, as on a GPU.
     """
 
     graph: LayerGraph
@@ -40,6 +42,7 @@ class Group:
     tiling: Tiling = field(default_factory=Tiling)
     reuse: str = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
+    weights_placed: bool = True
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -129,7 +132,7 @@ class Group:
                 life = replace(life, begin=first[life.name])
             found.append(replace(life, pinned=False))
         for step, layer in enumerate(layers):
-            if not layer.weight_elements:
+            if not layer.weight_elements or not self.weights_placed:
                 continue
             held = layer.name in self.resident or self.reuse == "none"
             found.append(

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import tirx
@@ -23,6 +23,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
 
 ELEMENT_BYTES = 4  # fp32
+FULL = "float32"
 LANES = 16  # channels whose sums are formed side by side on a CPU
 BOUNDS = ("held", "fresh")
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
@@ -39,10 +40,20 @@ class Target:
         a parameter.
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
+    network : bool
+        Whether it is a kernel of a compiled network: tensors are NHWC, weights are read where they lie, the
+        pool is the kernel's own, and a GPU does each tile in a block of its own.
+    dtype : str
+        What the pool and the weights store; arithmetic is in fp32.
+    stored : mapping of str to str
+        By tensor, what it stores in DRAM where that is not fp32.
     """
 
     threads: int = 0
     counted: bool = False
+    network: bool = False
+    dtype: str = FULL
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 def streams(group: Group) -> list[tuple[str, str]]:
@@ -50,7 +61,7 @@ def streams(group: Group) -> list[tuple[str, str]]:
 
     Pairs of ``load``, ``weights`` or ``store`` with a tensor or layer.
     """
-    weighted = [layer.name for layer in group.layers if layer.weight_elements]
+    weighted = [layer.name for layer in group.layers if layer.weight_elements and group.weights_placed]
     parts = (("load", group.loaded), ("weights", weighted), ("store", group.stored))
     return [(what, name) for what, names in parts for name in names]
 
@@ -92,12 +103,13 @@ def generate(
     """The function of a group.
 
     Its parameters are flat arrays: those of `streams`, the table of `bounds`, then, as `Target` says, int64
-    counters (for each thread one of each stream) and the pool.
+    counters (for each thread one of each stream) and the pool. In a network they are what it loads, the
+    weights of each layer that has some, neighbouring filters side by side, the table, and what it stores.
 
     Parameters
     ----------
     placement : Placement
-        Where tiles and weights lie in the pool, in bytes of fp32.
+        Where tiles and weights lie in the pool, in bytes of fp32 whatever is stored.
     computations : mapping of str to Computation
         By layer.
 
@@ -139,13 +151,16 @@ class _Generator:
         with IRBuilder() as builder, T.prim_func():
             T.func_name(name)
             T.func_attr({"tirx.noalias": True})
-            self._parameters()
+            self._network_parameters() if self.target.network else self._parameters()
             with contextlib.ExitStack() as stack:
-                self.thread = 0
+                self.thread, self.tile = 0, None
                 if self.target.threads:
-                    stack.enter_context(T.launch_thread("blockIdx.x", 1))
+                    blocks = self.group.tiling.tiles if self.target.network else 1
+                    self.tile = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
-                    self.pool = T.alloc_buffer((self.pool_elements,), "float32", scope="shared.dyn")
+                    self.pool = T.alloc_buffer((self.pool_elements,), self.target.dtype, scope="shared.dyn")
+                elif self.target.network:
+                    self.pool = T.alloc_buffer((self.pool_elements,), self.target.dtype)
                 self._body()
         return builder.get().with_attr("global_symbol", name)
 
@@ -154,14 +169,36 @@ class _Generator:
         self.dram = {}
         for index, (what, name) in enumerate(self.streams):
             size = sizes[name] if what == "weights" else self.graph.elements(name)
-            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), "float32"))
-        table = 2 * len(self.columns) * sum(self.parts)
-        self.table = T.arg("bounds", T.Buffer((table,), "int32"))
+            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), FULL))
+        self._table()
         if self.target.counted:
             slots = len(self.streams) * max(1, self.target.threads)
             self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
         if not self.target.threads:
-            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), "float32"))
+            self.pool = T.arg("pool", T.Buffer((self.pool_elements,), FULL))
+
+    def _network_parameters(self) -> None:
+        self.dram, self.filters = {}, {}
+
+        def tensor(what: str, index: int, name: str) -> None:
+            dtype = self.target.stored.get(name, FULL)
+            buffer = T.Buffer(self.graph.shapes[name], dtype)
+            self.dram[what, name] = T.arg(f"{what}_{index}", buffer)
+
+        for index, name in enumerate(self.group.loaded):
+            tensor("load", index, name)
+        for index, layer in enumerate(self.group.layers):
+            size = self.computations[layer.name].weights.size
+            if size:
+                buffer = T.Buffer((size,), self.target.dtype)
+                self.filters[layer.name] = T.arg(f"weights_{index}", buffer)
+        self._table()
+        for index, name in enumerate(self.group.stored):
+            tensor("store", index, name)
+
+    def _table(self) -> None:
+        table = 2 * len(self.columns) * sum(self.parts)
+        self.table = T.arg("bounds", T.Buffer((table,), "int32"))
 
     def _body(self) -> None:
         most = max(len(f.reductions) for layer in self.group.layers
@@ -172,6 +209,12 @@ class _Generator:
             if layer.weight_elements and layer.name in self.group.resident:
                 self._load_weights(layer, 0, layer.weight_elements)
         n, h, w = self.parts
+        if self.target.network and self.target.threads:  # a block has one tile
+            down = tirx.floordiv(self.tile, h)
+            self._bind((tirx.floordiv(down, w), tirx.floormod(self.tile, h), tirx.floormod(down, w)))
+            for step, layer in enumerate(self.group.layers):
+                self._step(step, layer)
+            return
         with T.serial(0, n) as i, T.serial(0, w) as k, T.serial(0, h) as j:  # down the rows first
             self._bind((i, j, k))
             for step, layer in enumerate(self.group.layers):
@@ -201,9 +244,10 @@ class _Generator:
         for name in loaded:
             if self.first[name] == step:
                 with self._each(self._box(name, "fresh")) as at:
-                    self._copy("load", name, self._place(name, at), self._flat(name, at))
+                    self._copy("load", name, self._place(name, at), self._index(name, at))
         self._sync()
-        if layer.weight_elements and layer.name not in self.group.resident:
+        streamed = layer.weight_elements and layer.name not in self.group.resident
+        if streamed and not self.target.network:
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
@@ -211,7 +255,7 @@ class _Generator:
         self._sync()
         if layer.name in self.group.stored:
             with self._each(self._box(layer.name, "stored")) as at:
-                self._copy("store", layer.name, self._place(layer.name, at), self._flat(layer.name, at))
+                self._copy("store", layer.name, self._place(layer.name, at), self._index(layer.name, at))
         self._sync()
 
     def _compute_streamed(self, layer: Layer) -> None:
@@ -228,15 +272,15 @@ class _Generator:
 
     def _load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
         with self._each(((0, size),)) as (index,):
-            self._copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, begin + index)
+            self._copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, (begin + index,))
 
-    def _copy(self, what: str, name: str, place: tirx.Expr, flat: tirx.Expr) -> None:
+    def _copy(self, what: str, name: str, place: tirx.Expr, index: At) -> None:
         """Move one element between DRAM and the pool, and count it."""
         dram = self.dram[what, name]
         if what == "store":
-            T.buffer_store(dram, self.pool[place], [flat])
+            T.buffer_store(dram, _cast(self.pool[place], dram.dtype), list(index))
         else:
-            T.buffer_store(self.pool, dram[flat], [place])
+            T.buffer_store(self.pool, _cast(dram[index], self.pool.dtype), [place])
         if self.target.counted:
             slot = self.thread * len(self.streams) + self.streams.index((what, name))
             T.buffer_store(self.counters, self.counters[slot] + tirx.const(ELEMENT_BYTES, "int64"), [slot])
@@ -257,7 +301,7 @@ class _Generator:
             with T.vectorized(0, lanes) as lane:
                 at = (*pixel, first + lane)
                 value = formula.result(read, weight, at, [each[lane] for each in self.sums])
-                T.buffer_store(self.pool, value, [self._place(layer.name, at)])
+                T.buffer_store(self.pool, _cast(value, self.pool.dtype), [self._place(layer.name, at)])
 
     def _reduce(
         self, reduction: Reduction, position: int, lanes: int, first: At, read, weight
@@ -278,10 +322,13 @@ class _Generator:
             T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
 
     def _reader(self, layer: Layer):
-        return lambda operand, at: self.pool[self._place(layer.inputs[operand], at)]
+        return lambda operand, at: _cast(self.pool[self._place(layer.inputs[operand], at)], FULL)
 
     def _weights(self, layer: Layer):
         """Of weight `k` of filter `f`; see `weight_layout`."""
+        if self.target.network:
+            buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
+            return lambda k, f: _cast(buffer[k * filters + f], FULL)
         if not layer.weight_elements:
             return None
         begin = self.at[f"{layer.name}.weights"]
@@ -297,9 +344,12 @@ class _Generator:
             h = tirx.floormod(at[1], size[1]) if size[1] > 1 else 0
         return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + at[3]
 
-    def _flat(self, name: str, at: At) -> tirx.Expr:
+    def _index(self, name: str, at: At) -> At:
+        """Where an element lies in DRAM."""
+        if self.target.network:
+            return at
         shape = self.graph.shapes[name]
-        return ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]
+        return (((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3],)
 
     @contextlib.contextmanager
     def _each(self, box: Box) -> Iterator[At]:
@@ -324,3 +374,8 @@ class _Generator:
     def _sync(self) -> None:
         if self.target.threads:
             T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def _cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """`value` as `dtype`; itself if it is of that type."""
+    return value if str(value.ty.dtype) == str(dtype) else tirx.Cast(str(dtype), value)
