@@ -47,6 +47,7 @@ LAYERS = (
         "kernel_traces",
         "tracing",
         "verify",
+        "output_error",
         "report",
         "timeline",
         "devices",

@@ -34,14 +34,21 @@ class TileGroups:
         self.threads = threads
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        tiled = {
+            gv: f
+            for gv, f in mod.functions_items()
+            if isinstance(f, relax.Function) and TILES in (f.attrs or {})
+        }
+        if not tiled:
+            return mod
+
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             callee = value.op if isinstance(value, relax.Call) else None
-            function = mod[callee] if isinstance(callee, tvm.ir.GlobalVar) else None
-            if not isinstance(function, relax.Function) or TILES not in (function.attrs or {}):
+            if callee not in tiled:
                 return None
-            kernel, constants = _kernel(callee.name_hint, function, self.threads)
+            kernel, constants = _kernel(callee.name_hint, tiled[callee], self.threads)
             made = builder.add_func(kernel, callee.name_hint)
-            return relax.call_tir(made, [*value.args, *map(relax.const, constants)], function.ret_ty)
+            return relax.call_tir(made, [*value.args, *map(relax.const, constants)], tiled[callee].ret_ty)
 
         return rebuild(mod, rewrite)
 
