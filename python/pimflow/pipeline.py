@@ -14,7 +14,7 @@ from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
 from pimflow.deep_fusion import Tiling
 from pimflow.errors import UnknownNameError
-from pimflow.fused_execution.tile_groups import THREADS, TileGroups
+from pimflow.fused_execution.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
@@ -121,7 +121,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(THREADS if gpu else 0),
+        TileGroups(dtype if gpu else "fp32", gpu),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),

@@ -1,10 +1,12 @@
 """Is a group of layers one kernel that gives what the layers give, whatever its tiles?"""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
+from cuda_by_threads import run as run_blocks
 from graphs import inputs, outputs, run, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from pimflow.fused_execution.relax_layers import fusible
 from pimflow.fused_execution.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.kernels import compile_kernels, cuda_compiler
-from pimflow.placement.tilings import Tilings
+from pimflow.placement.tilings import BLOCK_BYTES, Tilings
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import kernel_groups
@@ -169,6 +171,30 @@ def test_storage_and_blocks_on_a_gpu(mobile):
     if not cuda_compiler():
         pytest.skip("needs nvcc or NVRTC")
     assert not compile_kernels(executable, target).flaw
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_blocks_of_threads_give_what_the_layers_give(tmp_path):
+    """The CUDA code itself, a thread for each of its threads; tiles along all axes, of different sizes."""
+    tiling = "tiles 2x3x2"
+    mod, target = flat(block, (2, 8, 8, 8)), targets.named_target("cuda+pim")
+    outlined = OutlineGroups({BLOCK: tiling})(mod)
+    with target:
+        lowered = tvm.transform.Sequential(pipeline.kernel_phases(target, "fp16"))(outlined)
+    (call,) = (b.value for b in main_bindings(lowered) if "tiled" in str(b.value))
+    constants = [arg.value.numpy() for arg in call.args[1].fields[1:]]
+    source = "".join(
+        m.inspect_source() for m in imported(pipeline.build(outlined, target).mod) if m.kind == "cuda"
+    )
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float16)
+    y = np.full((2, 8, 8, 8), np.nan, np.float16)
+    arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
+    arrays |= {f"weights_{i}": each for i, each in enumerate(constants)}
+    run_blocks(source, "tiled_sum_kernel", arrays, Tiling.parse(tiling).tiles, tmp_path, BLOCK_BYTES // 2)
+    function = next(f for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
+    alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
+    (expected,) = run(alone, x.astype(np.float32))
+    assert np.abs(y - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
 def imported(module):

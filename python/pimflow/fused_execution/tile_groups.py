@@ -8,10 +8,12 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.deep_fusion import Group, Layer, LayerGraph, Tiling, place
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.deep_fusion import Group, Layer, LayerGraph, Tiling
 from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.generator import ELEMENT_BYTES, Target, bounds, generate
+from pimflow.fused_execution.generator import Target, bounds, generate
 from pimflow.fused_execution.relax_layers import read_layer
+from pimflow.placement.tilings import BLOCK_BYTES, place
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
 from pimflow.relay_passes.outline_groups import LAYERS, TILES
 
@@ -23,15 +25,21 @@ OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with
 class TileGroups:
     """The functions of `OutlineGroups` as kernels over tiles.
 
-    On a GPU a block does a tile in shared memory; a CPU does one after the other in a workspace. What lies
-    there is stored as the group's operands are, and so are its weights; arithmetic is in fp32.
+    On a GPU a block does a tile in shared memory; a CPU does one after the other in a workspace. What is
+    computed is fp32.
+
+    Parameters
+    ----------
+    dtype : str
+        What is stored on chip, and of the weights.
+    on_gpu : bool
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
     Preserves: values up to the order of sums and what is stored between layers, names, types.
     """
 
-    def __init__(self, threads: int = 0):
-        self.threads = threads
+    def __init__(self, dtype: str = "fp32", on_gpu: bool = False):
+        self.dtype, self.on_gpu = dtype, on_gpu
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         tiled = {
@@ -46,19 +54,21 @@ class TileGroups:
             callee = value.op if isinstance(value, relax.Call) else None
             if callee not in tiled:
                 return None
-            kernel, constants = _kernel(callee.name_hint, tiled[callee], self.threads)
+            kernel, constants = _kernel(callee.name_hint, tiled[callee], self.dtype, self.on_gpu)
             made = builder.add_func(kernel, callee.name_hint)
             return relax.call_tir(made, [*value.args, *map(relax.const, constants)], tiled[callee].ret_ty)
 
         return rebuild(mod, rewrite)
 
 
-def _kernel(name: str, function: relax.Function, threads: int) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
+def _kernel(
+    name: str, function: relax.Function, stored: str, on_gpu: bool
+) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
     """The kernel, and what it takes behind the operands of `function`: weights, the table of tiles."""
     layers = _layers(function)
     result = _name(len(layers) - 1)
     types = {f"%{p.name}": str(p.ty.dtype) for p in function.params} | {result: str(function.ret_ty.dtype)}
-    dtype = "float16" if "float16" in types.values() else "float32"
+    dtype = {"fp16": "float16", "fp32": "float32"}[stored]
     graph = _graph(function, [layer for layer, _, _ in layers], [dims for _, _, dims in layers])
     group = Group(
         graph=graph,
@@ -69,8 +79,8 @@ def _kernel(name: str, function: relax.Function, threads: int) -> tuple[tirx.Pri
         weights_placed=False,
     )
     found = {layer.name: computation for layer, computation, _ in layers}
-    placed = place(group, ELEMENT_BYTES, 1 << 62)
-    target = Target(threads=threads, network=True, dtype=dtype, stored=types)
+    placed = place(group, ELEMENT_BYTES[stored], BLOCK_BYTES if on_gpu else 1 << 62)
+    target = Target(threads=THREADS if on_gpu else 0, network=True, dtype=dtype, stored=types)
     kernel = generate(name, group, placed, found, target)
     marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
     weights = [found[layer.name].weights for layer, _, _ in layers if found[layer.name].weights.size]

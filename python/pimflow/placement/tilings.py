@@ -15,7 +15,7 @@ import numpy as np
 
 from pimflow import deep_fusion
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
-from pimflow.deep_fusion import Group, Growing, Tiling
+from pimflow.deep_fusion import Group, Growing, Placement, Tiling
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.placement.segments import narrow
@@ -209,7 +209,19 @@ class Tilings:
 
     def _placed(self, group: Group) -> bool:
         try:
-            deep_fusion.place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
+            place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
         except InfeasibleError:
             return False
         return True
+
+
+def place(group: Group, element_bytes: int, capacity_bytes: int = BLOCK_BYTES) -> Placement:
+    """Where tiles lie, in bytes of fp32, in memory that holds so many bytes of what is stored.
+
+    Raises
+    ------
+    InfeasibleError
+        If they do not fit.
+    """
+    full = ELEMENT_BYTES["fp32"]
+    return deep_fusion.place(group, full, capacity_bytes // element_bytes * full)
