@@ -223,8 +223,12 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     ):
         with pytest.raises(PlanError, match=said):
             edited(**changes)
+    without = replace(toy, fusible=())
     with pytest.raises(PlanError, match="may be part of such a kernel"):
-        apply(replace(toy, fusible=()), SYSTEM, found.plan)
+        apply(without, SYSTEM, found.plan)
+    assert apply(toy, SYSTEM, found.plan.carried_to(toy)).tiled() == found.tiled()
+    carried = apply(without, SYSTEM, found.plan.carried_to(without))
+    assert not carried.tiled() and {carried.doing[name].name for name in covers} == {"GPU"}
 
 
 def test_pending_work_is_settled_before_a_group(toy):
