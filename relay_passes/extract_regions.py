@@ -133,7 +133,7 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
         anchored=group.anchor is not None,
         view=group.view,
         role="" if group.run else role,
-        pooling=_pooling(group.anchor) if alone else None,
+        pooling=pooling_geometry(group.anchor) if alone else None,
     )
 
 
@@ -194,7 +194,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
     )
 
 
-def _pooling(anchor: relax.VarBinding) -> ConvGeometry | None:
+def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
     """Of a pooling over NHWC; what a ceiling rounds up counts as padding."""
     value = anchor.value
     if operator(value) not in ("nn.max_pool2d", "nn.avg_pool2d") or value.attrs.layout != "NHWC":

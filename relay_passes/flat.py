@@ -107,8 +107,15 @@ def fused(mod: tvm.IRModule) -> list[list[str]]:
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
 
 
-def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
+def rebuild(
+    mod: tvm.IRModule, rewrite: Rewriter, renewed: dict[relax.Var, relax.Expr] | None = None
+) -> tvm.IRModule:
     """`mod` with every binding of ``main`` passed through `rewrite`.
+
+    Parameters
+    ----------
+    renewed : dict of Var to Expr, optional
+        Filled, as it goes on, with what stands for old variables; those that stay are not in it.
 
     ``rewrite(builder, var, value)`` sees the old variable and the value over new variables; it may emit
     bindings of its own. It returns the value to bind under the old name, a variable it emitted to
@@ -116,7 +123,7 @@ def rebuild(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     """
     function, bindings = mod["main"], main_bindings(mod)
     builder = relax.BlockBuilder(mod)
-    env: dict[relax.Var, relax.Expr] = {}
+    env: dict[relax.Var, relax.Expr] = {} if renewed is None else renewed
     same: set[relax.Var] = set(function.params)  # what has the type that it had
     with builder.function("pimflow_rebuilt", list(function.params)):
         with builder.dataflow():

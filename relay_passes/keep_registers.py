@@ -7,6 +7,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from pimflow.relay_passes.own_barriers import OwnBarriers
+
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 
 
@@ -37,11 +39,11 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Make ``tvm.compile(…, tir_pipeline="pimflow")`` TVM's own pipeline with `KeepRegisters`."""
+    """Make ``tvm.compile(…, tir_pipeline="pimflow")`` TVM's own, with `KeepRegisters` and `OwnBarriers`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()
         host = [KeepRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-        return phases, lambda: tvm.transform.Sequential(host), device
+        return OwnBarriers(phases), lambda: tvm.transform.Sequential(host), device
 
     tirx.register_tir_pipeline(PIPELINE, pipeline)

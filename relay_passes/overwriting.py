@@ -19,7 +19,8 @@ def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
     source, target = kernel.params[operand], kernel.params[result]
     if str(source.ty.dtype) != str(target.ty.dtype) or not _alike(source.ty.shape, target.ty.shape):
         return False
-    if kernel.body.block.name_hint != "root":
+    body = kernel.body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
         return False  # a loop nest that does not say what it accesses
     writing = []
     for block in _blocks(kernel):

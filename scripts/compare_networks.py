@@ -1,6 +1,7 @@
-"""Networks under every convention: ``compare_networks.py [--copies] [MODEL…]`` prints a table in Markdown.
+"""Networks under every convention: ``compare_networks.py [OPTION] [MODEL…]`` prints a table in Markdown.
 
 ``--copies``: under full accounting, with slices and concatenations laid out in memory and with them copied.
+``--fuse``: under full accounting, layer by layer, and with groups of layers as one kernel where it is faster.
 """
 
 import argparse
@@ -28,6 +29,11 @@ COPIES_HEADER = (
     "network",
     *("copies elided: GPU only, ms", "plan, ms", "speed-up"),
     *("copies made: GPU only, ms", "plan, ms", "speed-up"),
+)
+FUSE_HEADER = (
+    "network",
+    *("GPU only: apart, ms", "fused, ms", "gain", "kernels of groups (layers)"),
+    *("plan: apart, ms", "fused, ms", "gain", "kernels of groups (layers)", "PIM regions apart", "fused"),
 )
 
 
@@ -63,16 +69,35 @@ def copies_row(model: str) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def fuse_row(model: str) -> tuple[str, ...]:
+    """What it gains that groups of layers are one kernel, on the GPU alone and in a plan."""
+    found = [pimflow.search(model, pimflow.system(), fuse=fuse) for fuse in (False, True)]
+    alone = pimflow.search(model, pimflow.system(pim_channels=0), fuse=True)
+    cells = [model]
+    for figures, fused in (
+        ([each.gpu_only.latency_ns for each in found], alone),
+        ([each.evaluation.latency_ns for each in found], found[1]),
+    ):
+        apart_ns, together_ns = figures
+        layers = [len(covers) for covers in fused.tiled()]
+        cells += [f"{apart_ns / 1e6:.4f}", f"{together_ns / 1e6:.4f}", f"{apart_ns / together_ns:.3f}x"]
+        cells.append(f"{len(layers)} ({sum(layers)})")
+    cells += [str(sum(len(c.pim_regions) for c in each.candidates)) for each in found]
+    return tuple(cells)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--copies", action="store_true", help="copies elided and made, under full accounting")
+    parser.add_argument("--fuse", action="store_true", help="groups of layers, under full accounting")
     parser.add_argument("models", nargs="*", default=PAPER_NETWORKS, help="of the zoo, or files")
     args = parser.parse_args()
-    header = COPIES_HEADER if args.copies else HEADER
+    header = COPIES_HEADER if args.copies else FUSE_HEADER if args.fuse else HEADER
     print(f"| {' | '.join(header)} |")
     print("|" + "---|" * len(header))
     for model in args.models:
-        for row in [copies_row(model)] if args.copies else rows(model):
+        one = copies_row if args.copies else fuse_row if args.fuse else None
+        for row in [one(model)] if one else rows(model):
             print(f"| {' | '.join(row)} |", flush=True)
 
 

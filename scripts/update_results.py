@@ -5,11 +5,16 @@ import argparse
 from update_readme import ROOT, fill, output
 
 PAGE = ROOT / "docs" / "results.md"
+FUSED = (
+    *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
+    *("resnet-50", "googlenet", "vgg-16"),
+)
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
+    "fuse": ("compare_networks.py", "--fuse", *FUSED),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),

@@ -7,6 +7,7 @@ quantised to tiles and waves, `simulators.gpu_roofline`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -117,6 +118,15 @@ def kernel_cost(
         tile=demand.ways.choices[at] if tiled else None,
         blocks=int(pick(demand.blocks)) if tiled else 0,
     )
+
+
+def kernels_ns(
+    kernels: Sequence[Kernel], gpu: GpuSpec, *, dtype: str, channels: int | None = None
+) -> np.ndarray:
+    """Execution of many kernels of kind ``stream`` at once; as `kernel_cost` has it of each."""
+    machine = Machine(gpu, dtype, channels, "stream")
+    (demand,) = demands("stream", Batch(kernels), machine)
+    return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns
 
 
 def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:

@@ -21,7 +21,10 @@ grows with K, M, N and bytes and shrinks with channels, for each tile, hence so 
 as the `family`, and with it the constants, stays the same.
 
 Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
-of one row as the matrix-vector product that it is, if that is faster.
+of one row as the matrix-vector product that it is, if that is faster. A kernel that does several layers in
+tiles is a ``stream`` whose blocks are counted: the SM with most of them decides, what several load is L2
+traffic each time and DRAM traffic as an operand of a GEMM would be, and every layer of every wave takes
+``kernel``, for its threads wait for one another (assumed: no such kernel was measured).
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
@@ -65,7 +68,8 @@ ACCUMULATOR_BYTES = 4
 ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
 RESIDENT_BLOCKS = 8
 SIZES = operator.attrgetter(
-    *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes")
+    *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
+    *("layers", "blocks", "again_bytes", "depthwise_macs"),
 )
 
 
@@ -154,7 +158,8 @@ class Batch:
     def __init__(self, kernels: Sequence[Kernel]):
         columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
         self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
-        self.inputs, self.weights, self.outputs = (c.T for c in columns[6:])
+        self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
+        self.layers, self.blocks, self.again, self.depthwise_macs = (c.T for c in columns[9:])
 
 
 class Ways:
@@ -228,13 +233,11 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     port = blocks_per_sm * (tile_loads + tile_stores)
     l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
 
-    smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
-    overflow = np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
     again = np.minimum(batch.inputs * (columns - 1), batch.weights * (rows - 1))
     # A write-through L2 sends the partial sums on to DRAM.
     outputs = batch.outputs + partials * (gpu.write_factor - 1) / gpu.write_factor
     dram_bytes, dram = machine.dram_traffic(
-        batch.inputs, batch.weights, outputs, machine["reread"] * overflow * again
+        batch.inputs, batch.weights, outputs, machine["reread"] * _overflow(batch, machine) * again
     )
     fixed = machine["kernel_cycles"] + np.where(ways.split > 1, machine["split_cycles"], 0.0)
     return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
@@ -242,11 +245,26 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
 
 def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
     """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
-    l2_bytes = batch.inputs + batch.weights + batch.outputs
-    l2 = l2_bytes / np.minimum(machine.l2_rate, machine.gpu.sms * machine.port_rate)
-    compute = batch.macs / (machine.gpu.sms * machine.simd_fma * machine[share])
-    dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs)
-    return Demand(compute, l2, dram, machine["kernel_cycles"], dram_bytes, l2_bytes)
+    sms = machine.gpu.sms
+    waves = np.maximum(np.ceil(batch.blocks / sms), 1.0)
+    uneven = np.where(batch.blocks > 0, waves * sms / np.maximum(batch.blocks, 1.0), 1.0)
+    l2_bytes = batch.inputs + batch.weights + batch.outputs + batch.again
+    l2 = l2_bytes / np.minimum(machine.l2_rate, sms * machine.port_rate / uneven)
+    work = (batch.macs - batch.depthwise_macs) / machine[share]
+    if batch.depthwise_macs.any():
+        work = work + batch.depthwise_macs / machine["depthwise"]
+    compute = work / (sms * machine.simd_fma) * uneven
+    rereads = 0.0
+    if batch.again.any():
+        rereads = machine["reread"] * _overflow(batch, machine) * batch.again
+    dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs, rereads)
+    return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
+
+
+def _overflow(batch: Batch, machine: Machine) -> np.ndarray:
+    """Of the smaller operand, the share that the L2 does not hold until it is read again."""
+    smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
+    return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
 def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None) -> list[Demand]:

@@ -50,6 +50,7 @@ LAYERS = (
         "kernel_traces",
         "tracing",
         "verify",
+        "output_error",
         "report",
         "timeline",
         "devices",

@@ -107,6 +107,7 @@ def compile(
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
+    fuse: bool = False,
     select: Mapping[str, Any] | None = None,
     calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
@@ -144,6 +145,9 @@ def compile(
     fuse_activations : bool
         Of a decomposed network: whether what lies between two chains may be one GPU kernel
         (`relay_passes.fuse_groups.activation_chains`), where that is faster.
+    fuse : bool
+        Whether neighbouring layers may be one GPU kernel over shared memory (`placement.tilings`), where that
+        is faster.
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
         that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
@@ -225,11 +229,11 @@ def compile(
         network = order.network
     progress("searching")
     search_begin = time.perf_counter()
-    graph = regions(network, target_system, fuse_activations=fuse_activations)
+    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
     searched = place(graph, target_system, plan, costs, wanted)
     search_seconds = time.perf_counter() - search_begin
     other_copies = replace(target_system, copies="made" if target_system.views else "elided")
-    other_graph = regions(network, other_copies, fuse_activations=fuse_activations)
+    other_graph = regions(network, other_copies, fuse_activations=fuse_activations, fuse=fuse)
     compare = speedups(searched, plan, other_graph, other_copies)
 
     selection = None
@@ -310,8 +314,8 @@ def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs:
     """What the report says of the layers' order, and how long the network takes in the given one."""
     given = searched
     if order.changed:
-        runs = bool(searched.graph.runs)
-        graph = regions(order.given, searched.system, fuse_activations=runs)
+        options = {"fuse_activations": bool(searched.graph.runs), "fuse": bool(searched.graph.fusible)}
+        graph = regions(order.given, searched.system, **options)
         given = place(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
@@ -334,6 +338,7 @@ def relax_pipeline(
     plan: AnyPlan | None = None,
     *,
     reorder: bool = False,
+    fuse: bool = False,
     **goal: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
@@ -344,7 +349,7 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
-    reorder : bool
+    reorder, fuse : bool
         As in `compile`.
     **goal
         As in `search`.
@@ -364,10 +369,16 @@ def relax_pipeline(
         network = frontend.load(mod)
         if reorder:
             network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
-        searched = search_network(network, target_system, plan, **goal)
+        searched = search_network(network, target_system, plan, fuse=fuse, **goal)
         splits, programs = searched.splits(), searched.programs()
         applied = pipeline.apply_plan(
-            network.module, splits, programs, searched.pipelines(), target_system, searched.fused()
+            network.module,
+            splits,
+            programs,
+            searched.pipelines(),
+            target_system,
+            searched.fused(),
+            searched.tiled(),
         )
         return pipeline.lower(applied, target, target_system)
 

@@ -46,6 +46,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     )
 
     _decompose_option(sub)
+    _fuse_option(sub)
     sub.add_argument(
         "--calibration",
         metavar="FILE.npz",
@@ -132,6 +133,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument("--perfetto", metavar="FILE", help="write it for ui.perfetto.dev")
     sub.add_argument("--plot", metavar="FILE", help="draw it: .png, .svg or .html")
     sub.add_argument("--plan", metavar="FILE", help="of this plan instead of searching")
+    _fuse_option(sub)
     _goal_options(sub)
     _input_options(sub)
     _system_options(sub)
@@ -179,6 +181,15 @@ def _modes_option(sub: argparse.ArgumentParser) -> None:
         metavar="MODE,…",
         default="gpu,pim,split,pipeline",
         help="what may be done with layers; gpu is always one of them (default: %(default)s)",
+    )
+
+
+def _fuse_option(sub: argparse.ArgumentParser) -> None:
+    """Another kind of candidates."""
+    sub.add_argument(
+        "--fuse",
+        action="store_true",
+        help="neighbouring layers may be one GPU kernel over shared memory, in tiles, where that is faster",
     )
 
 

@@ -175,7 +175,7 @@ def _compile(args: argparse.Namespace) -> None:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
             options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
-            options |= {"fuse_activations": args.fuse_activations}
+            options |= {"fuse_activations": args.fuse_activations, "fuse": args.fuse}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
@@ -196,6 +196,7 @@ def _compile(args: argparse.Namespace) -> None:
             decompose=args.decompose,
             optimize_skips=args.skip_criterion if args.optimize_skips else None,
             fuse_activations=args.fuse_activations,
+            fuse=args.fuse,
             select=select_command.options(args, args.select) if args.select else None,
             calibration=args.calibration,
             tolerance=args.tolerance,
@@ -323,6 +324,7 @@ def _timeline(args: argparse.Namespace) -> None:
     with _progress(args.quiet) as progress, _profiling(args) as profiling:
         progress("searching")
         options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
+        options["fuse"] = args.fuse
         found = api.trace_plan(args.source, _system(args), **options, **goal)
     if args.perfetto:
         timeline.write(args.perfetto, found)

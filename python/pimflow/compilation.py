@@ -85,7 +85,13 @@ def build(
     """
     programs, splits = searched.programs(), searched.splits()
     applied = pipeline.apply_plan(
-        network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
+        network.module,
+        splits,
+        programs,
+        searched.pipelines(),
+        searched.system,
+        searched.fused(),
+        searched.tiled(),
     )
     calls: tuple[KernelCall, ...] = ()
     if choices and target.kind.name == "llvm":

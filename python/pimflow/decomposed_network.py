@@ -15,8 +15,8 @@ from pimflow import decomposition
 from pimflow.decomposition import Decomposed, RankRule, Request
 from pimflow.errors import UsageError
 from pimflow.frontend import Network, relax_module
+from pimflow.output_error import relative_error
 from pimflow.relay_passes.decompose import Decompose, Layer, decomposable_layers
-from pimflow.verify import relative_error
 
 Decomposing = Request | str
 

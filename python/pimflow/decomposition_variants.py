@@ -13,11 +13,11 @@ from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decompose
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.output_error import relative_error
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
 from pimflow.relay_passes.kernel_memory import operator_liveness
 from pimflow.relay_passes.optimize_skips import skips
-from pimflow.verify import relative_error
 
 VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
 FP32_BYTES = 4
@@ -61,7 +61,8 @@ class DecompositionVariants:
         Returns
         -------
         dict of str to dict
-            `allocation.AllocationRun` of the pool, and ``error``: `verify.relative_error` of the outputs.
+            `allocation.AllocationRun` of the pool, and ``error``: `output_error.relative_error` of the
+            outputs.
         """
         wanted = {name: self.networks[name] for name in dict.fromkeys(["decomposed", *names])}
         measured, outputs = allocation.measure_pools(wanted, system, target=target, runs=runs)

@@ -44,6 +44,8 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     PrimFunc
         Its parameters are the operands and, last, the result.
     """
+    if kernel.layers > 1:
+        raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
         func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
         func = func.with_attr("global_symbol", NAME)

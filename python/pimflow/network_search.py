@@ -14,6 +14,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.decomposition_choice import left, settled
 from pimflow.frontend import Network
+from pimflow.fused_execution.relax_layers import fusible
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
@@ -37,6 +38,7 @@ def search(
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
+    fuse: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
@@ -63,6 +65,8 @@ def search(
         See `plan_memory`.
     fuse_activations : bool
         See `compile`.
+    fuse : bool
+        Whether neighbouring regions may be one GPU kernel over shared memory (`placement.tilings`).
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
@@ -86,7 +90,7 @@ def search(
     network = activation_fusion.with_phases_apart(network) if fuse_activations else network
     if reorder:
         network = network_memory.reordered(network, on, plan=plan).network
-    graph = regions(network, on, fuse_activations=fuse_activations)
+    graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
     return place(graph, on, plan, costs, wanted)
 
 
@@ -109,13 +113,14 @@ def search_network(
     plan: AnyPlan | None = None,
     *,
     fuse_activations: bool = False,
+    fuse: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
     """`search` for a network that was loaded."""
     target_system = target_system or system()
     costs = Costs(target_system, profiling or Profiling())
-    graph = regions(network, target_system, fuse_activations=fuse_activations)
+    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
     return place(graph, target_system, as_plan(plan), costs, Goal(**goal))
 
 
@@ -127,11 +132,17 @@ def as_plan(plan: AnyPlan | None) -> Plan | None:
 
 
 def regions(
-    network: Network, target_system: System | None = None, *, fuse_activations: bool = False
+    network: Network,
+    target_system: System | None = None,
+    *,
+    fuse_activations: bool = False,
+    fuse: bool = False,
 ) -> RegionGraph:
-    """What the search places of a network; see `compile` for `fuse_activations`."""
+    """What the search places of a network; see `search` for `fuse`, `compile` for `fuse_activations`."""
     on = target_system or system()
     graph = extract_regions(network.module, network.name, views=on.views)
+    if fuse:
+        graph = replace(graph, fusible=fusible(network.module, graph, views=on.views))
     return activation_fusion.with_runs(graph, network, on) if fuse_activations else graph
 
 

@@ -47,9 +47,16 @@ def _goal(name: str) -> Callable[[object], object]:
     return check
 
 
+def _fuse(value: object) -> bool:
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise UsageError(f"pimflow.fuse is True or False, not {value}")
+
+
 _CHECKS = {
     "pimflow.system": _system,
     "pimflow.plan": _plan,
+    "pimflow.fuse": _fuse,
     "pimflow.objective": _goal("objective"),
     "pimflow.solver": _goal("solver"),
     "pimflow.modes": _goal("modes"),

@@ -12,7 +12,9 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
+from pimflow.deep_fusion import Tiling
 from pimflow.errors import UnknownNameError
+from pimflow.fused_execution.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
@@ -26,6 +28,7 @@ from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
 from pimflow.relay_passes.group_kernels import GroupKernels
 from pimflow.relay_passes.keep_views import KeepViews
 from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.outline_groups import OutlineGroups
 from pimflow.relay_passes.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.pipeline_rows import PipelineRows
 from pimflow.relay_passes.plan_pool import PlanPool
@@ -51,6 +54,7 @@ def apply_plan(
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
     fused: Sequence[str] = (),
+    tiled: Mapping[tuple[str, ...], Tiling] | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
 
@@ -68,6 +72,8 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     fused : sequence of str
         Layers at which runs begin that are one kernel each; see `fuse_groups.activation_chains`.
+    tiled : mapping of tuple of str to Tiling, optional
+        Groups of regions that are one kernel over tiles each.
     """
     on = system or default_system()
     names = _variables(mod, splits, programs)
@@ -75,6 +81,7 @@ def apply_plan(
     chains = [chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
+        (OutlineGroups({covers: str(tiling) for covers, tiling in (tiled or {}).items()}, on.views), tiled),
         (PipelineRows(pipelines), pipelines),
         (SplitMdDp(along["rows"], on.symmetric, on.views), along["rows"]),
         (SplitChannels(along["channels"]), along["channels"]),
@@ -116,6 +123,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
+        TileGroups(dtype if gpu else "fp32", gpu),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),

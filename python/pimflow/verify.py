@@ -16,12 +16,12 @@ from pimflow.errors import VerificationError
 from pimflow.execution import infer
 from pimflow.frontend import Network
 from pimflow.hardware import PimSpec, System
+from pimflow.output_error import OUTPUT_BOUND, relative_error
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.extract_regions import filters
 from pimflow.simulators.checker import count_violations
 from pimflow.simulators.timing import distinct_channels, issued
 
-OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
@@ -220,12 +220,3 @@ def program_violations(program: PimProgram, pim: PimSpec) -> int:
         alike * count_violations(issued(program, pim, channel), pim, program, channel)
         for channel, alike in distinct_channels(program).items()
     )
-
-
-def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
-    """Largest error over the largest magnitude of the reference; infinity for other shapes and no numbers."""
-    if result.shape != reference.shape or not np.isfinite(result).all():
-        return float("inf")
-    scale = float(np.abs(reference).max())
-    error = float(np.abs(result.astype(np.float64) - reference).max())
-    return error / scale if scale else error

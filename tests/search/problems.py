@@ -83,16 +83,12 @@ def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: b
 
 
 def runs(graph: RegionGraph) -> list[tuple[str, ...]]:
-    """Every run of two or three regions that a candidate may cover."""
+    """Every run of two to four regions that a candidate may cover: what is inside is read inside alone."""
     found = []
-    for begin, count in itertools.product(range(len(graph.regions)), (2, 3)):
-        run = graph.regions[begin : begin + count]
-        names = tuple(region.name for region in run)
-        linked = all(
-            after.inputs[0] == before.name and graph.consumers[before.name] == (after.name,)
-            for before, after in itertools.pairwise(run)
-        )
-        if len(run) == count and linked:
+    for begin, count in itertools.product(range(len(graph.regions)), (2, 3, 4)):
+        names = tuple(region.name for region in graph.regions[begin : begin + count])
+        read = [set(graph.consumers[name]) for name in names[:-1]]
+        if len(names) == count and all(readers and readers <= set(names) for readers in read):
             found.append(names)
     return found
 

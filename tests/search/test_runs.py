@@ -49,13 +49,23 @@ def test_a_solution_does_every_region_once_in_order(problem):
 
 def test_what_is_no_run_is_refused():
     graph = graph_of([(), (0,), (0,), (1, 2), (3,)])
-    assert runs(graph) == [("r3", "r4")]  # r0 is read twice, r2 does not read r1, r3 reads r1 first
+    whole = ("r0", "r1", "r2", "r3")  # a branch that is inside from end to end
+    assert set(runs(graph)) == {whole, ("r1", "r2", "r3"), ("r1", "r2", "r3", "r4"), ("r2", "r3"),
+                                ("r2", "r3", "r4"), ("r3", "r4")}  # fmt: skip
     one = Candidates(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
-    for names in (("r0", "r1"), ("r1", "r2"), ("r2", "r3"), ("r3", "r4", "r5")):
-        table = SimpleNamespace(candidates={names[0]: (replace(one, covers=names),)})
+
+    def check(names, mode="GPU"):
+        covering = replace(one, covers=names, rewrite=replace(one.rewrite, mode=mode))
+        steps.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
+
+    refused = [("r0", "r1"), ("r1", "r2"), ("r3", "r4", "r5")]  # r0 is read outside, r1 too; no r5
+    # Of r1 and r2 r3 reads r1 first: stages along rows go from one region to the next.
+    for names, mode in [(names, "GPU") for names in refused] + [(("r2", "r3"), "PIPELINE")]:
         with pytest.raises(ValueError, match="covers no run"):
-            steps.check_covers(graph, table)
-    steps.check_covers(graph, SimpleNamespace(candidates={"r3": (replace(one, covers=("r3", "r4")),)}))
+            check(names, mode)
+    for names in runs(graph):
+        check(names)
+    check(("r3", "r4"), "PIPELINE")
 
 
 def _toy():
@@ -66,7 +76,7 @@ def _toy():
 def toy(monkeypatch):
     """The toy network, two of whose regions can be done by one kernel in hardly any time."""
     graph = _toy()
-    names = runs(graph)[0]
+    names = next(run for run in runs(graph) if len(run) == 2)
 
     class Fusing(Candidates):
         def all(self, region):

@@ -103,10 +103,10 @@ class Plan:
     def carried_to(self, graph: RegionGraph, views: bool = True) -> Plan:
         """The same choices for the same network in another order, or with copies made elsewhere.
 
-        Regions that only `graph` has stay on the GPU, and so do those of pipelines without `views`, which
-        they need.
+        Regions that only `graph` has stay on the GPU. So do those of pipelines without `views`, which they
+        need, and those that are one kernel here and cannot be one there.
         """
-        kept = [choice for choice in self.choices if views or choice.mode != "PIPELINE"]
+        kept = [choice for choice in self.choices if _carries_over(choice, graph, views)]
         known = {choice.region: choice for choice in kept}
         inside = {name for choice in kept for name in choice.regions[1:]}
         choices = tuple(
@@ -158,6 +158,17 @@ class Plan:
             raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise PlanError(f"{path}: not a text file") from error
+
+
+def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
+    if choice.mode == "PIPELINE":
+        return views
+    names = [region.name for region in graph.regions]
+    covers = choice.regions
+    if len(covers) == 1 or covers in graph.runs:
+        return True
+    beside = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
+    return beside and set(covers) <= set(graph.fusible)
 
 
 def _choice(row: object, index: int, where: str) -> Choice:

@@ -145,6 +145,14 @@ class Kernel:
         Unique footprints; fused operands such as a residual count as input.
     geometry : ConvGeometry, optional
         Of the convolution or FC that it computes.
+    layers : int
+        That it does one after the other, each when all threads of a block have done the one before.
+    blocks : int
+        Thread blocks among which the work is dealt; 0 for as many as suit the GPU.
+    again_bytes : int
+        Loaded by several blocks, but for the first time, which is in `input_bytes` and `weight_bytes`.
+    depthwise_macs : int
+        Those of `macs` that depthwise convolutions take.
     """
 
     kind: str
@@ -159,6 +167,10 @@ class Kernel:
     weight_bytes: int = 0
     output_bytes: int
     geometry: ConvGeometry | None = None
+    layers: int = 1
+    blocks: int = 0
+    again_bytes: int = 0
+    depthwise_macs: int = 0
 
 
 def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: int = 0) -> Kernel:
@@ -299,19 +311,22 @@ class RegionGraph:
         Regions whose results the network returns.
     runs : tuple of tuple of str
         Regions, one behind the other, that may be one kernel on the GPU.
+    fusible : tuple of str
+        Regions that may be part of a kernel which does several in tiles, whichever stand side by side.
     """
 
     name: str
     regions: tuple[Region, ...]
     outputs: tuple[str, ...]
     runs: tuple[tuple[str, ...], ...] = ()
+    fusible: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> RegionGraph:
         """From what `dataclasses.asdict` makes of one, through JSON or not."""
         regions = tuple(_region(region) for region in plain["regions"])
-        runs = _frozen(list(plain.get("runs", ())))
-        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]), runs=runs)
+        more = {name: _frozen(list(plain.get(name, ()))) for name in ("runs", "fusible")}
+        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]), **more)
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""

@@ -35,6 +35,8 @@ class Group:
         Layers whose weights stay on chip over all tiles; those of others are loaded anew for each.
     channel_runs : tuple of ChannelRun
         Steps that go channel by channel, in order; none of their layers is resident.
+    weights_placed : bool
+        Whether weights lie beside the tiles; if not, a cache holds them, as on a GPU.
     """
 
     graph: LayerGraph
@@ -44,6 +46,7 @@ class Group:
     reuse: str = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()
+    weights_placed: bool = True
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -144,7 +147,7 @@ class Group:
                 life = replace(life, begin=first[life.name])
             found.append(self._over_runs(replace(life, pinned=False)))
         for step, layer in enumerate(layers):
-            if not layer.weight_elements:
+            if not layer.weight_elements or not self.weights_placed:
                 continue
             held = layer.name in self.resident or self.reuse == "none"
             run = self.channel_run(step)

@@ -176,6 +176,13 @@ class Growing:
             saving = np.maximum(0, operand.elements + tile.elements - both) * free
             (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
 
+    def tile_elements(self) -> np.ndarray:
+        """Elements on chip where weights are not placed there: a lower bound of what a placement takes."""
+        if self.reuse == "none":
+            return self.always
+        rows = slice(0, len(self.positions))
+        return (self.live[rows] - self.saved[rows]).max(axis=0) + self.always
+
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """Elements on chip with all weights there all the time, and with those of one filter at a time.
 

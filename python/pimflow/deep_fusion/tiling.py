@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.layers import LayerGraph
 
 Span = tuple[int, int]
+TILES = "tiles"  # what the text of a tiling begins with
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -33,6 +35,18 @@ class Tiling:
     @property
     def tiles(self) -> int:
         return self.n * self.h * self.w
+
+    def __str__(self) -> str:
+        """As plans have it; `parse` reads it."""
+        return f"{TILES} {self.n}x{self.h}x{self.w}" + (" retained" if self.retain else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Tiling:
+        """Read what `str` writes; raises `ValueError` for anything else."""
+        found = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
+        if not found:
+            raise ValueError(f"'{text}' is no tiling; write it as 'tiles 1x8x4'")
+        return cls(n=int(found[1]), h=int(found[2]), w=int(found[3]), retain=bool(found[4]))
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
         """Tiles in the order in which they run, as (n, h, w)."""

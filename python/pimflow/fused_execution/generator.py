@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import tirx
@@ -26,6 +26,7 @@ from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
 
 # Storage types that groups run in, by TVM's names; arithmetic is fp32.
 STORED = {"fp32": "float32", "fp16": "float16"}
+FULL = STORED["fp32"]
 LANES = 16  # channels whose sums are formed side by side on a CPU
 BOUNDS = ("held", "fresh")
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
@@ -43,12 +44,19 @@ class Target:
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
     dtype : str
-        Of `STORED`: what DRAM and the pool hold.
+        Of `STORED`: what the pool and the weights are stored as, and DRAM where `network` is not set.
+    network : bool
+        Whether it is a kernel of a compiled network: tensors are NHWC, weights are read where they lie, the
+        pool is the kernel's own, and a GPU does each tile in a block of its own.
+    types : mapping of str to str
+        In a network: TVM's name of what a tensor stores in DRAM where that is not fp32.
     """
 
     threads: int = 0
     counted: bool = False
     dtype: str = "fp32"
+    network: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def element_bytes(self) -> int:
@@ -60,7 +68,7 @@ def streams(group: Group) -> list[tuple[str, str]]:
 
     Pairs of ``load``, ``weights`` or ``store`` with a tensor or layer.
     """
-    weighted = [layer.name for layer in group.layers if layer.weight_elements]
+    weighted = [layer.name for layer in group.layers if layer.weight_elements and group.weights_placed]
     parts = (("load", group.loaded), ("weights", weighted), ("store", group.stored))
     return [(what, name) for what, names in parts for name in names]
 
@@ -102,7 +110,8 @@ def generate(
     """The function of a group.
 
     Its parameters are flat arrays: those of `streams`, the table of `bounds`, then, as `Target` says, int64
-    counters (for each thread one of each stream) and the pool.
+    counters (for each thread one of each stream) and the pool. In a network they are what it loads, the
+    weights of each layer that has some, neighbouring filters side by side, the table, and what it stores.
 
     Parameters
     ----------
@@ -153,13 +162,16 @@ class Generator:
         with IRBuilder() as builder, T.prim_func():
             T.func_name(name)
             T.func_attr({"tirx.noalias": True})
-            self._parameters()
+            self._network_parameters() if self.target.network else self._parameters()
             with contextlib.ExitStack() as stack:
-                self.thread = 0
+                self.thread, self.tile = 0, None
                 if self.target.threads:
-                    stack.enter_context(T.launch_thread("blockIdx.x", 1))
+                    blocks = self.group.tiling.tiles if self.target.network else 1
+                    self.tile = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
                     self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
+                elif self.target.network:
+                    self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type)
                 self._body()
         return builder.get().with_attr("global_symbol", name)
 
@@ -169,13 +181,34 @@ class Generator:
         for index, (what, name) in enumerate(self.streams):
             size = sizes[name] if what == "weights" else self.graph.elements(name)
             self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), self.stored_type))
-        table = 2 * len(self.columns) * sum(self.parts)
-        self.table = T.arg("bounds", T.Buffer((table,), "int32"))
+        self._table()
         if self.target.counted:
             slots = len(self.streams) * max(1, self.target.threads)
             self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
         if not self.target.threads:
             self.pool = T.arg("pool", T.Buffer((self.pool_elements,), self.stored_type))
+
+    def _network_parameters(self) -> None:
+        self.dram, self.filters = {}, {}
+
+        def tensor(what: str, index: int, name: str) -> None:
+            buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, FULL))
+            self.dram[what, name] = T.arg(f"{what}_{index}", buffer)
+
+        for index, name in enumerate(self.group.loaded):
+            tensor("load", index, name)
+        for index, layer in enumerate(self.group.layers):
+            size = self.computations[layer.name].weights.size
+            if size:
+                buffer = T.Buffer((size,), self.stored_type)
+                self.filters[layer.name] = T.arg(f"weights_{index}", buffer)
+        self._table()
+        for index, name in enumerate(self.group.stored):
+            tensor("store", index, name)
+
+    def _table(self) -> None:
+        table = 2 * len(self.columns) * sum(self.parts)
+        self.table = T.arg("bounds", T.Buffer((table,), "int32"))
 
     def _body(self) -> None:
         most = max(len(f.reductions) for layer in self.group.layers
@@ -186,6 +219,12 @@ class Generator:
             if layer.weight_elements and layer.name in self.group.resident:
                 self.load_weights(layer, 0, layer.weight_elements)
         n, h, w = self.parts
+        if self.target.network and self.target.threads:  # a block has one tile
+            down = tirx.floordiv(self.tile, h)
+            self._bind((tirx.floordiv(down, w), tirx.floormod(self.tile, h), tirx.floormod(down, w)))
+            for step, layer in enumerate(self.group.layers):
+                self._step(step, layer)
+            return
         with T.serial(0, n) as i, T.serial(0, w) as k, T.serial(0, h) as j:  # down the rows first
             self._bind((i, j, k))
             for step, layer in enumerate(self.group.layers):
@@ -222,17 +261,18 @@ class Generator:
         for name in dict.fromkeys(layer.inputs):
             if name in self.group.loaded and wanted(name):
                 with self.each(self.box(name, "fresh")) as at:
-                    self.copy("load", name, self.place(name, at), self._flat(name, at))
+                    self.copy("load", name, self.place(name, at), self._index(name, at))
 
     def store(self, layer: Layer) -> None:
         """Store the piece of a result."""
         with self.each(self.box(layer.name, "stored")) as at:
-            self.copy("store", layer.name, self.place(layer.name, at), self._flat(layer.name, at))
+            self.copy("store", layer.name, self.place(layer.name, at), self._index(layer.name, at))
 
     def _step(self, step: int, layer: Layer) -> None:
         self.load(layer, lambda name: self.first[name] == step)
         self.sync()
-        if layer.weight_elements and layer.name not in self.group.resident:
+        streamed = layer.weight_elements and layer.name not in self.group.resident
+        if streamed and not self.target.network:
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
@@ -257,15 +297,15 @@ class Generator:
     def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
         """A run of them, to where the layer's weights are."""
         with self.each(((0, size),)) as (index,):
-            self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, begin + index)
+            self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, (begin + index,))
 
-    def copy(self, what: str, name: str, place: tirx.Expr, flat: tirx.Expr) -> None:
+    def copy(self, what: str, name: str, place: tirx.Expr, index: At) -> None:
         """Move one element between DRAM and the pool, and count it."""
         dram = self.dram[what, name]
         if what == "store":
-            T.buffer_store(dram, self.pool[place], [flat])
+            T.buffer_store(dram, _cast(self.pool[place], dram.dtype), list(index))
         else:
-            T.buffer_store(self.pool, dram[flat], [place])
+            T.buffer_store(self.pool, _cast(dram[index], self.pool.dtype), [place])
         if self.target.counted:
             slot = self.thread * len(self.streams) + self.streams.index((what, name))
             T.buffer_store(
@@ -323,15 +363,17 @@ class Generator:
 
     def element(self, place: tirx.Expr) -> tirx.Expr:
         """Of the pool, for arithmetic."""
-        return tirx.Cast("float32", self.pool[place]) if self.element_bytes != 4 else self.pool[place]
+        return _cast(self.pool[place], FULL)
 
     def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
         """Store a result in the pool."""
-        value = tirx.Cast(self.stored_type, value) if self.element_bytes != 4 else value
-        T.buffer_store(self.pool, value, [place])
+        T.buffer_store(self.pool, _cast(value, self.pool.dtype), [place])
 
     def _weights(self, layer: Layer):
         """Of weight `k` of filter `f`; see `weight_layout`."""
+        if self.target.network:
+            buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
+            return lambda k, f: _cast(buffer[k * filters + f], FULL)
         if not layer.weight_elements:
             return None
         begin = self.at[f"{layer.name}.weights"]
@@ -348,9 +390,12 @@ class Generator:
         channel = 0 if name in self.group.by_channel else at[3]
         return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + channel
 
-    def _flat(self, name: str, at: At) -> tirx.Expr:
+    def _index(self, name: str, at: At) -> At:
+        """Where an element lies in DRAM."""
+        if self.target.network:
+            return at
         shape = self.graph.shapes[name]
-        return ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]
+        return (((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3],)
 
     @contextlib.contextmanager
     def each(self, box: Box) -> Iterator[At]:
@@ -375,3 +420,8 @@ class Generator:
     def sync(self) -> None:
         if self.target.threads:
             T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def _cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """`value` as `dtype`; itself if it is of that type."""
+    return value if str(value.ty.dtype) == str(dtype) else tirx.Cast(str(dtype), value)

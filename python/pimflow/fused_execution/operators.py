@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -82,64 +83,86 @@ def _window(layer: Layer) -> tuple[Callable[[At, At], tuple], Callable[[At, At],
     return place, valid
 
 
+def convolved(layer: Layer, outputs: int) -> tuple[Reduction, int]:
+    """The sum of a convolution, and how many neighbouring channels have the same taps.
+
+    Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
+    """
+    rows, columns, channels = layer.maps[0][1:]
+    size, per, kw = channels.window, channels.repeat, columns.window
+    place, valid = _window(layer)
+    depthwise = size == per == 1
+
+    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
+        h, w = place(at, taps)
+        group = at[3] if depthwise else 0 if per == outputs else at[3] // per
+        source = read(0, (at[0], h, w, group * size + taps[2]))
+        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
+
+    total = Reduction(initial=0.0, taps=(rows.window, kw, size), valid=valid, term=term)
+    return total, outputs if depthwise else per
+
+
 def _conv(node: Node) -> Computation:
     layer, filters = node.layer, node.constants.get(1)
     if filters is None or len(node.data) > 1:
         raise node.refuse("its filters are no constants")
     rows, columns, channels = layer.maps[0][1:]
-    size, per = channels.window, channels.repeat
-    kw, place_valid = columns.window, _window(layer)
     weights = filters.transpose(2, 3, 1, 0).reshape(-1, filters.shape[0])
-    if filters.shape[1:] != (size, rows.window, kw) or max(rows.repeat, columns.repeat) > 1:
+    taps = (channels.window, rows.window, columns.window)
+    if filters.shape[1:] != taps or max(rows.repeat, columns.repeat) > 1:
         raise node.refuse("its operand is reshaped")
     biased = 2 in node.constants
     if biased:
         weights = np.vstack([weights, node.constants[2].reshape(1, -1)])
-    depthwise = size == per == 1
-
-    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
-        h, w = place_valid[0](at, taps)
-        group = at[3] if depthwise else 0 if per == node.shape[3] else at[3] // per
-        source = read(0, (at[0], h, w, group * size + taps[2]))
-        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
 
     def result(read: Read, weight: Weight, at: At, done: list[tirx.Expr]) -> tirx.Expr:
         return done[0] + weight(weights.shape[0] - 1, at[3]) if biased else done[0]
 
-    total = Reduction(initial=0.0, taps=(rows.window, kw, size), valid=place_valid[1], term=term)
-    alike = node.shape[3] if depthwise else per
+    total, alike = convolved(layer, node.shape[3])
     return Computation(formulas=node.formula(result, total, alike=alike), weights=weights.astype(np.float32))
 
 
-def _pool(node: Node) -> Computation:
-    rows, columns = node.layer.maps[0][1:3]
-    place, valid = _window(node.layer)
-    largest = node.type.endswith("MaxPool")
-    if rows.repeat * columns.repeat > 1 and node.shape[1:3] != (1, 1):
-        raise node.refuse("its window is not known")
+def pooled(layer: Layer, largest: bool) -> Reduction:
+    """The maximum, or the sum, of what a pooling's windows read."""
+    rows, columns = layer.maps[0][1:3]
+    place, valid = _window(layer)
 
     def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
-        h, w = place(at, taps) if not node.type.startswith("Global") else taps
-        return read(0, (at[0], h, w, at[3]))
+        return read(0, (at[0], *place(at, taps), at[3]))
 
-    def result(_, __, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        if largest:
-            return done[0]
-        if node.type.startswith("Global"):
-            return done[0] / float(rows.window * columns.window)
-        if node.attributes.get("count_include_pad") and not node.attributes.get("ceil_mode"):
-            return done[0] / float(rows.window * columns.window)
-        return done[0] / tirx.Cast("float32", _taps_inside(at[1], rows) * _taps_inside(at[2], columns))
-
-    reduction = Reduction(
+    return Reduction(
         initial=LOWEST if largest else 0.0,
         taps=(rows.window, columns.window),
         valid=valid,
         term=term,
         combine=tirx.max if largest else lambda done, value: done + value,
     )
-    if node.attributes.get("count_include_pad") and node.attributes.get("ceil_mode"):
+
+
+def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
+    """What the sum of a mean's window is divided by."""
+    rows, columns = layer.maps[0][1:3]
+    if padding_counts:
+        return float(rows.window * columns.window)
+    return tirx.Cast("float32", _taps_inside(at[1], rows) * _taps_inside(at[2], columns))
+
+
+def _pool(node: Node) -> Computation:
+    rows, columns = node.layer.maps[0][1:3]
+    whole, largest = node.type.startswith("Global"), node.type.endswith("MaxPool")
+    if rows.repeat * columns.repeat > 1 and node.shape[1:3] != (1, 1):
+        raise node.refuse("its window is not known")
+    padded = bool(node.attributes.get("count_include_pad"))
+    if padded and node.attributes.get("ceil_mode"):
         raise node.refuse("an average over padding with ceil_mode")
+
+    def result(_, __, at: At, done: list[tirx.Expr]) -> tirx.Expr:
+        return done[0] if largest else done[0] / taps_counted(node.layer, at, whole or padded)
+
+    reduction = pooled(node.layer, largest)
+    if whole:
+        reduction = replace(reduction, term=lambda read, _, at, taps, __: read(0, (at[0], *taps, at[3])))
     return Computation(formulas=node.formula(result, reduction), weights=no_weights())
 
 

@@ -19,7 +19,7 @@ from pimflow.fused_execution import generator
 from pimflow.fused_execution.formula import Computation
 from pimflow.fused_execution.operators import computations
 from pimflow.kernels import compile_kernels
-from pimflow.verify import OUTPUT_BOUND, relative_error
+from pimflow.output_error import OUTPUT_BOUND, relative_error
 
 NAME = "fused_group"  # of every function
 CUDA_THREADS = 256

@@ -13,6 +13,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
+from pimflow.deep_fusion import TILES, Tiling
 from pimflow.errors import PlanError
 from pimflow.hardware import System
 from pimflow.placement import fused, pipelines
@@ -99,7 +100,12 @@ class Searched:
     def fused(self) -> tuple[str, ...]:
         """First regions of the runs that are one kernel."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
-        return tuple(candidate.covers[0] for candidate in together)
+        return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
+
+    def tiled(self) -> dict[tuple[str, ...], Tiling]:
+        """The groups of regions that are one kernel in tiles, with these."""
+        together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
+        return {candidate.covers: Tiling.parse(candidate.rewrite.schedule) for candidate in together}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The runs that are done in stages."""
@@ -209,7 +215,7 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
     if choice.mode == "PIPELINE":
         return _chosen_pipeline(maker, choice)
     if len(choice.regions) > 1:
-        return _chosen_run(table, choice)
+        return _chosen_run(maker, table, choice)
     region = graph.region(choice.region)
     expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
     if choice.gpu_share is None or choice.gpu_share != expected:
@@ -229,8 +235,12 @@ def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
     return pipelines.make(maker, pipeline, choice.schedules)
 
 
-def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
+def _chosen_run(
+    maker: Candidates, table: CostTable, choice: Choice, channels: int | None = None
+) -> Candidate:
     """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
+    if choice.mode == "GPU" and choice.schedule.startswith(TILES):
+        return _chosen_tiles(maker, choice, channels)
     runs = [c for c in table.candidates[choice.region] if c.covers == choice.covers]
     fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]
     if choice.schedule:
@@ -240,14 +250,30 @@ def _chosen_run(table: CostTable, choice: Choice) -> Candidate:
         raise PlanError(
             f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
         )
-    return min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
+    chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
+    if channels is None:
+        return chosen
+    tiling = Tiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
+    return fused.make(maker, chosen.covers, channels, tiling)
+
+
+def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:
+    try:
+        tiling = Tiling.parse(choice.schedule)
+    except ValueError as error:
+        raise PlanError(f"region '{choice.region}': schedule {error}") from None
+    problem = maker.tilings.problem(choice.covers, tiling)
+    if problem or choice.gpu_share != 1.0:
+        why = problem or f"their gpu_share is 1, not {choice.gpu_share}"
+        raise PlanError(f"regions {', '.join(choice.covers)} cannot be one kernel: {why}; search again")
+    return fused.make(maker, choice.covers, channels, tiling)
 
 
 def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
     """The candidate of a plan without PIM: all memory channels serve the GPU."""
     channels = maker.system.gpu.memory_channels
     if len(choice.regions) > 1:
-        return fused.make(maker, _chosen_run(table, choice).covers, channels)
+        return _chosen_run(maker, table, choice, channels)
     return maker.make(maker.graph.region(choice.region), "GPU", gpu_channels=channels)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,8 +19,9 @@ from pimflow.placement import splits
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.pim_runs import PimCost
 from pimflow.placement.tasks import Tasks, gpu_kernel, row_bytes
+from pimflow.placement.tilings import Tilings
 
-COST_MODEL = "5"
+COST_MODEL = "6"
 
 
 class Candidates:
@@ -53,6 +55,11 @@ class Candidates:
         self.tasks = Tasks(system, self.costs)
         self._layers: dict[ConvGeometry, splits.Layer] = {}
         self._found: dict[str, list[Candidate]] = {}
+
+    @functools.cached_property
+    def tilings(self) -> Tilings:
+        """Groups of regions that may be one kernel in tiles."""
+        return Tilings(self.graph, self.system)
 
     def prepare(self) -> None:
         """Time all that the candidates of the network need, at once."""

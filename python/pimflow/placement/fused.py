@@ -1,4 +1,8 @@
-"""Candidates that do a run of regions as one GPU kernel, which never holds the tensors between them."""
+"""Candidates that do a run of regions as one GPU kernel, which never holds the tensors between them.
+
+Runs of a decomposed network (`RegionGraph.runs`) have a kernel of their own form; any other regions that
+stand side by side (`RegionGraph.fusible`) are done in the tiles that `Tilings` finds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 from pimflow.core.candidate import Candidate, Port, Rewrite
 from pimflow.core.fused_tile import GPU_TILE, recomputed
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
+from pimflow.deep_fusion import Tiling
 from pimflow.placement.candidates import Candidates
 
 
@@ -33,56 +38,72 @@ def kernel(regions: Sequence[Region], dtype: str) -> Kernel:
     )
 
 
-def make(maker: Candidates, covers: Sequence[str], gpu_channels: int | None = None) -> Candidate:
+def make(
+    maker: Candidates,
+    covers: Sequence[str],
+    gpu_channels: int | None = None,
+    tiling: Tiling | None = None,
+) -> Candidate:
     """The candidate that does `covers` as one kernel.
 
     Parameters
     ----------
     gpu_channels : int, optional
         Memory channels of the GPU; those of a mixed plan by default.
+    tiling : Tiling, optional
+        Of a group of `Tilings`. Its kernel takes in nothing that PIM left undone.
     """
     system, regions = maker.system, [maker.graph.region(name) for name in covers]
     channels = system.gpu_channels if gpu_channels is None else gpu_channels
-    port = Port(dtype=system.dtype)
+    work = kernel(regions, system.dtype) if tiling is None else maker.tilings.kernel(covers, tiling)
+    schedule = "" if tiling is None else str(tiling)
     return Candidate(
-        name=f"FUSED {len(covers)}",
+        name=f"FUSED {len(covers)}" + (f" {schedule}" if schedule else ""),
         covers=tuple(covers),
         gpu_share=1.0,
-        input=Port(dtype=system.dtype, accepts_pending=True),
-        output=port,
-        tasks=(maker.tasks.gpu(" + ".join(covers), kernel(regions, system.dtype), channels),),
-        rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows),
+        input=Port(dtype=system.dtype, accepts_pending=tiling is None),
+        output=Port(dtype=system.dtype),
+        tasks=(maker.tasks.gpu(" + ".join(covers), work, channels),),
+        rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows, schedule=schedule),
     )
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
-    """By first region, the runs of `RegionGraph.runs`."""
+    """By first region, all that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
-        for covers in maker.graph.runs:  # which `on_gpu` will ask for
-            make(maker, covers, maker.system.gpu.memory_channels)
-        return {covers[0]: [make(maker, covers)] for covers in maker.graph.runs}
+        _every(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
+        found: dict[str, list[Candidate]] = {}
+        for candidate in _every(maker, maker.system.gpu_channels):
+            found.setdefault(candidate.covers[0], []).append(candidate)
+        return found
 
     return maker.costs.together(each)
 
 
+def _every(maker: Candidates, channels: int) -> list[Candidate]:
+    runs = [make(maker, covers, channels) for covers in maker.graph.runs]
+    return runs + [make(maker, each.covers, channels, each.tiling) for each in maker.tilings.best(channels)]
+
+
 def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
-    """The whole network on the GPU, runs as one kernel where that is faster."""
-    alone = {r.name: maker.make(r, "GPU", gpu_channels=channels) for r in maker.graph.regions}
-    found, inside = [], set[str]()
-    runs = {covers[0]: covers for covers in maker.graph.runs}
-    for name, candidate in alone.items():
-        if name in inside:
+    """The whole network on the GPU, several regions as one kernel where that is faster.
+
+    The best way up to each region: kernels run one after the other.
+    """
+    several: dict[str, list[Candidate]] = {}
+    for candidate in _every(maker, channels):
+        several.setdefault(candidate.covers[0], []).append(candidate)
+    regions = maker.graph.regions
+    ways: list[tuple[float, tuple[Candidate, ...]] | None] = [(0.0, ())] + [None] * len(regions)
+    for begin, region in enumerate(regions):
+        if ways[begin] is None:
             continue
-        covers = runs.get(name, ())
-        together = make(maker, covers, channels) if covers else candidate
-        if _duration_ns(together) < sum(_duration_ns(alone[each]) for each in covers):
-            found.append(together)
-            inside.update(covers)
-        else:
-            found.append(candidate)
-    return tuple(found)
-
-
-def _duration_ns(candidate: Candidate) -> float:
-    return sum(task.duration_ns for task in candidate.tasks)
+        before_ns, chosen = ways[begin]
+        alone = maker.make(region, "GPU", gpu_channels=channels)
+        for candidate in (alone, *several.get(region.name, ())):
+            behind = begin + len(candidate.covers)
+            total_ns = before_ns + sum(task.duration_ns for task in candidate.tasks)
+            if ways[behind] is None or total_ns < ways[behind][0]:
+                ways[behind] = (total_ns, (*chosen, candidate))
+    return ways[-1][1]

@@ -16,9 +16,9 @@ from scipy import optimize, sparse
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement import milp
-from pimflow.placement.segments import merged, runs_of_one
-from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, offer, one_by_one
+from pimflow.placement import milp, steps
+from pimflow.placement.segments import merged
+from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, done, offer, one_by_one
 from pimflow.placement.steps import State
 from pimflow.placement.variants import END, START, Problem, Variant
 
@@ -287,22 +287,24 @@ def solve_ilp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) 
 
     Where the network narrows to one result, latencies of what is before and behind add up: between such
     places dynamic programming chooses, and inside the parts that branch an integer program does, one for
-    each state to begin and to end in.
+    each state to begin and to end in. A candidate may do several such parts, each in full.
     """
-    ways: Ways = {State(): Partial()}
-    for segment, alone in runs_of_one(merged(graph, table)):
-        following: Ways = {}
-        for state, partial in ways.items():
-            if alone:
-                found = one_by_one(graph, table, weights, segment, state)
-            else:
-                found = at_once(
-                    Problem(graph=graph, table=table, weights=weights, segment=segment, state=state)
+    segments = merged(graph, table)
+    ways: dict[int, Ways] = {0: {State(): Partial()}, **{end: {} for _, end in segments}}
+    for begin, end in segments:
+        for state, partial in ways[begin].items():
+            if end - begin > 1:
+                problem = Problem(
+                    graph=graph, table=table, weights=weights, segment=(begin, end), state=state
                 )
-            for after, step in found.items():
-                offer(following, after, partial.then(step))
-        ways = following
-    return best(ways).solution()
+                for after, step in at_once(problem).items():
+                    offer(ways[end], after, partial.then(step))
+            for candidate in table.candidates[graph.regions[begin].name]:
+                behind = begin + len(candidate.covers)
+                if behind > end or behind == end == begin + 1:  # what a segment has inside was chosen above
+                    after = steps.after(graph, candidate, state)
+                    offer(ways[behind], after, partial.then(done(graph, table, weights, candidate, state)))
+    return best(ways[len(graph.regions)]).solution()
 
 
 def solve_whole(

@@ -56,7 +56,7 @@ def is_serial(graph: RegionGraph) -> bool:
 
 
 def merged(graph: RegionGraph, table: CostTable) -> list[Segment]:
-    """`narrow`, with those joined that a candidate straddles unless each is of one region."""
+    """`narrow`, with those joined that a candidate straddles, but where it does each of them in full."""
     segments = narrow(graph)
     order = {region.name: position for position, region in enumerate(graph.regions)}
     spans = {
@@ -68,21 +68,10 @@ def merged(graph: RegionGraph, table: CostTable) -> list[Segment]:
     joined = True
     while joined:
         joined = False
-        for first, last in spans:
+        for first, last in sorted(spans):
             touched = [s for s in segments if s[0] <= last and first < s[1]]
-            if len(touched) > 1 and any(end - begin > 1 for begin, end in touched):
+            if len(touched) > 1 and (touched[0][0], touched[-1][1]) != (first, last + 1):
                 at = segments.index(touched[0])
                 segments[at : at + len(touched)] = [(touched[0][0], touched[-1][1])]
                 joined = True
     return segments
-
-
-def runs_of_one(segments: list[Segment]) -> list[tuple[Segment, bool]]:
-    """Neighbouring segments of one region each as one, and the others; True for the former."""
-    found: list[tuple[Segment, bool]] = []
-    for begin, end in segments:
-        alone = end - begin == 1
-        if alone and found and found[-1][1]:
-            begin = found.pop()[0][0]
-        found.append(((begin, end), alone))
-    return found

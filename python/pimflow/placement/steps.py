@@ -32,21 +32,24 @@ class State:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
 
-    A run stands at its first region; each region of it reads the one before through its first input,
-    and nobody else reads what is between.
+    A run stands at its first region, and nobody else reads what is inside. Of a pipeline, each region reads
+    the one before through its first input, and nobody else does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
         for candidate in candidates:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
-            chained = all(
-                after.inputs[0] == before.name
-                and graph.consumers[before.name] == (after.name,)
-                and before.name not in graph.outputs
+            inside = {region.name for region in run}
+            closed = all(
+                inside.issuperset(graph.consumers[region.name]) and region.name not in graph.outputs
+                for region in run[:-1]
+            )
+            chained = candidate.rewrite.mode != "PIPELINE" or all(
+                after.inputs[0] == before.name and graph.consumers[before.name] == (after.name,)
                 for before, after in itertools.pairwise(run)
             )
-            if tuple(region.name for region in run) != candidate.covers or not chained:
+            if tuple(region.name for region in run) != candidate.covers or not (closed and chained):
                 raise ValueError(f"candidate '{candidate.name}' of '{name}' covers no run of regions")
 
 

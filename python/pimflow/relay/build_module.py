@@ -101,8 +101,8 @@ def build(
         For what Relax has no counterpart of, and unknown targets and parameters.
     PimflowError
         Of the kinds that `pimflow.search` raises. Options of the search come from the ``PassContext``:
-        ``pimflow.system``, ``pimflow.plan``, ``pimflow.objective``, ``pimflow.solver``,
-        ``pimflow.modes``, ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``.
+        ``pimflow.system``, ``pimflow.plan``, ``pimflow.fuse``, ``pimflow.objective``,
+        ``pimflow.solver``, ``pimflow.modes``, ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")

@@ -1,0 +1,215 @@
+"""Groups of neighbouring regions that one GPU kernel can do in tiles over shared memory (Deep Fusion).
+
+A block of threads does one tile: it loads what the tile needs of the operands, halos included, computes
+region by region in shared memory, and stores its piece of the result. Deep Fusion counts what that moves; the
+GPU model prices it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow import deep_fusion
+from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
+from pimflow.deep_fusion import Group, Growing, Tiling
+from pimflow.errors import InfeasibleError
+from pimflow.hardware import System
+from pimflow.placement.segments import narrow
+from pimflow.placement.tasks import gpu_kernel
+from pimflow.simulators.gpu_model import kernel_cost, kernels_ns
+
+# Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
+MOST_REGIONS = 8
+MOST_PLACED = 4
+# What every block may have without asking for more (CUDA programming guide, compute capabilities).
+BLOCK_BYTES = 48 * 1024
+REUSE = "lifetime"  # deep reuse would write what other threads still read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiled:
+    """A group with its tiling."""
+
+    covers: tuple[str, ...]
+    tiling: Tiling
+
+
+class Tilings:
+    """Groups of a network on a system, each with its fastest tiling.
+
+    Parameters
+    ----------
+    graph : RegionGraph
+        `RegionGraph.fusible` says which regions groups may have.
+    system : System
+    """
+
+    def __init__(self, graph: RegionGraph, system: System):
+        self.graph, self.system = graph, system
+        self._best: dict[int, tuple[Tiled, ...]] = {}
+
+    @functools.cached_property
+    def layers(self) -> deep_fusion.LayerGraph:
+        """Region by region, what each reads of its operands."""
+        return deep_fusion.folded(self.graph)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Shared memory of a block."""
+        return min(BLOCK_BYTES, self.system.gpu.shared_memory_bytes)
+
+    def best(self, channels: int) -> tuple[Tiled, ...]:
+        """Groups that are faster as one kernel than region by region, on so many memory channels.
+
+        By the analytic model, whoever prices them in the end.
+        """
+        if channels not in self._best:
+            self._best[channels] = tuple(self._search(channels)) if self.graph.fusible else ()
+        return self._best[channels]
+
+    def problem(self, covers: Sequence[str], tiling: Tiling) -> str:
+        """Why regions cannot be one kernel in these tiles; empty if they can."""
+        order = [region.name for region in self.graph.regions]
+        begin = order.index(covers[0])
+        end = begin + len(covers)
+        if tuple(order[begin:end]) != tuple(covers) or not set(covers) <= set(self.graph.fusible):
+            return "not all of them may be part of such a kernel"
+        if not self._closed(begin, end):
+            return "others read what is between"
+        shape = self.layers.shapes[covers[-1]]
+        if tiling.retain or any(parts > size for parts, size in zip((tiling.n, tiling.h, tiling.w), shape)):
+            return f"{tiling} is no cut of {'x'.join(map(str, shape))} that blocks can do side by side"
+        return (
+            ""
+            if self._placed(self.group(covers, tiling))
+            else (f"its tiles do not fit the {self.capacity_bytes} bytes of shared memory that a block has")
+        )
+
+    def group(self, covers: Sequence[str], tiling: Tiling) -> Group:
+        """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
+        begin = self.layers.index[covers[0]]
+        end = begin + len(covers)
+        return Group(
+            graph=self.layers, begin=begin, end=end, tiling=tiling, reuse=REUSE, weights_placed=False
+        )
+
+    def kernel(self, covers: Sequence[str], tiling: Tiling) -> Kernel:
+        """What the GPU model is asked about."""
+        group = self.group(covers, tiling)
+        regions = [self.graph.region(name) for name in covers]
+        touched = {name: group.touched_elements(name) for name in group.spans[0]}
+        return self._kernel(regions, touched, group.loaded, tiling.tiles)
+
+    def _kernel(
+        self, regions: Sequence[Region], touched: dict[str, int], loaded: Sequence[str], tiles: int
+    ) -> Kernel:
+        element = ELEMENT_BYTES[self.system.dtype]
+        macs = depthwise = 0
+        for region in regions:
+            own = region.geometry.macs if region.geometry else sum(region.input_elements)
+            done = own * int(touched[region.name]) // region.output_elements
+            macs += done
+            depthwise += done if region.geometry and region.geometry.depthwise else 0
+        reads = {name: int(touched[name]) for name in loaded}
+        once = {name: min(size, self.layers.elements(name)) for name, size in reads.items()}
+        weights = sum(region.weight_elements for region in regions)
+        again = sum(reads.values()) - sum(once.values()) + weights * (tiles - 1)
+        return Kernel(
+            kind="stream",
+            macs=macs,
+            depthwise_macs=depthwise,
+            input_bytes=sum(once.values()) * element,
+            weight_bytes=weights * element,
+            output_bytes=regions[-1].output_elements * element,
+            again_bytes=again * element,
+            layers=len(regions),
+            blocks=tiles,
+        )
+
+    def _search(self, channels: int) -> Iterator[Tiled]:
+        gpu, dtype = self.system.gpu, self.system.dtype
+        alone_ns = [
+            0.0
+            if region.view
+            else kernel_cost(gpu_kernel(region, dtype), gpu, dtype=dtype, channels=channels).total_ns
+            for region in self.graph.regions
+        ]
+        for begin, end, growing in self._runs():
+            bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
+            found = self._fastest(self.graph.regions[begin:end], growing, channels, bound_ns)
+            if found:
+                yield found
+
+    def _runs(self) -> Iterator[tuple[int, int, Growing]]:
+        """Every run of regions that may be a group, as it grows; with where it begins and ends."""
+        fusible = set(self.graph.fusible)
+        candidates = deep_fusion.Candidates.of(self.layers, "recompute")
+        inside, ends = self._places()
+        for end in range(2, len(self.graph.regions) + 1):
+            growing = Growing(self.layers, candidates, REUSE)
+            least = inside[end - 1] if end not in ends else 0
+            for begin in reversed(range(max(least, end - MOST_REGIONS), end)):
+                if self.graph.regions[begin].name not in fusible:
+                    break
+                growing.grow(begin)
+                whole = begin in ends and end in ends
+                if end - begin > 1 and (whole or begin >= inside[end - 1]) and self._closed(begin, end):
+                    yield begin, end, growing
+
+    def _places(self) -> tuple[list[int], set[int]]:
+        """By region where its part of the network begins, and where parts begin and end.
+
+        A group lies inside one part, or does several in full: it crosses no branch.
+        """
+        parts = narrow(self.graph)
+        inside = [begin for begin, end in parts for _ in range(begin, end)]
+        return inside, {0, *(end for _, end in parts)}
+
+    def _closed(self, begin: int, end: int) -> bool:
+        """Whether nobody else reads what is between."""
+        names = {region.name for region in self.graph.regions[begin:end]}
+        return all(
+            names.issuperset(self.graph.consumers[region.name])
+            and self.graph.consumers[region.name]
+            and region.name not in self.graph.outputs
+            for region in self.graph.regions[begin : end - 1]
+        )
+
+    def _fastest(
+        self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
+    ) -> Tiled | None:
+        """The fastest tiling that fits, if it is below the bound."""
+        capacity = self.capacity_bytes // ELEMENT_BYTES[self.system.dtype]
+        possible = np.flatnonzero(growing.allowed & (growing.tile_elements() <= capacity))
+        if not len(possible):
+            return None
+        covers = tuple(region.name for region in regions)
+        loaded = tuple(growing.outside)
+        kernels = [
+            self._kernel(
+                regions,
+                {name: tile.touched[at] for name, tile in growing.tiles.items()},
+                loaded,
+                int(growing.candidates.tiles[at]),
+            )
+            for at in possible
+        ]
+        times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+        for at in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
+            if times_ns[at] >= bound_ns:
+                return None
+            tiling = growing.candidates.tiling(possible[at])
+            if self._placed(self.group(covers, tiling)):
+                return Tiled(covers=covers, tiling=tiling)
+        return None
+
+    def _placed(self, group: Group) -> bool:
+        try:
+            deep_fusion.place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
+        except InfeasibleError:
+            return False
+        return True

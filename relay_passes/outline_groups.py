@@ -1,0 +1,74 @@
+"""Groups of layers that one kernel does in tiles, as functions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.flat import rebuild, substitute
+
+TILES = "pimflow.tiles"  # attribute of such a function: its tiling, as text
+LAYERS = "pimflow.layers"  # how many operators each of its layers has, in order
+
+
+@tvm.transform.module_pass(opt_level=0, name="OutlineGroups")
+class OutlineGroups:
+    """Neighbouring regions as one function, which will be one kernel.
+
+    Parameters
+    ----------
+    groups : mapping of tuple of str to str
+        Tilings by the regions of each group, in execution order. None but the last may be read outside.
+    views : bool
+        Of `kernel_groups`.
+
+    Rewrite: ``a = conv2d(x, v); y = conv2d(relu(a), w) -> y = tiled_y(x)``, with the attributes `TILES` and
+    `LAYERS`.
+    Preserves: values exactly, names of what is left.
+    """
+
+    def __init__(self, groups: Mapping[tuple[str, ...], str], views: bool = True):
+        self.groups, self.views = dict(groups), views
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        if not self.groups:
+            return mod
+        kernels = region_groups(mod, views=self.views)
+        layers = {
+            kernels[covers[-1]].result: ([kernels[name].bindings for name in covers], tiles)
+            for covers, tiles in self.groups.items()
+        }
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            if var not in layers:
+                return None
+            operands, function = _function(*layers[var])
+            callee = builder.add_func(function, f"tiled_{var.name}")
+            return relax.Call(callee, [renewed.get(each, each) for each in operands])
+
+        renewed: dict[relax.Var, relax.Var] = {}
+        return rebuild(mod, rewrite, renewed)
+
+
+def _function(
+    layers: Sequence[Sequence[relax.VarBinding]], tiles: str
+) -> tuple[list[relax.Var], relax.Function]:
+    """What a group reads, and the function of it; constants stay inside."""
+    bindings = [binding for layer in layers for binding in layer]
+    inside = {binding.var for binding in bindings}
+    read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))
+    operands = [var for var in dict.fromkeys(read) if var not in inside]
+    params = [relax.Var(f"x{index}", var.ty) for index, var in enumerate(operands)]
+    env: dict[relax.Var, relax.Expr] = dict(zip(operands, params))
+    builder = relax.BlockBuilder()
+    attrs = {"Primitive": True, TILES: tiles, LAYERS: [len(layer) for layer in layers]}
+    with builder.function("tiled", params, attrs=attrs, private=True):
+        with builder.dataflow():
+            for binding in bindings:
+                env[binding.var] = builder.emit(substitute(binding.value, env))
+            output = builder.emit_output(env[bindings[-1].var])
+        builder.emit_func_output(output)
+    return operands, builder.get()["tiled"]

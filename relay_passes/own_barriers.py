@@ -1,0 +1,47 @@
+"""Kernels that have their barriers, kept out of TVM's search for places where some are missing."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from pimflow.relay_passes.outline_groups import TILES
+
+
+@tvm.transform.module_pass(opt_level=0, name="OwnBarriers")
+class OwnBarriers:
+    """A TIR pipeline, in which kernels over tiles keep the barriers that they have.
+
+    Their pool is both read and written, and TVM would put barriers into branches of such.
+
+    Parameters
+    ----------
+    phases : Pass
+        The pipeline.
+
+    Rewrite: what `phases` does, less ``ThreadSync`` where a function has the attribute `TILES`.
+    Preserves: everything else.
+    """
+
+    def __init__(self, phases: tvm.transform.Pass):
+        self.phases = phases
+
+    def transform_module(self, mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        tiled = {gv: f for gv, f in mod.functions_items() if _is_tiled(f)}
+        if not tiled:
+            return self.phases(mod)
+        others = {gv: f for gv, f in mod.functions_items() if gv not in tiled}
+        with tvm.transform.PassContext(
+            opt_level=context.opt_level,
+            required_pass=list(context.required_pass),
+            disabled_pass=[*context.disabled_pass, "s_tir.ThreadSync"],
+            config=dict(context.config),
+        ):
+            done = self.phases(tvm.IRModule(tiled, attrs=mod.attrs))
+        whole = self.phases(tvm.IRModule(others, attrs=mod.attrs))
+        whole.update(done)
+        return whole
+
+
+def _is_tiled(function: object) -> bool:
+    return isinstance(function, tirx.PrimFunc) and TILES in (function.attrs or {})

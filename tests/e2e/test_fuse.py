@@ -1,0 +1,107 @@
+"""Does ``--fuse`` reach the plan, the kernels, the timeline, the report and the errors?"""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import tvm
+from tvm import relay
+
+import pimflow
+from pimflow import api, compilation, frontend, network_search, pipeline, targets
+from pimflow.cli import main
+from pimflow.core.plan import Choice
+from pimflow.deep_fusion import Tiling
+from pimflow.errors import UsageError
+from pimflow.hardware import system
+from pimflow.placement import apply
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.verify import verify
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return api.search("toy", fuse=True)
+
+
+def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys):
+    command = ["compile", "toy", "--fuse", "--json", "--quiet", "-o", str(tmp_path / "toy")]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    (covers,) = searched.tiled()
+    rows = [row for row in report["regions"] if row["name"] in covers]
+    assert report["verified"] and [row["covers"] for row in rows] == [list(covers)] * len(covers)
+    assert rows[0]["schedule"] == str(searched.tiled()[covers]) and rows[0]["latency_ns"] > 0
+    assert {row["latency_ns"] for row in rows[1:]} == {0.0}, "the group's time is at its first region"
+    (event,) = (e for e in searched.evaluation.timeline.events if set(covers) <= set(e.regions))
+    assert event.label == " + ".join(covers) and event.resource == "gpu" and event.launched
+    plan = str(tmp_path / "toy" / "plan.json")
+    assert main(["compile", "toy", "--fuse", "--json", "--quiet", "--plan", plan]) == 0
+    assert json.loads(capsys.readouterr().out)["latency_ns"] == report["latency_ns"]
+    assert main(["compile", "toy", "--json", "--quiet", "--plan", plan]) == 3
+    assert "may be part of such a kernel" in capsys.readouterr().err
+    assert main(["timeline", "toy", "--fuse", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["latency_ns"] == pytest.approx(report["latency_ns"], abs=1)
+    assert main(["compile", "toy", "--fuse", "--quiet", "--explain", covers[0]]) == 0
+    assert f"* FUSED {len(covers)} tiles" in capsys.readouterr().out
+
+
+def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
+    """Groups between regions on PIM, which leave work undone, and on the GPU."""
+    network, draw = frontend.load("toy"), random.Random(1)
+    graph, target, tilings = searched.graph, searched.system, searched.maker.tilings
+    names = [region.name for region in graph.regions]
+    runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
+    runs = [run for run in runs if len(run) < 4 and not tilings.problem(run, Tiling())]
+    inputs = network.example_inputs()
+    reference = network.reference(inputs)
+    tiled = 0
+    for _ in range(3):
+        choices, left = [], list(names)
+        while left:
+            fitting = [run for run in runs if run[0] == left[0] and draw.random() < 0.5]
+            if fitting:
+                covers, tiling = draw.choice(fitting), Tiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
+                choices.append(
+                    Choice(region=left[0], mode="GPU", gpu_share=1.0, covers=covers, schedule=str(tiling))
+                )
+            else:
+                candidates = [c for c in searched.table.candidates[left[0]] if len(c.covers) == 1]
+                chosen = draw.choice([c for c in candidates if c.rewrite.mode != "GPU"] or candidates)
+                share = {"gpu_share": chosen.gpu_share, "axis": chosen.rewrite.axis}
+                choices.append(Choice(region=left[0], mode=chosen.rewrite.mode, **share))
+            del left[: len(choices[-1].regions)]
+        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+        tiled += len(found.tiled())
+        applied = pipeline.apply_plan(network.module, found.splits(), found.programs(), tiled=found.tiled())
+        events = found.evaluation.timeline.events
+        launches = sum(event.launched for event in events if event.resource == "gpu")
+        assert sum(g.fusible for g in kernel_groups(applied)) + len(found.tiled()) == launches
+        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        verify(network, built, target, inputs, reference).require()
+    assert tiled > 2
+
+
+def test_tensors_inside_take_no_memory():
+    alone, network = system(pim_channels=0), frontend.load("toy")
+    pools = []
+    for fuse in (False, True):
+        found = network_search.search_network(network, alone, fuse=fuse)
+        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        pools.append(built.memory.pool_bytes)
+    assert pools[1] < pools[0]
+
+
+def test_the_same_in_tvm(searched):
+    network = frontend.load("toy")
+    config = {"pimflow.fuse": True}
+    with tvm.transform.PassContext(opt_level=3, config=config):
+        lib = relay.build(network.module, target="llvm+pim")
+    assert lib.plan == searched.plan
+    executable = tvm.compile(
+        network.module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(fuse=True)
+    )
+    assert executable is not None
+    with pytest.raises(UsageError, match=r"pimflow\.fuse"):
+        tvm.transform.PassContext(config={"pimflow.fuse": "perhaps"})

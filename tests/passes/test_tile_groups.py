@@ -1,0 +1,215 @@
+"""Is a group of layers one kernel that gives what the layers give, whatever its tiles?"""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from cuda_by_threads import run as run_blocks
+from graphs import inputs, outputs, run, same_bits
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kernel_graphs import constant, convolution, graph, kernels
+from tvm import relax
+from tvm.relax import op
+
+from pimflow import pipeline, targets
+from pimflow.deep_fusion import Tiling
+from pimflow.fused_execution.relax_layers import fusible
+from pimflow.fused_execution.tile_groups import TileGroups
+from pimflow.hardware import system
+from pimflow.kernels import compile_kernels, cuda_compiler
+from pimflow.placement.tilings import BLOCK_BYTES, Tilings
+from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.outline_groups import LAYERS, TILES, OutlineGroups
+
+
+def flat(network, *shapes):
+    return relax.transform.CanonicalizeBindings()(graph(network, *shapes))
+
+
+def convolved(emit, x, draw, name):
+    channels = shape(x)[3]
+    groups = draw(st.sampled_from([g for g in (1, 2, channels) if channels % g == 0]))
+    outputs = groups * draw(st.integers(1, 3))
+    kernel = [draw(st.integers(1, min(3, size))) for size in shape(x)[1:3]]
+    padding = [draw(st.integers(0, k - 1)) for k in (*kernel, *kernel)]
+    attrs = {"padding": padding, "strides": draw(st.integers(1, 2)), "groups": groups}
+    y = emit(convolution(x, constant(outputs, *kernel, channels // groups), **attrs), name)
+    y = emit(op.add(y, constant(1, 1, 1, outputs)))
+    kind = draw(st.sampled_from(("none", "relu", "clip", "silu", "scaled")))
+    if kind == "silu":
+        return emit(op.multiply(y, emit(op.sigmoid(y))))
+    if kind == "scaled":
+        return emit(op.divide(emit(op.subtract(y, relax.const(0.5))), constant(outputs)))
+    act = {"none": lambda y: y, "relu": op.nn.relu, "clip": lambda y: op.clip(y, -1.0, 1.5)}
+    return emit(act[kind](y)) if kind != "none" else y
+
+
+def pooled(emit, x, draw, name):
+    attrs = {"pool_size": (2, 3), "padding": (1, 0, 0, 2), "layout": "NHWC"}
+    attrs["strides"] = draw(st.integers(1, 2))
+    if draw(st.booleans()):
+        return emit(op.nn.max_pool2d(x, **attrs), name)
+    return emit(op.nn.avg_pool2d(x, **attrs, count_include_pad=draw(st.booleans())), name)
+
+
+@st.composite
+def networks(draw):
+    """Two to four layers: in a row, around a sum or beside one another; before and behind is another."""
+    dims = tuple(draw(st.integers(*ends)) for ends in ((1, 2), (4, 9), (4, 7), (2, 6)))
+
+    def network(emit, x, scales):
+        y, made = emit(op.nn.relu(x), "first"), []
+        for index in range(draw(st.integers(2, 4))):
+            joinable = [m for m in made if shape(m)[:3] == shape(y)[:3] and m is not y]
+            equal = [m for m in joinable if shape(m) == shape(y)]
+            kind = draw(st.sampled_from(("conv", "conv", "pool", "sum", "join", "scale")))
+            made.append(y)
+            if kind == "sum" and equal:
+                y = emit(op.add(y, draw(st.sampled_from(equal))), f"l{index}")
+            elif kind == "join" and joinable:
+                y = emit(op.concat([y, draw(st.sampled_from(joinable))], 3), f"l{index}")
+            elif kind == "scale" and index == 1 and shape(y)[3] == dims[3]:
+                y = emit(op.multiply(y, scales), f"l{index}")
+            elif kind == "pool" and min(shape(y)[1:3]) > 2:
+                y = pooled(emit, y, draw, f"l{index}")
+            else:
+                y = convolved(emit, y, draw, f"l{index}")
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "last")))
+
+    return flat(network, dims, (dims[0], 1, 1, dims[3]))
+
+
+def choices(mod, views=True):
+    """Every group of the network, without tiles."""
+    regions = extract_regions(mod, "drawn", views=views)
+    known = fusible(mod, regions, views=views)
+    tilings = Tilings(replace(regions, fusible=known), system())
+    names = [region.name for region in regions.regions]
+    runs = [tuple(names[a:b]) for a in range(len(names)) for b in range(a + 2, len(names) + 1)]
+    return tilings, [run for run in runs if not tilings.problem(run, Tiling())]
+
+
+@settings(max_examples=12)
+@given(networks(), st.data())
+def test_a_group_gives_what_its_layers_give(mod, data):
+    """Any group, any tiles; nothing inside of it is a tensor of the network any more."""
+    tilings, groups = choices(mod)
+    assume(groups)
+    covers = data.draw(st.sampled_from(groups))
+    n, h, w, _ = tilings.layers.shapes[covers[-1]]
+    tiling = Tiling(
+        n=data.draw(st.integers(1, n)), h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w))
+    )
+    assert not tilings.problem(covers, tiling)
+    outlined = OutlineGroups({covers: str(tiling)})(mod)
+    assert len(kernel_groups(outlined)) == len(kernel_groups(mod)) - len(covers) + 1
+    operands = inputs(mod)
+    for found, expected in zip(outputs(outlined, operands), run(mod, *operands), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def block(emit, x):
+    """Expansion, depthwise convolution, projection and sum, between two kernels."""
+    x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+    y = emit(op.nn.relu(emit(convolution(x, constant(24, 1, 1, 8)), "expand")))
+    y = emit(op.nn.relu(emit(convolution(y, constant(24, 3, 3, 1), padding=1, groups=24), "depthwise")))
+    y = emit(op.add(emit(convolution(y, constant(8, 1, 1, 24)), "project"), x), "sum")
+    return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "behind")))
+
+
+BLOCK = ("expand", "depthwise", "project")
+
+
+@pytest.fixture
+def mobile():
+    return flat(block, (1, 8, 8, 8))
+
+
+def test_the_function_of_a_group(mobile):
+    after = OutlineGroups({BLOCK: "tiles 1x2x2"})(mobile)
+    (call,) = (b for b in main_bindings(after) if isinstance(getattr(b.value, "op", None), tvm.ir.GlobalVar))
+    assert call.var.name == "sum" and [b.var.name for b in main_bindings(after)][:2] == ["before", "sum"]
+    function = after[call.value.op]
+    assert dict(function.attrs)[TILES] == "tiles 1x2x2" and list(function.attrs[LAYERS]) == [2, 2, 2]
+    inside = [operator(b.value) for block in function.body.blocks for b in block.bindings]
+    assert inside == ["nn.conv2d", "nn.relu"] * 2 + ["nn.conv2d", "add"] and len(function.params) == 1
+    assert same_bits(mobile, after)
+    assert OutlineGroups({})(after).same_as(after)
+    assert OutlineGroups({})(mobile).same_as(mobile)
+
+
+def test_what_is_inside_takes_no_memory(mobile):
+    plans = []
+    for groups in ({}, {BLOCK: "tiles 1x2x2"}):
+        pipeline.build(OutlineGroups(groups)(mobile), "llvm+pim", system(), plans.append)
+    apart, together = (plan.pool_bytes for plan in plans)
+    assert together < apart
+    # of 24 channels a tile with its halo, of 8 another two; nothing of 8 x 8 pixels but operand and result
+    assert together < 2 * 4 * 4 * 4 * 8 + 4 * (6 * 6 * 24 * 2 + 6 * 6 * 8 * 2)
+
+
+def test_storage_and_blocks_on_a_gpu(mobile):
+    """fp16 in DRAM and in shared memory, fp32 in between; a block a tile; the code compiles."""
+    target = targets.named_target("cuda+pim")
+    outlined = OutlineGroups({BLOCK: "tiles 1x2x4"})(mobile)
+    with target:
+        lowered = tvm.transform.Sequential(pipeline.kernel_phases(target, "fp16"))(outlined)
+    ((name, kernel),) = ((n, f) for n, f in kernels(lowered).items() if TILES in (f.attrs or {}))
+    types = [str(p.ty.dtype) for p in kernel.params]
+    assert types == ["float16"] * 4 + ["int32", "float16"]
+    text = kernel.script()
+    assert 'T.launch_thread("blockIdx.x", 8)' in text and 'scope="shared.dyn"' in text
+    executable = pipeline.build(outlined, target)
+    source = "".join(m.inspect_source() for m in imported(executable.mod) if m.kind == "cuda")
+    body = source[source.index(f"{name}_kernel", source.index("extern", source.index(name) + 1)) :]
+    assert "extern __shared__" in body and "__syncthreads()" in body
+    if not cuda_compiler():
+        pytest.skip("needs nvcc or NVRTC")
+    assert not compile_kernels(executable, target).flaw
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_blocks_of_threads_give_what_the_layers_give(tmp_path):
+    """The CUDA code itself, a thread for each of its threads; tiles along all axes, of different sizes."""
+    tiling = "tiles 2x3x2"
+    mod, target = flat(block, (2, 8, 8, 8)), targets.named_target("cuda+pim")
+    outlined = OutlineGroups({BLOCK: tiling})(mod)
+    with target:
+        lowered = tvm.transform.Sequential(pipeline.kernel_phases(target, "fp16"))(outlined)
+    (call,) = (b.value for b in main_bindings(lowered) if "tiled" in str(b.value))
+    constants = [arg.value.numpy() for arg in call.args[1].fields[1:]]
+    source = "".join(
+        m.inspect_source() for m in imported(pipeline.build(outlined, target).mod) if m.kind == "cuda"
+    )
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float16)
+    y = np.full((2, 8, 8, 8), np.nan, np.float16)
+    arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
+    arrays |= {f"weights_{i}": each for i, each in enumerate(constants)}
+    run_blocks(source, "tiled_sum_kernel", arrays, Tiling.parse(tiling).tiles, tmp_path, BLOCK_BYTES // 2)
+    function = next(f for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
+    alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
+    (expected,) = run(alone, x.astype(np.float32))
+    assert np.abs(y - expected).max() <= 4e-3 * np.abs(expected).max()
+
+
+def imported(module):
+    yield module
+    for each in module.imports:
+        yield from imported(each)
+
+
+def test_layers_without_a_formula_stay_out(mobile):
+    def odd(emit, x):
+        y = emit(op.nn.softmax(emit(convolution(x, constant(4, 1, 1, 8)), "conv")), "softmax")
+        y = emit(op.nn.gelu(emit(convolution(y, constant(4, 1, 1, 4)), "gelu")))
+        return emit(op.mean(y, [1, 2], keepdims=True), "mean")
+
+    assert fusible(mobile, extract_regions(mobile)) == ("before", *BLOCK, "behind")
+    mod = flat(odd, (1, 4, 4, 8))
+    assert fusible(mod, extract_regions(mod)) == ("conv",)
+    assert TileGroups()(mod).same_as(mod)

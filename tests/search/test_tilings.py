@@ -1,0 +1,243 @@
+"""Are groups of regions counted as Deep Fusion counts them, priced by the one model, and never a loss?"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow import deep_fusion, frontend, network_search
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.deep_fusion import Tiling, place
+from pimflow.errors import PlanError
+from pimflow.hardware import system
+from pimflow.placement import Goal, apply, fused, search
+from pimflow.placement.candidates import Candidates
+from pimflow.placement.tasks import gpu_kernel
+from pimflow.placement.tilings import BLOCK_BYTES, Tilings
+from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
+
+SYSTEM = system()
+GPU = SYSTEM.gpu
+
+
+def convolution(name, source, shape, outputs, kernel=1, stride=1, groups=1, residual=None):
+    """A region with a bias, and perhaps a residual, padded so that a stride of 1 keeps the map."""
+    n, h, w, c = shape
+    pad = kernel // 2
+    geometry = ConvGeometry(
+        n=n, h=h, w=w, c=c, oc=outputs, kh=kernel, kw=kernel, stride=(stride, stride),
+        padding=(pad, pad, pad, pad), groups=groups,
+    )  # fmt: skip
+    result = (n, geometry.oh, geometry.ow, outputs)
+    return Region(
+        name=name,
+        operator="depthwise" if geometry.depthwise else "conv2d",
+        operators=("nn.conv2d", "add") + (("add",) if residual else ()),
+        inputs=(source, *([residual] if residual else [])),
+        input_shapes=(shape, *([result] if residual else [])),
+        output_shape=result,
+        geometry=geometry,
+        epilogue=("bias",) + (("add",) if residual else ()),
+        weight_elements=outputs * (geometry.reduction + 1),
+    )
+
+
+@st.composite
+def graphs(draw, most=5):
+    """Convolutions in a row; some take the result before the last as a residual."""
+    shape = (1, draw(st.integers(4, 30)), draw(st.integers(4, 30)), draw(st.sampled_from((8, 24, 96))))
+    regions, source, made = [], "%x", {"%x": shape}
+    for index in range(draw(st.integers(2, most))):
+        channels = shape[3]
+        depthwise = draw(st.booleans())
+        outputs = channels if depthwise else draw(st.sampled_from((8, 24, 96)))
+        kernel, stride = draw(st.sampled_from((1, 3, 5))), draw(st.sampled_from((1, 1, 2)))
+        region = convolution(
+            f"r{index}", source, shape, outputs, kernel, stride, channels if depthwise else 1
+        )
+        fitting = [name for name, dims in made.items() if dims == region.output_shape and name != source]
+        if fitting and not depthwise and draw(st.booleans()):
+            residual = draw(st.sampled_from(fitting))
+            region = convolution(f"r{index}", source, shape, outputs, kernel, stride, 1, residual)
+        regions.append(region)
+        source, shape = region.name, region.output_shape
+        made[source] = shape
+    names = tuple(region.name for region in regions)
+    return RegionGraph(name="drawn", regions=tuple(regions), outputs=(source,), fusible=names)
+
+
+def price(kernel: Kernel, channels: int) -> float:
+    return kernel_cost(kernel, GPU, dtype="fp16", channels=channels).total_ns
+
+
+def tilings_of(shape):
+    return (Tiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1)))
+
+
+@settings(max_examples=40)
+@given(graphs(), st.data())
+def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
+    tilings = Tilings(graph, SYSTEM)
+    covers = tuple(region.name for region in graph.regions)
+    _, h, w, _ = graph.regions[-1].output_shape
+    tiling = Tiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
+    counted = deep_fusion.Group(graph=deep_fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
+    kernel = tilings.kernel(covers, tiling)
+    cost = kernel_cost(kernel, GPU, dtype="fp16", channels=16)
+    assert cost.l2_bytes == 2 * counted.traffic_elements
+    assert kernel.blocks == tiling.tiles and kernel.layers == len(covers)
+    assert abs(kernel.macs - counted.macs) <= len(covers), "each layer is rounded up there, down here"
+    once = sum(counted.graph.elements(name) for name in counted.loaded)
+    assert kernel.input_bytes <= 2 * once and kernel.output_bytes == 2 * np.prod(
+        graph.regions[-1].output_shape
+    )
+    assert cost.dram_bytes <= cost.l2_bytes + kernel.output_bytes * (GPU.write_factor - 1)
+    energies = kernel_energy_pj(kernel, cost, GPU, "fp16")
+    assert energies["gpu_l2"] == cost.l2_bytes * GPU.energy["l2_pj_per_byte"]
+
+
+@settings(max_examples=15)
+@given(graphs(most=3), st.sampled_from((16, 32)))
+def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
+    """Every cut of the result that is tried, priced and placed one by one, is no faster."""
+    tilings = Tilings(graph, SYSTEM)
+    alone = {r.name: price(gpu_kernel(r, "fp16"), channels) for r in graph.regions}
+    best = {each.covers: each.tiling for each in tilings.best(channels)}
+    shapes = {region.name: region.output_shape for region in graph.regions}
+    cuts = deep_fusion.Candidates.of(tilings.layers, "recompute")
+    for covers, tiling in best.items():
+        assert not tilings.problem(covers, tiling)
+        assert price(tilings.kernel(covers, tiling), channels) < sum(alone[name] for name in covers)
+        rows, columns = (set(axis.parts.tolist()) for axis in cuts.axes[1:])
+        tried = [t for t in tilings_of(shapes[covers[-1]]) if t.h in rows and t.w in columns]
+        assert tiling in tried
+        found = price(tilings.kernel(covers, tiling), channels)
+        for other in tried:
+            faster = price(tilings.kernel(covers, other), channels) < found - 1e-6
+            assert not faster or tilings.problem(covers, other)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return network_search.regions(frontend.load("toy"), fuse=True)
+
+
+@pytest.mark.parametrize("objective", ["latency", "energy"])
+@pytest.mark.parametrize("channels", [0, 16])
+def test_more_candidates_are_never_a_loss(toy, objective, channels):
+    on, goal = system(pim_channels=channels), Goal(objective=objective)
+    apart, together = search(replace(toy, fusible=()), on, goal=goal), search(toy, on, goal=goal)
+    assert goal.value(together.evaluation) <= goal.value(apart.evaluation)
+    assert together.gpu_only.latency_ns < apart.gpu_only.latency_ns
+    assert set(apart.table.costs) <= set(together.table.costs)
+
+
+@settings(max_examples=15)
+@given(graphs(), st.sampled_from((0, 16)))
+def test_more_candidates_are_never_a_loss_of_any_network(graph, channels):
+    on = system(pim_channels=channels, splits="grid")
+    goal = Goal(modes=("gpu", "pim"))
+    apart, together = (search(g, on, goal=goal) for g in (replace(graph, fusible=()), graph))
+    slack = 1 + 1e-6  # of the integer program
+    assert together.evaluation.latency_ns <= apart.evaluation.latency_ns * slack
+    assert together.gpu_only.latency_ns <= apart.gpu_only.latency_ns
+    done = [name for candidate in together.candidates for name in candidate.covers]
+    assert done == [region.name for region in graph.regions]
+    exhaustive = search(graph, on, goal=replace(goal, solver="exhaustive"))
+    assert exhaustive.evaluation.latency_ns == pytest.approx(together.evaluation.latency_ns, rel=1e-5)
+
+
+def test_a_group_crosses_no_branch():
+    """Of a network with two ways from one region to another, groups are in one way, or have all of both."""
+    shape = (1, 14, 14, 24)
+    regions = [
+        convolution("before", "%x", shape, 24),
+        convolution("a1", "before", shape, 24, 3, 1, 24),
+        convolution("b1", "before", shape, 24, 3, 1, 24),
+        convolution("join", "a1", shape, 24, residual="b1"),
+        convolution("behind", "join", shape, 24),
+    ]
+    names = tuple(region.name for region in regions)
+    graph = RegionGraph(name="branches", regions=tuple(regions), outputs=("behind",), fusible=names)
+    found = {each.covers for each in Tilings(graph, SYSTEM).best(16)}
+    assert found <= {names, names[:4], names[1:4], names[1:], names[2:4], names[3:]}
+    assert names[1:4] in found and names in found
+    assert not {c for c in found if c[0] == "before" and "join" not in c}
+
+
+def test_tiles_take_what_a_block_has(toy):
+    tilings = Tilings(toy, SYSTEM)
+    assert tilings.best(16)
+    for each in tilings.best(16):
+        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_BYTES)
+        assert placed.on_chip_bytes <= BLOCK_BYTES
+        assert all("weights" not in life.name for life in placed.lifetimes)
+
+
+def test_work_is_dealt_to_whole_blocks():
+    """31 blocks on 30 SMs take as long as 60; twice the layers wait twice as often."""
+    plain = Kernel(kind="stream", macs=10**8, input_bytes=1000, output_bytes=1000, blocks=60)
+    of = {n: kernel_cost(replace(plain, blocks=n), GPU, dtype="fp16") for n in (1, 30, 31, 60)}
+    assert GPU.sms == 30
+    assert of[30].compute_ns == pytest.approx(of[60].compute_ns)
+    assert of[31].compute_ns == pytest.approx(of[30].compute_ns * 60 / 31)
+    assert of[1].compute_ns == pytest.approx(of[30].compute_ns * 30)
+    free = kernel_cost(replace(plain, blocks=0), GPU, dtype="fp16")
+    assert free.execution_ns == of[30].execution_ns
+    twice = kernel_cost(replace(plain, blocks=30, layers=3), GPU, dtype="fp16")
+    cycles_per_ns = GPU.clock_mhz / 1000
+    waits = twice.execution_ns - of[30].execution_ns
+    assert waits == pytest.approx(2 * GPU.efficiency["kernel_cycles_stream"] / cycles_per_ns)
+
+
+def test_depthwise_work_in_a_group_is_as_slow_as_by_itself():
+    slow = Kernel(kind="stream", macs=10**9, depthwise_macs=10**9, input_bytes=10, output_bytes=10)
+    alone = Kernel(kind="depthwise", macs=10**9, input_bytes=10, output_bytes=10)
+    found = [kernel_cost(kernel, GPU, dtype="fp16").compute_ns for kernel in (slow, alone)]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_a_plan_names_tiles_that_may_be_edited(toy):
+    found = search(toy, SYSTEM)
+    (covers, tiling), *_ = found.tiled().items()
+    (choice,) = (c for c in found.plan.choices if c.covers == covers)
+    assert choice.schedule == str(tiling) and Tiling.parse(choice.schedule) == tiling
+    again = apply(toy, SYSTEM, found.plan)
+    assert again.tiled() == found.tiled() and again.evaluation == found.evaluation
+
+    def edited(**changes):
+        choices = tuple(replace(c, **changes) if c is choice else c for c in found.plan.choices)
+        return apply(toy, SYSTEM, replace(found.plan, choices=choices))
+
+    other = edited(schedule="tiles 1x8x8")
+    assert list(other.tiled().values()) == [Tiling(h=8, w=8)]
+    assert other.evaluation.latency_ns > found.evaluation.latency_ns
+    for changes, said in (
+        ({"schedule": "tiles 8x8"}, "is no tiling"),
+        ({"schedule": "tiles 1x99x1"}, "is no cut of"),
+        ({"schedule": "tiles 1x2x2 retained"}, "blocks can do side by side"),
+        ({"gpu_share": 0.5}, "their gpu_share is 1"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            edited(**changes)
+    without = replace(toy, fusible=())
+    with pytest.raises(PlanError, match="may be part of such a kernel"):
+        apply(without, SYSTEM, found.plan)
+    assert apply(toy, SYSTEM, found.plan.carried_to(toy)).tiled() == found.tiled()
+    carried = apply(without, SYSTEM, found.plan.carried_to(without))
+    assert not carried.tiled() and {carried.doing[name].name for name in covers} == {"GPU"}
+
+
+def test_pending_work_is_settled_before_a_group(toy):
+    """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
+    maker = Candidates(toy, SYSTEM)
+    each = maker.tilings.best(16)[0]
+    candidate = fused.make(maker, each.covers, tiling=each.tiling)
+    assert not candidate.input.accepts_pending
+    assert (
+        candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements
+    )
+    assert np.isclose(candidate.tasks[0].launch_ns, GPU.launch_ns)
