@@ -24,6 +24,7 @@ from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache, default_path
 
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
+TURN = 4  # after the first, the threads of the other way have stopped to wait for work on the cores
 HEADER = (
     "network",
     "pimflow, ms",
@@ -44,13 +45,14 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each."""
+    """Median milliseconds of each; a turn is `TURN` inferences, the first not counted."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 2):
+    for _ in range(-(-rounds // (TURN - 1))):
         for name, way in ways.items():
-            begin = time.perf_counter()
             way()
-            if turn > 1:
+            for _ in range(TURN - 1):
+                begin = time.perf_counter()
+                way()
                 spent[name].append(1e3 * (time.perf_counter() - begin))
     return {name: statistics.median(times) for name, times in spent.items()}
 

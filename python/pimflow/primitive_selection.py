@@ -122,7 +122,8 @@ def select(
     applied = compilation.with_primitives(network.module, found.choices)
     calls = network_kernels.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
-    return with_network(found, network_kernels.network_time(calls, cache, known_ns))
+    progress = options.get("progress", lambda _: None)
+    return with_network(found, network_kernels.network_time(calls, cache, known_ns, progress))
 
 
 def with_network(found: Selection, network: NetworkTime | None) -> Selection:
