@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow import pipeline, targets
+from pimflow.core import collector
 from pimflow.core.program import PimProgram
 from pimflow.core.split import Split
 from pimflow.execution import pack
@@ -70,6 +71,7 @@ class Build:
         return targets.device(targets.named_target(self.target))
 
 
+@collector.paused()
 def build(
     network: Network,
     searched: Searched,

@@ -7,6 +7,7 @@ import functools
 import hashlib
 from dataclasses import dataclass
 
+from pimflow.core import collector
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
@@ -133,6 +134,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     return table
 
 
+@collector.paused()
 def search(
     graph: RegionGraph, system: System, costs: Costs | None = None, goal: Goal | None = None
 ) -> Searched:
