@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from pimflow import decomposition
 from pimflow.decomposition import Decomposed, RankRule, Request
-from pimflow.errors import UsageError
+from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.output_error import relative_error
 from pimflow.relay_passes.decompose import Decompose, Layer, decomposable_layers
@@ -153,6 +153,13 @@ def decompose(
     rules = _rules(network, request)
     chosen = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
     progress(f"decomposing {len(chosen)} layers")
+    try:
+        for layer in chosen:
+            decomposition.check(
+                layer.name, request.method, layer.geometry, rules[layer.name], layer.upsampling
+            )
+    except DecompositionError as error:  # ranks are in a file
+        raise DecompositionError(f"{request.path}: {error}") from error
     found = _factorised(chosen, request.method, rules)
     return _with_layers(network, request, found)
 
@@ -194,8 +201,6 @@ def _factorised(
     layers: Sequence[Layer], method: str, rules: Mapping[str, RankRule]
 ) -> tuple[Decomposed, ...]:
     """Every layer's chain, a thread a layer: BLAS' own threads only wait on matrices as small as these."""
-    for layer in layers:
-        decomposition.check(layer.name, method, layer.geometry, rules[layer.name], layer.upsampling)
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [

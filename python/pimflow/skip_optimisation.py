@@ -181,7 +181,8 @@ def find(
             "add --decompose"
         )
     found = skips(network.module, distance=distance, original_flops=originals)
-    form = _Forms(network.module, system, fuse_activations).best(found, criterion)
+    fold = criterion == "pool"  # which the paper does not do
+    form = _Forms(network.module, system, fuse_activations, fold).best(found, criterion)
     changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
         given=network,
@@ -221,8 +222,8 @@ class _Form:
 class _Forms:
     """Ways to write `module`."""
 
-    def __init__(self, module: tvm.IRModule, system: System, fuse_activations: bool = False):
-        self.module, self.system, self.fuse = module, system, fuse_activations
+    def __init__(self, module: tvm.IRModule, system: System, fuse_activations: bool, fold: bool):
+        self.module, self.system, self.fuse, self.fold = module, system, fuse_activations, fold
         self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), module)
         self._forms: dict[tuple, _Form] = {}
 
@@ -268,7 +269,9 @@ class _Forms:
             if step is steps[-1][0] and (names, done) in self._forms:
                 return self._forms[names, done]
             module = step(chosen)(module) if chosen else module
-        folded = fold_sites(module)  # which saves operations and memory wherever it can be done
+        folded = (
+            fold_sites(module) if self.fold else ()
+        )  # which saves operations and memory wherever it can be done
         module = FoldLconvs()(module) if folded else module
         cost = (estimated_bytes(module, self.system, self.fuse), flops(module))
         form = _Form(tuple(copies), transformation if done else "", done, folded, module, cost)

@@ -141,7 +141,7 @@ def test_bad_input(arguments, code, message, capsys):
     [
         ('"down.cnov" = [1, 1]', "ranks.toml: no layer 'down.cnov' to decompose; did you mean down.conv"),
         ('"block.depthwise.conv" = 1', "no layer 'block.depthwise.conv' to decompose; did you mean"),
-        ('"widen.conv" = 2000', "rank 2000 of layer 'widen.conv': its ranks are 1 to"),
+        ('"widen.conv" = 2000', "ranks.toml: rank 2000 of layer 'widen.conv': its ranks are 1 to"),
         ('"down.conv" = 2', "layer 'down.conv' takes 2 ranks, not 1"),
     ],
 )

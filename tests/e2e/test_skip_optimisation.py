@@ -115,6 +115,7 @@ def test_a_copy_can_be_explained(path, capsys):
 def test_by_the_paper_every_cheap_copy_is_made(decomposed):
     originals = skip_optimisation.original_flops(decomposed)
     by_paper = skip_optimisation.find(decomposed.network, system(), "paper", originals)
+    assert not by_paper.folded
     assert by_paper.copies and all(skip.worthwhile() for skip in by_paper.copies)
     nothing = skip_optimisation.find(decomposed.network, system(), "paper", dict.fromkeys(originals, 0))
     assert not nothing.copies
