@@ -53,6 +53,8 @@ LAYERS = (
         "profilers",
         "primitive_profile",
         "primitive_profiler",
+        "primitive_machines",
+        "primitive_times",
         "primitive_layers",
         "primitive_prediction",
         "simulation",
@@ -109,6 +111,7 @@ WITHOUT_TVM = (
     "primitive_profile",
     "primitive_layers",
     "primitive_prediction",
+    "primitive_times",
     "primitive_selection",
     "select_command",
 )

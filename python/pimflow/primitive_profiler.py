@@ -1,10 +1,8 @@
-"""Measures convolution primitives and layout transforms on this machine."""
+"""Measures convolution primitives and layout transforms on a machine."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -13,7 +11,8 @@ from tvm import te, tirx
 from pimflow.core.region import ConvGeometry
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profile import Device, Move, Profile, promising
+from pimflow.primitive_machines import Machine
+from pimflow.primitive_profile import Move, Profile, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
 from pimflow.relay_passes import keep_registers
@@ -29,22 +28,6 @@ MOVES_AT_ONCE = 40  # transforms compiled as one module
 Progress = Callable[[float], None]
 
 
-def this_device() -> Device:
-    """The CPU that runs this process."""
-    threads = int(tvm.get_global_func("runtime.NumThreads")())
-    cpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-    return Device(cpu=cpu, model=_model_name(), threads=threads)
-
-
-def _model_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
-
-
 def code_digest() -> str:
     """Of what decides how fast a primitive is."""
     return f"{sources_digest(MEASURED)[:16]} {COLD}"
@@ -57,6 +40,7 @@ def measure(
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
     named: Iterable[tuple[str, ConvGeometry]] = (),
+    machine: Machine | None = None,
 ) -> Profile:
     """Times of primitives for `layers`, and of layout transforms.
 
@@ -66,12 +50,20 @@ def measure(
         How many primitives of a layer to measure, the promising ones first; all by default. What `cache`
         holds besides is taken too.
     cache : ResultCache, optional
-        Where times are kept, by the CPU's names, its threads and the code.
+        Where times are kept, by the machine's names, its threads and the code.
     named : iterable of (str, ConvGeometry)
         Primitives to measure for layers besides.
+    machine : Machine, optional
+        Where to measure; here by default.
+
+    Raises
+    ------
+    ProfilerError
+        If the machine is gone; what it has measured by then is kept.
     """
     keep_registers.register()
-    device, code = this_device(), code_digest()
+    machine = machine or Machine()
+    device, code = machine.device, code_digest()
     place = ("cpu", device, code)
     layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
     every = {layer: promising(layer) for layer in layers}
@@ -86,15 +78,20 @@ def measure(
     failed: dict[tuple[str, ConvGeometry], str] = {}
     for done, key in enumerate(missing, start=1):
         try:
-            times[key] = primitive_ns(*key)
+            times[key] = primitive_ns(*key, machine)
         except Exception as error:  # whatever a compiler has to say
+            machine.require()
             failed[key] = str(error).strip().splitlines()[-1]
         else:
             _keep(cache, place, {key: times[key]})
         progress(done / total)
     for begin in range(0, len(unmoved), MOVES_AT_ONCE):
         part = unmoved[begin : begin + MOVES_AT_ONCE]
-        found = dict(zip(part, moves_ns(part)))
+        try:
+            found = dict(zip(part, moves_ns(part, machine)))
+        except Exception:  # whatever a broken connection raises
+            machine.require()
+            raise
         moved |= found
         _keep(cache, place, found)
         progress((len(missing) + begin + len(part)) / total)
@@ -112,22 +109,23 @@ def _keep(cache: ResultCache | None, place: tuple, found: dict) -> None:
         cache.put({(*place, key): ns for key, ns in found.items()})
 
 
-def primitive_ns(name: str, layer: ConvGeometry) -> float:
+def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None) -> float:
     """Median of calls of a primitive's kernel, its input in the caches, its filters and output not."""
-    primitive = PRIMITIVES[name]
-    built = _built({"main": kernel(primitive, layer)})
+    primitive, machine = PRIMITIVES[name], machine or Machine()
+    built = _built({"main": kernel(primitive, layer)}, machine)
     shapes = (input_shape(primitive, layer), primitive.filter_shape(layer), output_shape(primitive, layer))
-    return _median_ns(built, "main", shapes)
+    return _median_ns(built, "main", shapes, machine.cpu)
 
 
-def moves_ns(moves: Sequence[Move]) -> list[float]:
+def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:
     """Median of calls of every transform."""
-    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)})
+    machine = machine or Machine()
+    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)}, machine)
     found = []
     for number, (shape, given, taken) in enumerate(moves):
         n, h, w, c = shape
         shapes = [tensor_shape(layout, n, c, h, w) for layout in (given, taken)]
-        found.append(_median_ns(built, f"move{number}", shapes))
+        found.append(_median_ns(built, f"move{number}", shapes, machine.cpu))
     return found
 
 
@@ -160,17 +158,17 @@ def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
     return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)
 
 
-def _built(functions: dict[str, tirx.PrimFunc]) -> tvm.runtime.Module:
-    """Compiled for this very CPU, by the schedules and passes that a network's kernels take."""
-    target = tvm.target.Target({"kind": "llvm", "mcpu": this_device().cpu})
+def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
+    """Compiled for `machine`, by the schedules and passes that a network's kernels take."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    with target:
+    with machine.target:
         scheduled = ScheduleCpu()(tvm.IRModule(named))
-    return tvm.compile(scheduled, target, tir_pipeline=keep_registers.PIPELINE).jit()
+    return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=keep_registers.PIPELINE))
 
 
-def _median_ns(built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]]) -> float:
-    device = tvm.cpu()
+def _median_ns(
+    built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]], device: tvm.runtime.Device
+) -> float:
     given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
 
     def median_ns(repeat: int) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
-from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -24,6 +24,7 @@ from pimflow.placement.selection_search import (
 )
 from pimflow.primitive_layers import Layers, apart
 from pimflow.primitive_profile import Profile, applicable, unmeasured
+from pimflow.primitive_times import Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
     from pimflow.placement.cache import ResultCache
 
 MEASURE = 12  # primitives of a layer that are measured unless more are asked for
-MODES = ("measured", "predicted", "mixed")
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +116,7 @@ def select_for(
     pareto: int | None = None,
     profile: Profile | str | os.PathLike = "measured",
     device: str | None = None,
+    target: str = "",
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
@@ -138,7 +138,10 @@ def select_for(
         of transforms measured; ``mixed``: some measured, others predicted, and what is selected by a
         predicted time measured too, until all of it is. Or given, or a file.
     device : str, optional
-        The machine that a given profile is for, where it is not this one.
+        The machine that a given profile is for, where it is not this one. One at
+        ``rpc:HOST:PORT/KEY`` is asked by TVM's RPC, and measured where this one would be.
+    target : str
+        What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
     measure : int, optional
         How many primitives of each layer to measure at most, the promising ones first; all if None.
     cache : ResultCache, optional
@@ -152,8 +155,12 @@ def select_for(
         If nothing keeps to the budgets.
     ProfileError
         If the profile is of another machine than `device`, or has no times of a layer.
+    ProfilerError
+        If a remote machine is not there, or goes away.
     UnknownNameError
         For another objective or memory model.
+    UsageError
+        For a `target` without a remote machine, or one that is none.
     """
     check_names(minimize, memory_model)
     layers = Layers(apart(graph))
@@ -161,22 +168,21 @@ def select_for(
         time_ns=math.inf if time_budget_ns is None else time_budget_ns,
         memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,
     )
-    found = _profile(layers, profile, device, measure, cache, progress)
-    while True:
-        problem = Problem(graph=layers.graph, table=layers.table(found), memory_model=memory_model)
-        begin = time.perf_counter()
-        selected = minimise(problem, minimize, budgets)
-        solve_seconds = time.perf_counter() - begin
-        guessed = _guessed(layers, found, selected) if profile == "mixed" else []
-        if not guessed:
-            break
-        found = _refined(layers, found, guessed, cache)
+    source = Source(profile=profile, device=device, target=target, measure=measure, cache=cache)
+    with source.times(layers, progress) as times:
+        while True:
+            problem = Problem(graph=layers.graph, table=layers.table(times.found), memory_model=memory_model)
+            begin = time.perf_counter()
+            selected = minimise(problem, minimize, budgets)
+            solve_seconds = time.perf_counter() - begin
+            if not times.refine(selected):
+                break
     over = "workspace" if minimize == "workspace" else "memory"
     return Selection(
         problem=problem,
         objective=minimize,
         budgets=budgets,
-        profile=found,
+        profile=times.found,
         selected=selected,
         greedy=greedy(problem, _no_larger(minimize, selected.sums, budgets)),
         baselines=baselines(problem),
@@ -185,59 +191,12 @@ def select_for(
     )
 
 
-def _profile(
-    layers: Layers,
-    given: Profile | str | os.PathLike,
-    device: str | None,
-    most: int | None,
-    cache: ResultCache | None,
-    progress: Progress,
-) -> Profile:
-    """The times to go by; of a stored profile, or predicted or measured here."""
-    from pimflow import primitive_profiler  # TVM: only who measures, or asks where this is, waits for it
-    from pimflow.primitive_prediction import predicted_ns
-
-    if given in MODES:
-        most = 0 if given == "predicted" else most
-        moves = layers.moves.values()
-        found = primitive_profiler.measure(layers.chosen.values(), moves, most, cache, progress)
-        found.require(primitive_profiler.this_device(), device)
-    else:
-        found = given if isinstance(given, Profile) else Profile.read(given)
-        found.require(None if device else primitive_profiler.this_device(), device)
-    if given in ("predicted", "mixed"):
-        found = replace(found, predicted_ns=predicted_ns(found, layers.chosen.values()))
-    return found
-
-
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
     """`budgets`, and no more of what was minimised than `sums` has; of time, no more than the budget."""
     if objective == "time":
         return budgets
     least = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
     return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
-
-
-def _guessed(layers: Layers, profile: Profile, selected: Selected) -> list[tuple[str, ConvGeometry]]:
-    """What was selected by a predicted time."""
-    chosen = {
-        (candidate.rewrite.primitive, layers.chosen[name])
-        for name, candidate in selected.choice.items()
-        if candidate.rewrite.primitive
-    }
-    return sorted((key for key in chosen if key not in profile.times_ns), key=repr)
-
-
-def _refined(
-    layers: Layers, profile: Profile, keys: Sequence[tuple[str, ConvGeometry]], cache: ResultCache | None
-) -> Profile:
-    """`profile` with times measured for `keys`, and the rest predicted anew."""
-    from pimflow import primitive_profiler
-    from pimflow.primitive_prediction import predicted_ns
-
-    more = primitive_profiler.measure([], [], 0, cache, named=keys)
-    merged = replace(profile, times_ns=profile.times_ns | more.times_ns, failed=profile.failed | more.failed)
-    return replace(merged, predicted_ns=predicted_ns(merged, layers.chosen.values()))
 
 
 def baselines(problem: Problem) -> dict[str, Sums]:

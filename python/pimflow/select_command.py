@@ -28,6 +28,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="times: measured here; predicted from those that the cache holds; mixed: predicted, but those "
         "that are relied on measured; or of a file that -o wrote (default: %(default)s)",
     )
+    sub.add_argument(
+        "--target",
+        metavar="LLVM",
+        default="",
+        help="what code for the remote machine is made for, such as 'llvm -mtriple=aarch64-linux-gnu "
+        "-mcpu=cortex-a72' (default: what it says of itself)",
+    )
     sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
     sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
 
@@ -44,7 +51,12 @@ def choice_options(sub: argparse.ArgumentParser) -> None:
         default="liveness",
         help="liveness: what is live at once; sum: over all layers, as in the paper (default: %(default)s)",
     )
-    sub.add_argument("--device", metavar="NAME", help="the machine that the profile is of, if not this one")
+    sub.add_argument(
+        "--device",
+        metavar="rpc:HOST:PORT[/KEY]|NAME",
+        help="another machine to measure, by TVM's RPC: a server, or what a tracker calls KEY; or the NAME "
+        "of the one that a profile's FILE is of, if not this one",
+    )
     sub.add_argument(
         "--measure",
         metavar="N",
@@ -62,6 +74,7 @@ def run(
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
     chosen = options(args, args.profile)
+    chosen |= {"target": args.target}
     chosen |= {"pareto": args.pareto, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
     from pimflow import api, primitive_selection
     from pimflow.placement.cache import ResultCache, default_path
@@ -99,7 +112,8 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
 def _times(args: argparse.Namespace, profile: str) -> dict[str, object]:
     """Where times come from."""
     from pimflow.errors import hint
-    from pimflow.primitive_selection import MEASURE, MODES
+    from pimflow.primitive_selection import MEASURE
+    from pimflow.primitive_times import MODES
 
     if profile == "predicted" or profile not in MODES:
         if args.measure is not None:

@@ -187,7 +187,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
-    def fails(name, layer):
+    def fails(name, layer, machine):
         if name == promising(LAYER)[0].name:
             raise RuntimeError("first\nno such instruction")
         return 7.0
