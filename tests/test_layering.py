@@ -52,6 +52,10 @@ LAYERS = (
         "devices",
         "profilers",
         "primitive_profile",
+        "c_source",
+        "c_builds",
+        "primitive_report",
+        "c_network",
         "primitive_profiler",
         "primitive_machines",
         "primitive_times",
@@ -112,6 +116,7 @@ WITHOUT_TVM = (
     "primitive_layers",
     "primitive_prediction",
     "primitive_times",
+    "primitive_report",
     "primitive_selection",
     "select_command",
 )

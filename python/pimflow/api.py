@@ -16,6 +16,7 @@ from pimflow import (
     activation_fusion,
     allocation,
     artifact,
+    c_network,
     compilation,
     frontend,
     fused_execution,
@@ -124,7 +125,8 @@ def compile(
         `pimflow.system()` by default.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
-        verified and timed, where a CUDA device is.
+        verified and timed, where a CUDA device is. ``c``: everything on the CPU, as C for any compiler, too;
+        built, verified and timed where there is a compiler.
     plan : Plan, Searched or path, optional
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
@@ -141,7 +143,8 @@ def compile(
         (`relay_passes.fuse_groups.activation_chains`), where that is faster.
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
-        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
+        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it; with target
+        ``c``, each in the C code, by times of C on this machine unless the options say others.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -174,8 +177,12 @@ def compile(
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
+    in_c, target = target == targets.C, targets.executed(target)
+    if in_c:
+        c_network.require_no_pim(plan)
+        goal["modes"] = "gpu"
+    primitive_selection.check_device(select, in_c)
     wanted = Goal(**goal)
-    targets.named_target(target)
     target_system.require_network_dtype()
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
@@ -213,16 +220,23 @@ def compile(
     selection = None
     if select is not None:
         progress("selecting primitives")
-        own = regions(network, target_system)
-        selection = primitive_selection.select_for(own, **{"cache": costs.profiling.cache, **select})
-        interface = replace(interface, cpu=targets.cpu_name())
+        own, options = regions(network, target_system), {"cache": costs.profiling.cache, **select}
+        if in_c and not options.get("device"):
+            options = {"target": targets.C, **options}
+        selection = primitive_selection.select_for(own, **options)
+        interface = interface if in_c else replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
     choices = selection and selection.choices
     names = dict.fromkeys([target, "llvm+pim"])
     builds = tuple(
-        compilation.build(network, searched, targets.named_target(name), choices) for name in names
+        compilation.build(network, searched, targets.named_target(name), None if in_c else choices)
+        for name in names
     )
+    c_part = None
+    if in_c:
+        progress("building C")
+        c_part = c_network.c_network(network, target_system, choices, inputs, expected, tolerance)
 
     progress("verifying")
     for built in reversed(builds):
@@ -239,6 +253,7 @@ def compile(
         decomposition=decomposition,
         skips=skips,
         primitives=selection and primitive_selection.summary(selection),
+        c_part=c_part and c_part.summary(),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,
@@ -264,6 +279,7 @@ def compile(
             report=summary,
             programs=programs,
             traced=traced,
+            sources=c_part.source.files() if c_part else {},
         )
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary

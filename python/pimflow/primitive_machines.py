@@ -16,9 +16,14 @@ import tvm
 from tvm import rpc
 from tvm.rpc import base
 
+from pimflow import c_builds
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.primitive_profile import Device
+from pimflow.relay_passes import keep_registers, plain_c
 from pimflow.targets import cpu_name, cpu_target
+
+keep_registers.register()
+plain_c.register()
 
 SCHEME = "rpc:"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
@@ -28,6 +33,16 @@ LIBRARY = "primitives"
 
 class Machine:
     """This machine; `Remote` is another one.
+
+    Parameters
+    ----------
+    target : Target, optional
+        LLVM for this very CPU by default; or C, which this machine's compiler builds.
+
+    Raises
+    ------
+    ArtifactError
+        If C is asked for and there is no compiler.
 
     Attributes
     ----------
@@ -39,7 +54,19 @@ class Machine:
 
     def __init__(self, target: tvm.target.Target | None = None):
         self.target = target or tvm.target.Target({"kind": "llvm", "mcpu": cpu_name()})
-        self.device = Device(cpu=cpu_name(), model=_model_name(), threads=thread_count())
+        by = f"C by {c_builds.version()} for " if self.in_c else ""
+        threads = 1 if self.in_c else thread_count()
+        self.device = Device(cpu=by + cpu_name(), model=_model_name(), threads=threads)
+
+    @property
+    def in_c(self) -> bool:
+        """Whether kernels are C, on one core."""
+        return self.target.kind.name == "c"
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the TIR pipeline that makes code for it."""
+        return plain_c.PIPELINE if self.in_c else keep_registers.PIPELINE
 
     @property
     def cpu(self) -> tvm.runtime.Device:
@@ -48,7 +75,7 @@ class Machine:
 
     def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
         """What `tvm.compile` made for `target`, ready to be called."""
-        return built.jit()
+        return c_builds.loaded(built) if self.in_c else built.jit()
 
     def require(self) -> None:
         """Raise `ProfilerError` unless it still answers."""
@@ -74,6 +101,8 @@ class Remote(Machine):
     """
 
     def __init__(self, address: Address, target: str = ""):
+        if target == "c":
+            raise UsageError(f"{address.text}: C is measured on this machine alone; give an LLVM target")
         self.address = address
         self._session = _session(address)
         self._loaded = 0

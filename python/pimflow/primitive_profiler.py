@@ -15,7 +15,6 @@ from pimflow.primitive_machines import Machine
 from pimflow.primitive_profile import Move, Profile, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
-from pimflow.relay_passes import keep_registers
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 
 MEASURED = ("primitives", "primitive_kernels", "relay_passes")
@@ -61,7 +60,6 @@ def measure(
     ProfilerError
         If the machine is gone; what it has measured by then is kept.
     """
-    keep_registers.register()
     machine = machine or Machine()
     device, code = machine.device, code_digest()
     place = ("cpu", device, code)
@@ -163,7 +161,7 @@ def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
         scheduled = ScheduleCpu()(tvm.IRModule(named))
-    return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=keep_registers.PIPELINE))
+    return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=machine.pipeline))
 
 
 def _median_ns(

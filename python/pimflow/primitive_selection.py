@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
 from pimflow.core.region import RegionGraph
+from pimflow.errors import UsageError
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -142,6 +143,7 @@ def select_for(
         ``rpc:HOST:PORT/KEY`` is asked by TVM's RPC, and measured where this one would be.
     target : str
         What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
+        Or ``c``: times of primitives as C, by this machine's compiler.
     measure : int, optional
         How many primitives of each layer to measure at most, the promising ones first; all if None.
     cache : ResultCache, optional
@@ -189,6 +191,13 @@ def select_for(
         front=front(problem, pareto, over, budgets) if pareto is not None else (),
         solve_seconds=solve_seconds,
     )
+
+
+def check_device(options: Mapping[str, Any] | None, in_c: bool) -> None:
+    """Raise `UsageError` if `compile` is to go by times of a remote machine, but makes no code for it."""
+    device = (options or {}).get("device") or ""
+    if device.startswith("rpc:") and not in_c:
+        raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:

@@ -33,7 +33,7 @@ class Source:
     device : str or None
         A remote machine, or the one that a given profile is of.
     target : str
-        What code is made for; empty for what the machine says of itself.
+        What code is made for: a remote machine's, empty for what it says of itself; or ``c``, here.
     measure : int or None
     cache : ResultCache or None
     """
@@ -50,8 +50,11 @@ class Source:
         # TVM: only who measures, or asks where this is, waits for it.
         from pimflow.primitive_machines import is_remote, machine
 
-        if self.target and not is_remote(self.device):
-            raise UsageError("--target says what a remote machine is: give --device rpc:HOST:PORT/KEY too")
+        if self.target not in ("", "c") and not is_remote(self.device):
+            raise UsageError(
+                "--target: this machine's times are of code for itself, or of C (--target c); for another's "
+                "give --device rpc:HOST:PORT/KEY too"
+            )
         if self.profile not in MODES and self.device and not is_remote(self.device):
             yield Times(self, layers, None, progress)
             return

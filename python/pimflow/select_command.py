@@ -30,10 +30,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--target",
-        metavar="LLVM",
+        metavar="c|LLVM",
         default="",
-        help="what code for the remote machine is made for, such as 'llvm -mtriple=aarch64-linux-gnu "
-        "-mcpu=cortex-a72' (default: what it says of itself)",
+        help="c: primitives as C, by this machine's C compiler; or what code for the remote machine is made "
+        "for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72' (default: what it says of itself)",
     )
     sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
     sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FAMILIES = (r"armv\d\w*", r"thumbv\d\w*", r"i[3-6]86", r"arm64")
 CPU_OPTIONS = ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")
 
+C = "c"  # of `compile`: sources in C, beside what runs here
 LOADER = "ffi.Module.load_from_bytes.cuda"
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
@@ -58,6 +59,13 @@ def named_target(name: str) -> tvm.target.Target:
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
     return tvm.target.Target(TARGETS[name])
+
+
+def executed(name: str) -> str:
+    """The target that is run here for `name`; raises `UnknownNameError` if that is none."""
+    if name not in (*TARGETS, C):
+        raise UnknownNameError("target", name, (*TARGETS, C))
+    return "llvm+pim" if name == C else name
 
 
 def this_cpu() -> tvm.target.Target:

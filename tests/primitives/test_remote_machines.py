@@ -137,6 +137,7 @@ def test_what_answers_otherwise(monkeypatch):
         (["--device", "rpc:here:0"], "is no machine"),
         (["--device", "rpc::90"], "is no machine"),
         (["--target", "llvm"], "give --device rpc:HOST:PORT/KEY too"),
+        (["--target", "c", "--device", "rpc:here:90"], "C is measured on this machine alone"),
     ],
 )  # fmt: skip
 def test_wrong_machines(capsys, options, said):
