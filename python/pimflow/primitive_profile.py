@@ -176,9 +176,9 @@ def _layer(plain: Mapping[str, Any]) -> ConvGeometry:
     return ConvGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
 
 
-def applicable(layer: ConvGeometry) -> list[Primitive]:
-    """Primitives that compute `layer`."""
-    return [primitive for primitive in PRIMITIVES.values() if primitive.applies(layer)]
+def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
+    """Primitives of `target` that compute `layer`."""
+    return [p for p in PRIMITIVES.values() if p.target == target and p.applies(layer)]
 
 
 def macs(primitive: Primitive, layer: ConvGeometry) -> float:
