@@ -18,21 +18,25 @@ from tvm.rpc import base
 
 from pimflow import c_builds
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
+from pimflow.kernels import compile_kernels, cuda_compiler
 from pimflow.primitive_profile import Device
 from pimflow.relay_passes import keep_registers, plain_c
-from pimflow.targets import cpu_name, cpu_target
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.targets import cpu_name, cpu_target, local_cuda
 
 keep_registers.register()
 plain_c.register()
 
 SCHEME = "rpc:"
+CUDA = "cuda"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
 ANSWER_SECONDS = 10.0  # a machine that measures for somebody else does not answer before it has done that
 LIBRARY = "primitives"
 
 
 class Machine:
-    """This machine; `Remote` is another one.
+    """This machine; `Remote` is another one, `Card` its GPU.
 
     Parameters
     ----------
@@ -73,12 +77,59 @@ class Machine:
         """Where tensors lie."""
         return tvm.cpu()
 
+    @property
+    def schedule(self) -> tvm.transform.Pass:
+        """What gives kernels their loops."""
+        return ScheduleCpu()
+
     def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
         """What `tvm.compile` made for `target`, ready to be called."""
         return c_builds.loaded(built) if self.in_c else built.jit()
 
     def require(self) -> None:
         """Raise `ProfilerError` unless it still answers."""
+
+
+class Card(Machine):
+    """The first CUDA device of this machine.
+
+    Raises
+    ------
+    ProfilerError
+        If there is none, or no compiler for it.
+    """
+
+    def __init__(self):
+        target = local_cuda()
+        if target is None or not cuda_compiler():
+            raise ProfilerError(
+                "--device cuda: there is no CUDA device here, or no compiler for it; name --gpu"
+            )
+        self.target, card = target, tvm.cuda()
+        self.device = Device(
+            cpu=str(target.attrs["arch"]),
+            model=str(card.device_name),
+            threads=int(card.multi_processor_count),
+            unit="multiprocessors",
+        )
+
+    @property
+    def cpu(self) -> tvm.runtime.Device:
+        return tvm.cuda()
+
+    @property
+    def pipeline(self) -> str:
+        return "s_tir"
+
+    @property
+    def schedule(self) -> tvm.transform.Pass:
+        return ScheduleGpu(self.device.threads)
+
+    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
+        flaw = compile_kernels(built, self.target).flaw
+        if flaw:
+            raise ProfilerError(flaw)
+        return built.mod
 
 
 class Remote(Machine):
@@ -197,8 +248,10 @@ def is_remote(device: str | None) -> bool:
 
 @contextlib.contextmanager
 def machine(device: str | None, target: str = "") -> Iterator[Machine]:
-    """The machine at an address, until the block ends; this one for anything else."""
-    if is_remote(device):
+    """The machine at an address, or the GPU, until the block ends; this one for anything else."""
+    if device == CUDA:
+        yield Card()
+    elif is_remote(device):
         there = Remote(Address.parse(device), target)
         try:
             yield there

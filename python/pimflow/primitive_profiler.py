@@ -8,14 +8,14 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow import kernel_builds
+from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
 from pimflow.primitive_machines import Machine
 from pimflow.primitive_profile import Move, Profile, promising
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.primitives.families import BLOCK, tensor_shape
 
 MEASURED = ("primitives", "primitive_kernels", "relay_passes")
 # Before each call all but the input leaves the caches: in a network other layers' filters come between.
@@ -64,7 +64,7 @@ def measure(
     device, code = machine.device, code_digest()
     place = ("cpu", device, code)
     layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
-    every = {layer: promising(layer) for layer in layers}
+    every = {layer: promising(layer, device.target) for layer in layers}
     asked = [(p.name, layer) for layer, found in every.items() for p in found]
     known = _kept(cache, place, [*asked, *moves])
     times = {key: known[key] for key in asked if key in known}
@@ -110,8 +110,13 @@ def _keep(cache: ResultCache | None, place: tuple, found: dict) -> None:
 def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None) -> float:
     """Median of calls of a primitive's kernel, its input in the caches, its filters and output not."""
     primitive, machine = PRIMITIVES[name], machine or Machine()
-    built = _built({"main": kernel(primitive, layer)}, machine)
-    shapes = (input_shape(primitive, layer), primitive.filter_shape(layer), output_shape(primitive, layer))
+    if primitive.family == "operator":
+        whole = convolution_kernel(layer, "fp32")
+        function = kernel_builds.primitive(whole, "fp32", machine.target, machine.device.threads)
+    else:
+        function = kernel(primitive, layer)
+    shapes = [[int(extent) for extent in param.shape] for param in function.params]
+    built = _built({"main": function}, machine)
     return _median_ns(built, "main", shapes, machine.cpu)
 
 
@@ -160,7 +165,7 @@ def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime
     """Compiled for `machine`, by the schedules and passes that a network's kernels take."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
-        scheduled = ScheduleCpu()(tvm.IRModule(named))
+        scheduled = machine.schedule(tvm.IRModule(named))
     return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=machine.pipeline))
 
 
@@ -170,7 +175,8 @@ def _median_ns(
     given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
 
     def median_ns(repeat: int) -> float:
-        timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=COLD)
+        flush = COLD if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
+        timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=flush)
         return float(timed(*given).median * 1e9)
 
     return median_ns(int(np.clip(ENOUGH_NS // max(median_ns(1), 1.0), *CALLS)))

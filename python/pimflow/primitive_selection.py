@@ -24,8 +24,8 @@ from pimflow.placement.selection_search import (
     minimise,
 )
 from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import Profile, applicable, unmeasured
-from pimflow.primitive_times import Progress, Source
+from pimflow.primitive_profile import ANALYTIC, Profile, applicable, unmeasured
+from pimflow.primitive_times import CUDA, Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def select_for(
     profile: Profile | str | os.PathLike = "measured",
     device: str | None = None,
     target: str = "",
+    gpu: str | os.PathLike | None = None,
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
@@ -144,6 +145,8 @@ def select_for(
     target : str
         What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
         Or ``c``: times of primitives as C, by this machine's compiler.
+    gpu : str or path, optional
+        With `device` ``cuda``: primitives for GPUs, by the analytic model of this one, in fp32.
     measure : int, optional
         How many primitives of each layer to measure at most, the promising ones first; all if None.
     cache : ResultCache, optional
@@ -165,12 +168,12 @@ def select_for(
         For a `target` without a remote machine, or one that is none.
     """
     check_names(minimize, memory_model)
-    layers = Layers(apart(graph))
+    layers = Layers(apart(graph), "cuda" if device == CUDA else "cpu")
     budgets = Budgets(
         time_ns=math.inf if time_budget_ns is None else time_budget_ns,
         memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,
     )
-    source = Source(profile=profile, device=device, target=target, measure=measure, cache=cache)
+    source = Source(profile=profile, device=device, target=target, measure=measure, cache=cache, gpu=gpu)
     with source.times(layers, progress) as times:
         while True:
             problem = Problem(graph=layers.graph, table=layers.table(times.found), memory_model=memory_model)
@@ -228,9 +231,11 @@ def baselines(problem: Problem) -> dict[str, Sums]:
 def summary(found: Selection) -> dict[str, Any]:
     """What ``pimflow select --json`` prints."""
     problem, sums, choice = found.problem, found.selected.sums, found.selected.choice
-    layers = set(Layers(problem.graph).chosen.values())
+    device = found.profile.device
+    layers = set(Layers(problem.graph, device.target).chosen.values())
     missing = unmeasured(found.profile, layers)
-    possible = sum(len(applicable(layer)) for layer in layers)
+    possible = sum(len(applicable(layer, device.target)) for layer in layers)
+    known = {False: "measured", True: ANALYTIC if device.cpu == ANALYTIC else "predicted"}
     row = {
         "network": problem.graph.name,
         "status": "optimal" if found.selected.gap <= 10 * RELATIVE_GAP else "time limit",
@@ -246,7 +251,7 @@ def summary(found: Selection) -> dict[str, Any]:
                 "input_layout": choice[step.name].input.layout,
                 "output_layout": choice[step.name].output.layout,
                 "time_ns": problem.time_ns(choice[step.name]),
-                "known": "predicted" if _is_guess(choice[step.name]) else "measured",
+                "known": known[_is_guess(choice[step.name])],
                 "workspace_bytes": choice[step.name].workspace_bytes,
                 "filter_bytes": choice[step.name].filter_bytes,
             }
@@ -258,7 +263,7 @@ def summary(found: Selection) -> dict[str, Any]:
         "baselines": {name: _brief(each) for name, each in found.baselines.items()},
         "solve_seconds": found.solve_seconds,
         "gap": found.selected.gap,
-        "device": found.profile.device.name,
+        "device": device.name,
         "measured": {
             "primitives": possible - missing,
             "of": possible,
@@ -305,7 +310,9 @@ def text(found: Selection) -> str:
         + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),
-        f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
+        f"{measured['primitives']} times of the model (analytic), fp32, for {row['device']}"
+        if found.profile.device.cpu == ANALYTIC
+        else f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
         f"{measured['predicted']} predicted, on {row['device']}",
     ]
     if "front" in row:

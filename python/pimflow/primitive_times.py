@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
+from pimflow.hardware import GpuSpec, system
 from pimflow.placement.selection_ilp import Selected
 from pimflow.primitive_layers import Layers
 from pimflow.primitive_profile import Profile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pimflow.placement.cache import ResultCache
     from pimflow.primitive_machines import Machine
 
+CUDA = "cuda"  # of --device
 MODES = ("measured", "predicted", "mixed")
 Progress = Callable[[float], None]
 
@@ -31,11 +33,13 @@ class Source:
     profile : Profile, str or path
         One of `MODES`, or given.
     device : str or None
-        A remote machine, or the one that a given profile is of.
+        A remote machine, ``cuda`` for a GPU, or the one that a given profile is of.
     target : str
         What code is made for: a remote machine's, empty for what it says of itself; or ``c``, here.
     measure : int or None
     cache : ResultCache or None
+    gpu : str or path, optional
+        The GPU that is modelled; the default system's if none.
     """
 
     profile: Profile | str | os.PathLike
@@ -43,6 +47,18 @@ class Source:
     target: str
     measure: int | None
     cache: ResultCache | None
+    gpu: str | os.PathLike | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == CUDA
+
+    @property
+    def measures_gpu(self) -> bool:
+        """Whether there is a card to measure, and no other GPU is asked for."""
+        from pimflow.targets import local_cuda
+
+        return self.on_gpu and not self.gpu and local_cuda() is not None
 
     @contextlib.contextmanager
     def times(self, layers: Layers, progress: Progress) -> Iterator[Times]:
@@ -55,6 +71,11 @@ class Source:
                 "--target: this machine's times are of code for itself, or of C (--target c); for another's "
                 "give --device rpc:HOST:PORT/KEY too"
             )
+        if self.gpu and not self.on_gpu:
+            raise UsageError("--gpu says which GPU is modelled: give --device cuda too")
+        if self.on_gpu and not self.measures_gpu:
+            yield Times(self, layers, None, progress)
+            return
         if self.profile not in MODES and self.device and not is_remote(self.device):
             yield Times(self, layers, None, progress)
             return
@@ -72,9 +93,27 @@ class Times:
 
     def __init__(self, source: Source, layers: Layers, machine: Machine | None, progress: Progress):
         self._source, self._layers, self._machine = source, layers, machine
+        if source.on_gpu and source.profile in ("predicted", "mixed"):
+            raise UsageError(
+                f"--profile {source.profile}: times of a GPU are measured, modelled, or of a file"
+            )
+        if source.on_gpu and machine is None:
+            self.found = self._modelled()
+            return
         self.found = self._of_modes(progress) if source.profile in MODES else self._given()
         if source.profile in ("predicted", "mixed"):
             self.found = self._predicted(self.found)
+
+    def _modelled(self) -> Profile:
+        from pimflow import primitive_gpu_times
+
+        source, layers = self._source, self._layers
+        gpu = GpuSpec.load(source.gpu) if source.gpu else system().gpu
+        if source.profile == "measured":
+            return primitive_gpu_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
+        found = source.profile if isinstance(source.profile, Profile) else Profile.read(source.profile)
+        found.require(primitive_gpu_times.device_of(gpu), None)
+        return found
 
     def _of_modes(self, progress: Progress) -> Profile:
         from pimflow import primitive_profiler
@@ -85,7 +124,8 @@ class Times:
         found = primitive_profiler.measure(
             layers.chosen.values(), layers.moves.values(), most, source.cache, progress, machine=self._machine
         )
-        found.require(self._machine.device, None if is_remote(source.device) else source.device)
+        measured_now = is_remote(source.device) or source.on_gpu
+        found.require(self._machine.device, None if measured_now else source.device)
         return found
 
     def _given(self) -> Profile:
@@ -102,7 +142,8 @@ class Times:
 
     def refine(self, selected: Selected) -> bool:
         """Measure what was selected by a predicted time, if such is to be; False if there is nothing."""
-        keys = self._guessed(selected) if self._source.profile == "mixed" else []
+        guessing = self._source.profile == "mixed" and not self._source.on_gpu
+        keys = self._guessed(selected) if guessing else []
         if keys:
             from pimflow import primitive_profiler
 

@@ -35,6 +35,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="c: primitives as C, by this machine's C compiler; or what code for the remote machine is made "
         "for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72' (default: what it says of itself)",
     )
+    sub.add_argument(
+        "--gpu",
+        metavar="NAME|FILE",
+        help="with --device cuda: the GPU that is modelled (default: the system's)",
+    )
     sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
     sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
 
@@ -53,9 +58,9 @@ def choice_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--device",
-        metavar="rpc:HOST:PORT[/KEY]|NAME",
-        help="another machine to measure, by TVM's RPC: a server, or what a tracker calls KEY; or the NAME "
-        "of the one that a profile's FILE is of, if not this one",
+        metavar="cuda|rpc:HOST:PORT[/KEY]|NAME",
+        help="cuda: primitives for a GPU; rpc: another machine to measure, by TVM's RPC: a server, or what a "
+        "tracker calls KEY; or the NAME of the one that a profile's FILE is of, if not this one",
     )
     sub.add_argument(
         "--measure",
@@ -74,7 +79,7 @@ def run(
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
     chosen = options(args, args.profile)
-    chosen |= {"target": args.target}
+    chosen |= {"target": args.target, "gpu": args.gpu}
     chosen |= {"pareto": args.pareto, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
     from pimflow import api, primitive_selection
     from pimflow.placement.cache import ResultCache, default_path

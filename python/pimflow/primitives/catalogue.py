@@ -60,6 +60,7 @@ def _cuda() -> list[Primitive]:
         return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)
 
     found = [
+        Primitive(name="operator-cuda-hwc", family="operator", target="cuda"),
         *tiled("direct", "direct"),
         *tiled("im2row", "windows", shared=True),
         *tiled("implicit-gemm", "windows", shared=True, implicit=True),

@@ -287,6 +287,8 @@ def _depthwise(primitive: Primitive, layer: ConvGeometry) -> bool:
 
 FAMILIES = {
     "loops": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=_plain_stages),
+    # What `ScheduleGpu` makes of a convolution by rules of its own.
+    "operator": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=lambda _, __: {}),
     "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
     "windows": Family(applies=_dense, filter_shape=_windows_filters, stages=_windows_stages),
     "mec": Family(
