@@ -144,7 +144,8 @@ def compile(
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
         that stays on the CPU standing in for a GPU is computed by the primitive chosen for it; with target
-        ``c``, each in the C code, by times of C on this machine unless the options say others.
+        ``c``, each in the C code, by times of C on this machine unless the options say others. With
+        ``{"device": "cuda"}`` and target ``cuda+pim`` each that stays on the GPU, in fp32, by its model.
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
@@ -181,7 +182,7 @@ def compile(
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
-    primitive_selection.check_device(select, in_c)
+    primitive_selection.check_device(select, targets.C if in_c else target, target_system.dtype)
     wanted = Goal(**goal)
     target_system.require_network_dtype()
     request = requested(decompose)
@@ -221,10 +222,12 @@ def compile(
     if select is not None:
         progress("selecting primitives")
         own, options = regions(network, target_system), {"cache": costs.profiling.cache, **select}
+        on_gpu = options.get("device") == "cuda"
         if in_c and not options.get("device"):
             options = {"target": targets.C, **options}
+        options |= {"gpu": target_system.gpu} if on_gpu else {}
         selection = primitive_selection.select_for(own, **options)
-        interface = interface if in_c else replace(interface, cpu=targets.cpu_name())
+        interface = interface if in_c or on_gpu else replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
     choices = selection and selection.choices

@@ -77,14 +77,19 @@ def build(
     Parameters
     ----------
     choices : mapping of str to Primitive, optional
-        By layer, what computes it on a CPU, where PIM does not: the code is for this machine's CPU alone.
+        By layer, what computes it where PIM does not; those of `target` are taken. For a CPU, the code is for
+        this machine's alone.
     """
     programs, splits = searched.programs(), searched.splits()
     applied = pipeline.apply_plan(
         network.module, splits, programs, searched.pipelines(), searched.system, searched.fused()
     )
-    if choices and target.kind.name == "llvm":
-        applied, target = with_primitives(applied, choices), targets.this_cpu()
+    on_cpu = target.kind.name == "llvm"
+    wanted = "cpu" if on_cpu else target.kind.name
+    choices = {name: p for name, p in (choices or {}).items() if p.target == wanted}
+    if choices:
+        applied = with_primitives(applied, choices)
+        target = targets.this_cpu() if on_cpu else target
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pimflow.core.candidate import Candidate, Known
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
+from pimflow.hardware import GpuSpec
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -54,7 +55,7 @@ class Selection:
         or workspace than `selected` takes; None if it finds none.
     baselines : dict of str to Sums
         ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
-        family in every layer that it applies to, else direct.
+        family in every layer that it applies to, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if none was asked for.
     solve_seconds : float
@@ -118,7 +119,7 @@ def select_for(
     profile: Profile | str | os.PathLike = "measured",
     device: str | None = None,
     target: str = "",
-    gpu: str | os.PathLike | None = None,
+    gpu: str | os.PathLike | GpuSpec | None = None,
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
@@ -145,7 +146,7 @@ def select_for(
     target : str
         What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
         Or ``c``: times of primitives as C, by this machine's compiler.
-    gpu : str or path, optional
+    gpu : str, path or GpuSpec, optional
         With `device` ``cuda``: primitives for GPUs, by the analytic model of this one, in fp32.
     measure : int, optional
         How many primitives of each layer to measure at most, the promising ones first; all if None.
@@ -196,11 +197,17 @@ def select_for(
     )
 
 
-def check_device(options: Mapping[str, Any] | None, in_c: bool) -> None:
-    """Raise `UsageError` if `compile` is to go by times of a remote machine, but makes no code for it."""
+def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:
+    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
     device = (options or {}).get("device") or ""
-    if device.startswith("rpc:") and not in_c:
+    if device.startswith("rpc:") and target != "c":
         raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
+    if device == CUDA and target != "cuda+pim":
+        raise UsageError("--device cuda: there are no kernels for a GPU; give --target cuda+pim too")
+    if device == CUDA and dtype != "fp32":
+        raise UsageError(
+            f"--device cuda: primitives for GPUs compute in fp32, not in {dtype}; give --dtype fp32"
+        )
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
@@ -223,7 +230,7 @@ def baselines(problem: Problem) -> dict[str, Sums]:
 
     found = {"pbqp": fastest(problem).sums}
     for name, family in EVERYWHERE.items():
-        kinds = [of(family, LAYOUT_OF.get(name)), of("direct"), of("depthwise"), of("loops")]
+        kinds = [of(family, LAYOUT_OF.get(name)), *map(of, ("direct", "depthwise", "loops", "operator"))]
         found[name] = everywhere(problem, kinds)
     return found
 

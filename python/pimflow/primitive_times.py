@@ -38,7 +38,7 @@ class Source:
         What code is made for: a remote machine's, empty for what it says of itself; or ``c``, here.
     measure : int or None
     cache : ResultCache or None
-    gpu : str or path, optional
+    gpu : str, path or GpuSpec, optional
         The GPU that is modelled; the default system's if none.
     """
 
@@ -47,7 +47,7 @@ class Source:
     target: str
     measure: int | None
     cache: ResultCache | None
-    gpu: str | os.PathLike | None = None
+    gpu: str | os.PathLike | GpuSpec | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -108,7 +108,8 @@ class Times:
         from pimflow import primitive_gpu_times
 
         source, layers = self._source, self._layers
-        gpu = GpuSpec.load(source.gpu) if source.gpu else system().gpu
+        gpu = source.gpu or system().gpu
+        gpu = gpu if isinstance(gpu, GpuSpec) else GpuSpec.load(gpu)
         if source.profile == "measured":
             return primitive_gpu_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
         found = source.profile if isinstance(source.profile, Profile) else Profile.read(source.profile)

@@ -106,6 +106,19 @@ def test_wrong_uses(capsys, without_a_card, options, code, said):
     assert "give --device cuda too" in capsys.readouterr().err
 
 
+def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
+    options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
+    folder = tmp_path / "toy"
+    assert main(["compile", "toy", "-o", str(folder), *options, "--json", "--quiet"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] and "analytic" in report["primitives"]["device"]
+    assert not json.loads((folder / "interface.json").read_text()).get("cpu")
+    assert main(["compile", "toy", *options[:5], "--dtype", "fp16"]) == 2
+    assert "compute in fp32, not in fp16" in capsys.readouterr().err
+    assert main(["compile", "toy", "--select", "--device", "cuda"]) == 2
+    assert "give --target cuda+pim too" in capsys.readouterr().err
+
+
 def test_a_profile_of_a_cpu_is_refused(without_a_card):
     cpu = Profile(device=pimflow.primitive_profile.Device(cpu="x", model="y", threads=1), code="")
     with pytest.raises(ProfileError, match="measured on 'y, x, 1 threads'"):
