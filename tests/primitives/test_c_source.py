@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import tvm
-from conv_layers import laid_out, layers_for, operands
+from conv_layers import ON_CPU, laid_out, layers_for, operands
 from tvm import relax, tirx
 
 import pimflow
@@ -20,7 +20,7 @@ from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, 
 from pimflow.hardware import system
 from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.families import FAMILIES, output_shape
+from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
 from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.plain_c import PlainLoops
@@ -48,7 +48,8 @@ def scheduled(primitive, layer, target):
 
 
 def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path):
-    chosen = {f: next(p for p in PRIMITIVES.values() if p.family == f) for f in FAMILIES}
+    on_cpu = [PRIMITIVES[name] for name in ON_CPU]
+    chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}
     chosen["blocked"] = PRIMITIVES["direct-chwc16-7x16"]
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
     functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}

@@ -97,3 +97,5 @@ def test_wrong_uses():
         primitive("im2row-7x32")
     with pytest.raises(UsageError, match="does not apply"):
         kernel(primitive("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
+    with pytest.raises(UsageError, match="is the operator as it is"):
+        kernel(primitive("operator-cuda-hwc"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
