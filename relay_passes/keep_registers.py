@@ -9,6 +9,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from pimflow.relay_passes.own_barriers import OwnBarriers
 
+ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else asked of the runtime
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 
 
@@ -32,8 +33,7 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def mark(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
         if old.buffer.scope() != "local":
             return old
-        marks = {**dict(old.annotations or {}), "disable_lower_builtin": tirx.IntImm("bool", 1)}
-        return tirx.AllocBuffer(old.buffer, marks)
+        return tirx.AllocBuffer(old.buffer, {**dict(old.annotations or {}), **ON_THE_STACK})
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.AllocBuffer, mark)]))
 

@@ -9,8 +9,8 @@ from tvm import relax
 
 from pimflow.relay_passes.extract_regions import region_groups
 from pimflow.relay_passes.flat import rebuild, substitute
+from pimflow.relay_passes.own_barriers import TILES
 
-TILES = "pimflow.tiles"  # attribute of such a function: its tiling, as text
 LAYERS = "pimflow.layers"  # how many operators each of its layers has, in order
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from pimflow.relay_passes.outline_groups import TILES
+TILES = "pimflow.tiles"  # attribute of a function of a group of layers: its tiling, as text
 
 
 @tvm.transform.module_pass(opt_level=0, name="OwnBarriers")

@@ -23,6 +23,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.loops import BLOCK, WARP, bind, reduced, reduction, variables
 from pimflow.relay_passes.registers import own_registers
 from pimflow.relay_passes.schedule_fused_gpu import FusedRun
+from pimflow.relay_passes.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedule_tensor_cores import TensorCores
 
 
@@ -49,6 +50,7 @@ class ScheduleGpu:
         gpu = dl.gpu
         self.rules = (
             FusedRun(),
+            PrimitiveStages(),
             Depthwise(multiprocessors),
             TensorCores(multiprocessors),
             gpu.Matmul(),

@@ -20,6 +20,7 @@ SLAB = "pimflow.slab"
 ADDED = "pimflow.added"
 UNROLLED = "pimflow.unrolled"
 INSIDE = "pimflow.inside"
+SHARED = "pimflow.shared"
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
 TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do
@@ -27,21 +28,21 @@ TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` is a stage of a primitive, for which the rules here are."""
-    return any(_mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
+    return any(mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
 
 
 def schedule(sch: s_tir.Schedule) -> None:
     """Schedule every marked stage; what is not marked and goes into no tile stays as it is."""
     for nest in _nests(sch):
-        if _mark(sch, nest, SPREAD) is not None and _mark(sch, nest, ADDED) is None:
+        if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
             _spread(sch, nest)
     for nest in _nests(sch):
-        if (added := _mark(sch, nest, ADDED)) is not None:
+        if (added := mark(sch, nest, ADDED)) is not None:
             _add(sch, nest, bool(added))
-        elif mark := _mark(sch, nest, UNROLLED):
-            _piece(sch, nest, mark)
+        elif pairs := mark(sch, nest, UNROLLED):
+            piece(sch, nest, pairs)
     for nest in _every(sch):
-        tile = _mark(sch, nest, TILE)
+        tile = mark(sch, nest, TILE)
         if tile:
             _tile(sch, nest, tile)
         elif tile is not None:
@@ -62,7 +63,8 @@ def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
     return found
 
 
-def _mark(sch: s_tir.Schedule, nest: SBlockRV, name: str):
+def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | None:
+    """What `nest` is marked with; None if it is not."""
     found = sch.get(nest).annotations.get(name)
     if found is None:
         return None
@@ -81,7 +83,7 @@ def _vector(extent: int) -> int:
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
     """Rows to cores, channels to vectors."""
     *outer, last = sch.get_loops(nest)
-    side_by_side = _mark(sch, nest, SPREAD)
+    side_by_side = mark(sch, nest, SPREAD)
     lanes = _vector(side_by_side)
     if lanes > 1 and _extent(sch, last) % lanes == 0:
         sch.vectorize(sch.split(last, [None, lanes])[1])
@@ -103,19 +105,19 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     spatial, over = loops[:-count], loops[-count:]
     over = [part for loop in over for part in _parts(sch, nest, loop)]
     place_axis, places, lane_axis, lanes, channels_in_lanes = tile
-    into = _result(sch, nest)
+    into = result_of(sch, nest)
     place, place_inside = sch.split(spatial[place_axis], [None, places])
     lane, lane_inside = sch.split(spatial[lane_axis], [None, lanes])
     vectors, vector = sch.split(lane_inside, [None, _vector(lanes)])
     panel, other = (lane, place) if channels_in_lanes else (place, lane)
     outer = {i: loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)}
-    shared, inner = _dealt(sch, _mark(sch, nest, SLAB), outer, panel, other)
+    shared, inner = _dealt(sch, mark(sch, nest, SLAB), outer, panel, other)
     sch.reorder(*shared, *inner, *over, place_inside, vectors, vector)
     sch.parallel(sch.fuse(*shared))
     sch.vectorize(vector)
     for loop in (vectors, place_inside):
         sch.unroll(loop)
-    _bring(sch, into, inner[-1])
+    bring(sch, into, inner[-1])
     sch.decompose_reduction(nest, over[0])
 
 
@@ -172,7 +174,7 @@ def _dealt(
     return [*outer.values(), several, panel], [other]
 
 
-def _result(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
+def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
     """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
@@ -208,7 +210,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
             return
 
 
-def _bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
+def bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
     """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
     (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
     sch.set_scope(sums, 0, "local")
@@ -226,13 +228,21 @@ def _bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
             sch.unroll(row)
 
 
-def _piece(sch: s_tir.Schedule, nest: SBlockRV, mark: list[int]) -> None:
-    """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`."""
-    *pairs, lane_axis = mark
+def piece(
+    sch: s_tir.Schedule,
+    nest: SBlockRV,
+    marked: list[int],
+    dealt: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
+) -> None:
+    """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`.
+
+    `dealt` deals the loop over pieces to cores or threads, and says inside which loop a piece is.
+    """
+    *pairs, lane_axis = marked
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)
     spatial, over = loops[:-count], loops[-count:]
-    into = _result(sch, nest)
+    into = result_of(sch, nest)
     unrolled = []
     for axis, size in zip(pairs[::2], pairs[1::2], strict=True):
         if size:
@@ -244,20 +254,19 @@ def _piece(sch: s_tir.Schedule, nest: SBlockRV, mark: list[int]) -> None:
     if lane_axis >= 0 and (lanes := _vector(_extent(sch, spatial[lane_axis]))) > 1:
         spatial[lane_axis], vector = sch.split(spatial[lane_axis], [None, lanes])
     sch.reorder(*spatial, *unrolled, *over, *([vector] if vector else []))
-    home = sch.fuse(*spatial)
-    sch.parallel(home)
+    home = dealt(sch, sch.fuse(*spatial))
     if vector:
         sch.vectorize(vector)
     for loop in (*unrolled, *over):
         sch.unroll(loop)
-    _bring(sch, into, home)
+    bring(sch, into, home)
     waiting = list(sch.get_producers(nest))
     while waiting:
         block = waiting.pop(0)
-        if _mark(sch, block, INSIDE) is not None:
+        if mark(sch, block, INSIDE) is not None:
             sch.set_scope(block, 0, "local")
             sch.compute_at(block, home, preserve_unit_loops=True)
-            waiting += [b for b in sch.get_producers(block) if _mark(sch, b, INSIDE) is not None]
+            waiting += [b for b in sch.get_producers(block) if mark(sch, b, INSIDE) is not None]
             _unroll_inside(sch, block, vector is not None)
     sch.decompose_reduction(nest, over[0])
 
@@ -280,7 +289,7 @@ def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
 def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
     """The sum of products that were moved; if `one_by_one`, each is formed when it is added."""
     *spatial, position = sch.get_loops(nest)
-    vector, lanes = None, _vector(_mark(sch, nest, SPREAD))
+    vector, lanes = None, _vector(mark(sch, nest, SPREAD))
     if lanes > 1:
         spatial[-1], vector = sch.split(spatial[-1], [None, lanes])
         sch.vectorize(vector)
@@ -293,10 +302,10 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
             sch.add_unit_loop(own[1])  # in place of the loop over positions, which is shared
         sch.parallel(sch.fuse(*spatial[:2]))
     elif vector:
-        into = _result(sch, nest)
+        into = result_of(sch, nest)
         sch.reorder(*spatial, position, vector)
         sch.parallel(sch.fuse(*spatial[:2]))
-        _bring(sch, into, spatial[-1])
+        bring(sch, into, spatial[-1])
     else:
         sch.reorder(*spatial[:-1], position, spatial[-1])
         sch.parallel(sch.fuse(*spatial[:2]))

@@ -25,7 +25,7 @@ class SelectPrimitives:
     Parameters
     ----------
     choices : mapping of str to Primitive
-        By layer name; layers that it does not name stay.
+        By layer name; layers that it does not name stay, and so do those of the family ``operator``.
 
     Rewrite: ``conv2d(x, w) -> back(call_tir(primitive, layout(x), transformed(w)))``; filters are transformed
     here, and `SinkLayout` removes transforms that undo one another.
@@ -44,6 +44,8 @@ class SelectPrimitives:
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             layer = layer_name(mod, var)
             if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.choices:
+                return None
+            if self.choices[layer].family == "operator":
                 return None
             geometry, primitive = layer_geometry(var.name, value), self.choices[layer]
             if geometry is None or not primitive.applies(geometry):

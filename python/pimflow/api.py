@@ -16,6 +16,7 @@ from pimflow import (
     activation_fusion,
     allocation,
     artifact,
+    c_network,
     compilation,
     decomposition_choice,
     frontend,
@@ -40,12 +41,10 @@ from pimflow.core.program import PimProgram
 from pimflow.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
-from pimflow.layer_order import LayerOrder
-from pimflow.measure import inference_ns, kernel_times
+from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
-from pimflow.network_search import AnyPlan, as_plan, place, regions, speedups
+from pimflow.network_search import AnyPlan, as_plan, order_part, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
-from pimflow.simulators.expansion import pim_refusal
 from pimflow.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -130,7 +129,8 @@ def compile(
         `pimflow.system()` by default.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
-        verified and timed, where a CUDA device is.
+        verified and timed, where a CUDA device is. ``c``: everything on the CPU, as C for any compiler, too;
+        built, verified and timed where there is a compiler.
     plan : Plan, Searched or path, optional
         Applied instead of searching.
     shapes : mapping of str to tuple of int, optional
@@ -150,7 +150,9 @@ def compile(
         is faster.
     select : mapping of str to object, optional
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
-        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it.
+        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it; with target
+        ``c``, each in the C code, by times of C on this machine unless the options say others. With
+        ``{"device": "cuda"}`` and target ``cuda+pim`` each that stays on the GPU, in fp32, by its model.
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
@@ -186,8 +188,12 @@ def compile(
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
+    in_c, target = target == targets.C, targets.executed(target)
+    if in_c:
+        c_network.require_no_pim(plan)
+        goal["modes"] = "gpu"
+    primitive_selection.check_device(select, targets.C if in_c else target, target_system.dtype)
     wanted = Goal(**goal)
-    targets.named_target(target)
     target_system.require_network_dtype()
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
@@ -239,16 +245,22 @@ def compile(
     selection = None
     if select is not None:
         progress("selecting primitives")
-        own = regions(network, target_system)
-        selection = primitive_selection.select_for(own, **{"cache": costs.profiling.cache, **select})
-        interface = replace(interface, cpu=targets.cpu_name())
+        own, options = regions(network, target_system), {"cache": costs.profiling.cache, **select}
+        selection = primitive_selection.for_compilation(own, target_system.gpu, options, in_c=in_c)
+        if selection.for_cpu and not in_c:
+            interface = replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
     choices = selection and selection.choices
     names = dict.fromkeys([target, "llvm+pim"])
     builds = tuple(
-        compilation.build(network, searched, targets.named_target(name), choices) for name in names
+        compilation.build(network, searched, targets.named_target(name), None if in_c else choices)
+        for name in names
     )
+    c_part = None
+    if in_c:
+        progress("building C")
+        c_part = c_network.c_network(network, target_system, choices, inputs, expected, tolerance)
 
     progress("verifying")
     for built in reversed(builds):
@@ -265,12 +277,13 @@ def compile(
     summary = report.build(
         searched,
         verification,
-        gpu_part=_gpu_part(searched, builds[0], inputs),
+        gpu_part=gpu_part(searched, builds[0], inputs),
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
-        order=None if order is None else _order_part(order, searched, plan, costs),
+        order=None if order is None else order_part(order, searched, plan, costs),
         decomposition=decomposition,
         skips=skips,
         primitives=selection and primitive_selection.summary(selection),
+        c_part=c_part and c_part.summary(),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
         search_seconds=search_seconds,
@@ -279,7 +292,7 @@ def compile(
     programs = searched.programs()
     del network  # its weights are in the builds: linking them needs the memory
     if out is not None:
-        traced = _traced(programs, progress) if emit_traces else ()
+        traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
         artifact.write(
             out,
@@ -296,41 +309,11 @@ def compile(
             report=summary,
             programs=programs,
             traced=traced,
+            sources=c_part.source.files() if c_part else {},
         )
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary
     )
-
-
-def _traced(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
-    """Regions that a ``.pim`` trace can say; `progress` is told of the others."""
-    refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
-    for region, problem in refused.items():
-        progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")
-    return [region for region in programs if region not in refused]
-
-
-def _order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:
-    """What the report says of the layers' order, and how long the network takes in the given one."""
-    given = searched
-    if order.changed:
-        options = {"fuse_activations": bool(searched.graph.runs), "fuse": bool(searched.graph.fusible)}
-        graph = regions(order.given, searched.system, **options)
-        given = place(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
-    return order.summary() | {
-        "latency_given_ns": given.evaluation.latency_ns,
-        "latency_ns": searched.evaluation.latency_ns,
-    }
-
-
-def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What the report says of the GPU's kernels; timed where they run."""
-    measured_ns, measured_on = None, ""
-    if built.target != "llvm+pim" and built.runs_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
-        measured_on = str(built.device.device_name)
-    kernels = built.kernels
-    return report.gpu_part(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
 
 
 def relax_pipeline(

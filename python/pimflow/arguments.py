@@ -36,7 +36,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     _input_options(sub)
     _system_options(sub)
     sub.add_argument(
-        "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim (default: %(default)s)"
+        "--target", default="llvm+pim", help="what to build for: llvm+pim, cuda+pim, c (default: %(default)s)"
     )
     sub.add_argument(
         "--tolerance",

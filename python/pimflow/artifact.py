@@ -233,6 +233,7 @@ def write(
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
+    sources: Mapping[str, bytes],
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -248,12 +249,16 @@ def write(
         By region.
     traced : collection of str
         Regions to add a ``.pim`` file for, one a channel.
+    sources : mapping of str to bytes
+        Files in C, by name.
     """
     with new_directory(target) as directory:
         for build in builds:
             store(build.module, directory / _LIBRARIES[build.target], build.weight_bytes)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
+        for name, content in sources.items():
+            (directory / name).write_bytes(content)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ import numpy as np
 from pimflow import arguments, devices, fuse_command, memory_command, select_command, zoo
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
+from pimflow.progress_bar import bar
 
 if TYPE_CHECKING:
     from pimflow.placement import Profiling
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # What --accounting implies for the timing of PIM where --timing does not say.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
-BAR_AFTER_SECONDS = 2.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +92,7 @@ def _profiling(args: argparse.Namespace) -> Iterator[Profiling]:
     gpu, pim = _profilers(args)
     executor = parse_executor(args.executor, args.jobs)
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
-    with _bar("timing layers", args.quiet) as advance:
+    with bar("timing layers", args.quiet) as advance:
         yield Profiling(
             **({"gpu": gpu} if gpu else {}),
             pim=pim,
@@ -119,35 +118,6 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             yield lambda text: status.update(f"{text} …")
     else:
         yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal."""
-    begin = time.monotonic()
-    update: Callable[[float], None] | None = None
-    with contextlib.ExitStack() as shown:
-
-        def advance(share: float) -> None:
-            nonlocal update
-            if update is None and not quiet and time.monotonic() - begin > BAR_AFTER_SECONDS:
-                update = _show_bar(text, shown)
-            if update is not None:
-                update(share)
-
-        yield advance
-
-
-def _show_bar(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
-    if not sys.stderr.isatty():
-        print(f"pimflow: {text} …", file=sys.stderr)
-        return lambda _: None
-    from rich.console import Console
-    from rich.progress import Progress
-
-    bar = shown.enter_context(Progress(console=Console(stderr=True)))
-    task = bar.add_task(text, total=1.0)
-    return lambda share: bar.update(task, completed=share)
 
 
 def _goal(args: argparse.Namespace) -> dict[str, Any]:
@@ -232,7 +202,7 @@ def _sweep(args: argparse.Namespace) -> None:
     goal = Goal(modes=args.modes)
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
-    with _profiling(args) as sources, _bar("searching", args.quiet) as advance:
+    with _profiling(args) as sources, bar("searching", args.quiet) as advance:
         rows = design_space.sweep(
             args.models, _system(args), settings, sources, shapes, args.batch, advance, goal
         )
@@ -281,7 +251,7 @@ def _simulate(args: argparse.Namespace) -> None:
     hiding = not args.no_gwrite_hiding
     _, profiler = _profilers(args, hiding)
     timing = args.timing or "strict"
-    with _bar("simulating", args.quiet) as advance:
+    with bar("simulating", args.quiet) as advance:
         result = simulation.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )
@@ -306,7 +276,7 @@ def _trace(args: argparse.Namespace) -> None:
         raise UsageError(f"{args.layer} has its own dtype, channels and loop orders; leave out {options}")
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
-    with _bar("writing", args.quiet) as advance:
+    with bar("writing", args.quiet) as advance:
         summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:
         _print_json({**summary, "output": args.output})
@@ -395,8 +365,8 @@ HANDLERS = {
     "trace": _trace,
     "timeline": _timeline,
     "memory": memory_command.run,
-    "fuse": lambda args: fuse_command.run(args, _bar),
-    "select": lambda args: select_command.run(args, _bar),
+    "fuse": lambda args: fuse_command.run(args, bar),
+    "select": lambda args: select_command.run(args, bar),
     "models": _models,
     "devices": _devices,
 }

@@ -83,7 +83,8 @@ def build(
     Parameters
     ----------
     choices : mapping of str to Primitive, optional
-        By layer, what computes it on a CPU, where PIM does not: the code is for this machine's CPU alone.
+        By layer, what computes it where PIM does not; those of `target` are taken. For a CPU, the code is for
+        this machine's alone.
     """
     programs, splits = searched.programs(), searched.splits()
     applied = pipeline.apply_plan(
@@ -95,10 +96,14 @@ def build(
         searched.fused(),
         searched.tiled(),
     )
+    on_cpu = target.kind.name == "llvm"
+    wanted = "cpu" if on_cpu else target.kind.name
+    choices = {name: p for name, p in (choices or {}).items() if p.target == wanted}
     calls: tuple[KernelCall, ...] = ()
-    if choices and target.kind.name == "llvm":
-        applied, target = with_primitives(applied, choices), targets.this_cpu()
-        calls = () if programs else kernel_calls(applied, searched.system)
+    if choices:
+        applied = with_primitives(applied, choices)
+        target = targets.this_cpu() if on_cpu else target
+        calls = kernel_calls(applied, searched.system) if on_cpu and not programs else ()
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)

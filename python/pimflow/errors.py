@@ -64,7 +64,7 @@ class LifetimeError(PimflowError):
 
 
 class ProfilerError(PimflowError):
-    """A simulator of somebody else's that is not there, fails, or prints what cannot be understood."""
+    """A simulator of somebody else's, or a machine, that is not there, fails, or cannot be understood."""
 
 
 class ProfileError(PimflowError):

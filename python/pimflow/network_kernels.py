@@ -15,6 +15,7 @@ from pimflow.core.region import MOVES
 from pimflow.hardware import System
 from pimflow.kernel_builds import arguments
 from pimflow.placement.cache import ResultCache, sources_digest
+from pimflow.primitive_machines import Machine
 from pimflow.primitive_profile import KernelTime, NetworkTime
 from pimflow.primitive_profiler import CALLS, Measurements, compiler
 from pimflow.relay_passes import keep_registers
@@ -143,7 +144,8 @@ def network_time(
 def _measured(
     calls: Mapping[str, KernelCall], cache: ResultCache | None, progress: Callable[[float], None]
 ) -> dict[str, float]:
-    kept = Measurements(cache, f"{COLD} {compiler()} {sources_digest(('relay_passes.keep_registers',))}")
+    code = f"{COLD} {compiler()} {sources_digest(('relay_passes.keep_registers',))}"
+    kept = Measurements(cache, code, Machine().device)
     found = kept.get(calls)
     missing = [key for key in calls if key not in found]
     for begin in range(0, len(missing), KERNELS_AT_ONCE):

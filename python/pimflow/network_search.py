@@ -16,6 +16,7 @@ from pimflow.decomposition_choice import left, settled
 from pimflow.frontend import Network
 from pimflow.fused_execution.relax_layers import fusible
 from pimflow.hardware import System, system
+from pimflow.layer_order import LayerOrder
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
 from pimflow.relay_passes.extract_regions import extract_regions
@@ -183,4 +184,17 @@ def speedups(
         "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
         f"accounting {other}, timing {timing}": speedup(converted, False),
         f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
+    }
+
+
+def order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:
+    """What the report says of the layers' order, and how long the network takes in the given one."""
+    given = searched
+    if order.changed:
+        options = {"fuse_activations": bool(searched.graph.runs), "fuse": bool(searched.graph.fusible)}
+        graph = regions(order.given, searched.system, **options)
+        given = place(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
+    return order.summary() | {
+        "latency_given_ns": given.evaluation.latency_ns,
+        "latency_ns": searched.evaluation.latency_ns,
     }

@@ -10,7 +10,7 @@ from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, 
 from pimflow.core.region import MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.placement.selection import RETURNED
-from pimflow.primitive_profile import Move, Profile, applicable, is_free
+from pimflow.primitive_profile import ANALYTIC, Move, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
 
 
@@ -124,9 +124,10 @@ def _candidate(
 
 @dataclass(frozen=True)
 class Layers:
-    """A network, as far as its selection needs no times."""
+    """A network, as far as its selection needs no times, for primitives of `target`."""
 
     graph: RegionGraph
+    target: str = "cpu"
 
     @functools.cached_property
     def chosen(self) -> dict[str, ConvGeometry]:
@@ -163,7 +164,7 @@ class Layers:
         region = self.graph.region(name)
         if name not in self.chosen:
             return set(_layouts(region))
-        layouts = {primitive.layout for primitive in applicable(region.geometry)}
+        layouts = {primitive.layout for primitive in applicable(region.geometry, self.target)}
         return {layout for layout in layouts if _fits(region, layout)}
 
     @functools.cached_property
@@ -216,9 +217,9 @@ class Layers:
         if region.name not in self.chosen:
             return tuple(_candidate(region, layout) for layout in _layouts(region))
         layer, found = region.geometry, []
-        for primitive in applicable(layer):
+        for primitive in applicable(layer, self.target):
             key, known = (primitive.name, layer), Known.MEASURED
-            if key not in profile.times_ns:
+            if key not in profile.times_ns or profile.device.cpu == ANALYTIC:
                 known = Known.ANALYTIC
             ns = profile.times_ns.get(key, profile.predicted_ns.get(key))
             if ns is not None and _fits(region, primitive.layout):

@@ -20,6 +20,7 @@ from pimflow.primitives.layer import FP32_BYTES, input_bytes
 VERSION = "pimflow-profile/1"
 ROWS = ("layers", "transforms", "kernels")  # lists of a file
 PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
+ANALYTIC = "analytic"  # in place of an architecture: times are those of the GPU model
 # Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
 MACS_PER_NS = 100.0
 BYTES_PER_NS = 20.0
@@ -36,19 +37,27 @@ class Device:
     Attributes
     ----------
     cpu : str
-        LLVM's name of the processor.
+        LLVM's name of the processor; of a GPU its architecture, or `ANALYTIC`.
     model : str
         The processor's own name.
     threads : int
+    unit : str
+        What `threads` counts: a GPU's ``multiprocessors``.
     """
 
     cpu: str
     model: str
     threads: int
+    unit: str = "threads"
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {self.cpu}, {self.threads} threads"
+        return f"{self.model}, {self.cpu}, {self.threads} {self.unit}"
+
+    @property
+    def target(self) -> str:
+        """Whose primitives it runs: ``cpu`` or ``cuda``."""
+        return "cpu" if self.unit == "threads" else "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +263,9 @@ def _layer(plain: Mapping[str, Any]) -> ConvGeometry:
     return ConvGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
 
 
-def applicable(layer: ConvGeometry) -> list[Primitive]:
-    """Primitives that compute `layer`."""
-    return [primitive for primitive in PRIMITIVES.values() if primitive.applies(layer)]
+def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
+    """Primitives of `target` that compute `layer`."""
+    return [p for p in PRIMITIVES.values() if p.target == target and p.applies(layer)]
 
 
 def macs(primitive: Primitive, layer: ConvGeometry) -> float:
@@ -283,13 +292,13 @@ def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
     return macs(primitive, layer) / rate + moved / BYTES_PER_NS
 
 
-def promising(layer: ConvGeometry) -> list[Primitive]:
-    """Primitives for `layer` in the order in which to measure them.
+def promising(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
+    """Primitives of `target` for `layer` in the order in which to measure them.
 
     First the one of the least bound of each family and layout, then the second ones, and so on.
     """
     kinds: dict[tuple, list[Primitive]] = {}
-    for primitive in sorted(applicable(layer), key=lambda p: bound_ns(p, layer)):
+    for primitive in sorted(applicable(layer, target), key=lambda p: bound_ns(p, layer)):
         kind = (primitive.family, primitive.layout, primitive.tile, primitive.directions)
         kinds.setdefault(kind, []).append(primitive)
     ranked = [(rank, bound_ns(p, layer), p) for of in kinds.values() for rank, p in enumerate(of)]
@@ -305,5 +314,5 @@ def is_free(move: Move) -> bool:
 
 def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
     """Of the primitives that compute `layers`, how many have no time."""
-    wanted = ((p.name, layer) for layer in layers for p in applicable(layer))
+    wanted = ((p.name, layer) for layer in layers for p in applicable(layer, profile.device.target))
     return sum(key not in profile.times_ns for key in wanted)

@@ -1,30 +1,29 @@
-"""Measures convolution primitives and layout transforms on this machine."""
+"""Measures convolution primitives and layout transforms on a machine."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow import kernel_builds
+from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
+from pimflow.primitive_machines import Machine
 from pimflow.primitive_profile import Device, Move, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.families import BLOCK, input_shape, output_shape, tensor_shape
-from pimflow.relay_passes import keep_registers
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.primitives.families import BLOCK, tensor_shape
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
     "primitive_kernels",
     *("relay_passes.fused_chain", "relay_passes.keep_registers", "relay_passes.loops"),
+    "relay_passes.own_barriers",
     *("relay_passes.schedule_cpu", "relay_passes.schedule_fused_cpu", "relay_passes.schedule_primitives"),
     "relay_passes.task_workspaces",
 )
@@ -35,22 +34,6 @@ ENOUGH_NS = 3e7  # of calls: noise of short ones takes more of them
 MOVES_AT_ONCE = 40  # transforms compiled as one module
 
 Progress = Callable[[float], None]
-
-
-def this_device() -> Device:
-    """The CPU that runs this process."""
-    threads = int(tvm.get_global_func("runtime.NumThreads")())
-    cpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-    return Device(cpu=cpu, model=_model_name(), threads=threads)
-
-
-def _model_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
 
 
 def code_digest() -> str:
@@ -71,6 +54,7 @@ def measure(
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
     named: Iterable[tuple[str, ConvGeometry]] = (),
+    machine: Machine | None = None,
 ) -> Profile:
     """Times of primitives for `layers`, and of layout transforms.
 
@@ -80,15 +64,22 @@ def measure(
         How many primitives of a layer to measure, the promising ones first; all by default. What `cache`
         holds besides is taken too.
     cache : ResultCache, optional
-        Where times are kept, by the CPU's names, its threads and the code.
+        Where times are kept, by the machine's names, its threads and the code.
     named : iterable of (str, ConvGeometry)
         Primitives to measure for layers besides.
+    machine : Machine, optional
+        Where to measure; here by default.
+
+    Raises
+    ------
+    ProfilerError
+        If the machine is gone; what it has measured by then is kept.
     """
-    keep_registers.register()
-    times_kept = Measurements(cache, code_digest())
-    device, code = times_kept.device, times_kept.code
+    machine = machine or Machine()
+    device, code = machine.device, code_digest()
+    times_kept = Measurements(cache, code, device)
     layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
-    every = {layer: promising(layer) for layer in layers}
+    every = {layer: promising(layer, device.target) for layer in layers}
     asked = [(p.name, layer) for layer, found in every.items() for p in found]
     known = times_kept.get([*asked, *moves])
     times = {key: known[key] for key in asked if key in known}
@@ -100,15 +91,20 @@ def measure(
     failed: dict[tuple[str, ConvGeometry], str] = {}
     for done, key in enumerate(missing, start=1):
         try:
-            times[key] = primitive_ns(*key)
+            times[key] = primitive_ns(*key, machine)
         except Exception as error:  # whatever a compiler has to say
+            machine.require()
             failed[key] = str(error).strip().splitlines()[-1]
         else:
             times_kept.put({key: times[key]})
         progress(done / total)
     for begin in range(0, len(unmoved), MOVES_AT_ONCE):
         part = unmoved[begin : begin + MOVES_AT_ONCE]
-        found = dict(zip(part, moves_ns(part)))
+        try:
+            found = dict(zip(part, moves_ns(part, machine)))
+        except Exception:  # whatever a broken connection raises
+            machine.require()
+            raise
         moved |= found
         times_kept.put(found)
         progress((len(missing) + begin + len(part)) / total)
@@ -116,7 +112,7 @@ def measure(
 
 
 class Measurements:
-    """What was measured on this device, in a cache: by what decides it, and by no other code.
+    """What was measured on a device, in a cache: by what decides it, and by no other code.
 
     Parameters
     ----------
@@ -124,10 +120,11 @@ class Measurements:
         None keeps nothing.
     code : str
         Of what decides times besides their keys and the device.
+    device : Device
     """
 
-    def __init__(self, cache: ResultCache | None, code: str):
-        self.cache, self.code, self.device = cache, code, this_device()
+    def __init__(self, cache: ResultCache | None, code: str, device: Device):
+        self.cache, self.code, self.device = cache, code, device
 
     def get(self, keys: Iterable) -> dict:
         """Times by those keys that have one; what is no time was not kept by this."""
@@ -146,22 +143,28 @@ class Measurements:
         return ("cpu", self.device, key)
 
 
-def primitive_ns(name: str, layer: ConvGeometry) -> float:
+def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None) -> float:
     """Median of calls of a primitive's kernel, its input in the caches, its filters and output not."""
-    primitive = PRIMITIVES[name]
-    built = _built({"main": kernel(primitive, layer)})
-    shapes = (input_shape(primitive, layer), primitive.filter_shape(layer), output_shape(primitive, layer))
-    return _median_ns(built, "main", shapes)
+    primitive, machine = PRIMITIVES[name], machine or Machine()
+    if primitive.family == "operator":
+        whole = convolution_kernel(layer, "fp32")
+        function = kernel_builds.primitive(whole, "fp32", machine.target, machine.device.threads)
+    else:
+        function = kernel(primitive, layer)
+    shapes = [[int(extent) for extent in param.shape] for param in function.params]
+    built = _built({"main": function}, machine)
+    return _median_ns(built, "main", shapes, machine.cpu)
 
 
-def moves_ns(moves: Sequence[Move]) -> list[float]:
+def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:
     """Median of calls of every transform."""
-    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)})
+    machine = machine or Machine()
+    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)}, machine)
     found = []
     for number, (shape, given, taken) in enumerate(moves):
         n, h, w, c = shape
         shapes = [tensor_shape(layout, n, c, h, w) for layout in (given, taken)]
-        found.append(_median_ns(built, f"move{number}", shapes))
+        found.append(_median_ns(built, f"move{number}", shapes, machine.cpu))
     return found
 
 
@@ -194,21 +197,22 @@ def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
     return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)
 
 
-def _built(functions: dict[str, tirx.PrimFunc]) -> tvm.runtime.Module:
-    """Compiled for this very CPU, by the schedules and passes that a network's kernels take."""
-    target = tvm.target.Target({"kind": "llvm", "mcpu": this_device().cpu})
+def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
+    """Compiled for `machine`, by the schedules and passes that a network's kernels take."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    with target:
-        scheduled = ScheduleCpu()(tvm.IRModule(named))
-    return tvm.compile(scheduled, target, tir_pipeline=keep_registers.PIPELINE).jit()
+    with machine.target:
+        scheduled = machine.schedule(tvm.IRModule(named))
+    return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=machine.pipeline))
 
 
-def _median_ns(built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]]) -> float:
-    device = tvm.cpu()
+def _median_ns(
+    built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]], device: tvm.runtime.Device
+) -> float:
     given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
 
     def median_ns(repeat: int) -> float:
-        timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=COLD)
+        flush = COLD if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
+        timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=flush)
         return float(timed(*given).median * 1e9)
 
     return median_ns(int(np.clip(ENOUGH_NS // max(median_ns(1), 1.0), *CALLS)))

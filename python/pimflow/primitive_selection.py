@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
-from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.core.region import RegionGraph
+from pimflow.errors import UsageError
+from pimflow.hardware import GpuSpec
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
 from pimflow.placement.selection_search import (
@@ -23,7 +25,8 @@ from pimflow.placement.selection_search import (
     minimise,
 )
 from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import NetworkTime, Profile, applicable, network_text, unmeasured
+from pimflow.primitive_profile import ANALYTIC, NetworkTime, Profile, applicable, network_text, unmeasured
+from pimflow.primitive_times import CUDA, Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -31,11 +34,9 @@ if TYPE_CHECKING:
     from pimflow.placement.cache import ResultCache
 
 MEASURE = 12  # primitives of a layer that are measured unless more are asked for
-MODES = ("measured", "predicted", "mixed")
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Selection:
         or workspace than `selected` takes; None if it finds none.
     baselines : dict of str to Sums
         ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
-        family in every layer that it applies to, else direct.
+        family in every layer that it applies to, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if none was asked for.
     solve_seconds : float
@@ -73,6 +74,10 @@ class Selection:
     front: tuple[Point, ...]
     solve_seconds: float
     network: NetworkTime | None = None
+
+    @property
+    def for_cpu(self) -> bool:
+        return self.profile.device.target == "cpu"
 
     @property
     def choices(self) -> dict[str, Primitive]:
@@ -145,6 +150,8 @@ def select_for(
     pareto: int | None = None,
     profile: Profile | str | os.PathLike = "measured",
     device: str | None = None,
+    target: str = "",
+    gpu: str | os.PathLike | GpuSpec | None = None,
     measure: int | None = MEASURE,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
@@ -166,7 +173,13 @@ def select_for(
         of transforms measured; ``mixed``: some measured, others predicted, and what is selected by a
         predicted time measured too, until all of it is. Or given, or a file.
     device : str, optional
-        The machine that a given profile is for, where it is not this one.
+        The machine that a given profile is for, where it is not this one. One at
+        ``rpc:HOST:PORT/KEY`` is asked by TVM's RPC, and measured where this one would be.
+    target : str
+        What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
+        Or ``c``: times of primitives as C, by this machine's compiler.
+    gpu : str, path or GpuSpec, optional
+        With `device` ``cuda``: primitives for GPUs, by the analytic model of this one, in fp32.
     measure : int, optional
         How many primitives of each layer to measure at most, the promising ones first; all if None.
     cache : ResultCache, optional
@@ -180,31 +193,34 @@ def select_for(
         If nothing keeps to the budgets.
     ProfileError
         If the profile is of another machine than `device`, or has no times of a layer.
+    ProfilerError
+        If a remote machine is not there, or goes away.
     UnknownNameError
         For another objective or memory model.
+    UsageError
+        For a `target` without a remote machine, or one that is none.
     """
     check_names(minimize, memory_model)
-    layers = Layers(apart(graph))
+    layers = Layers(apart(graph), "cuda" if device == CUDA else "cpu")
     budgets = Budgets(
         time_ns=math.inf if time_budget_ns is None else time_budget_ns,
         memory_bytes=math.inf if memory_budget_bytes is None else memory_budget_bytes,
     )
-    found = _profile(layers, profile, device, measure, cache, progress)
-    while True:
-        problem = Problem(graph=layers.graph, table=layers.table(found), memory_model=memory_model)
-        begin = time.perf_counter()
-        selected = minimise(problem, minimize, budgets)
-        solve_seconds = time.perf_counter() - begin
-        guessed = _guessed(layers, found, selected) if profile == "mixed" else []
-        if not guessed:
-            break
-        found = _refined(layers, found, guessed, cache)
+    source = Source(profile=profile, device=device, target=target, measure=measure, cache=cache, gpu=gpu)
+    with source.times(layers, progress) as times:
+        while True:
+            problem = Problem(graph=layers.graph, table=layers.table(times.found), memory_model=memory_model)
+            begin = time.perf_counter()
+            selected = minimise(problem, minimize, budgets)
+            solve_seconds = time.perf_counter() - begin
+            if not times.refine(selected):
+                break
     over = "workspace" if minimize == "workspace" else "memory"
     return Selection(
         problem=problem,
         objective=minimize,
         budgets=budgets,
-        profile=found,
+        profile=times.found,
         selected=selected,
         greedy=greedy(problem, _no_larger(minimize, selected.sums, budgets)),
         baselines=baselines(problem),
@@ -213,29 +229,26 @@ def select_for(
     )
 
 
-def _profile(
-    layers: Layers,
-    given: Profile | str | os.PathLike,
-    device: str | None,
-    most: int | None,
-    cache: ResultCache | None,
-    progress: Progress,
-) -> Profile:
-    """The times to go by; of a stored profile, or predicted or measured here."""
-    from pimflow import primitive_profiler  # TVM: only who measures, or asks where this is, waits for it
-    from pimflow.primitive_prediction import predicted_ns
+def for_compilation(
+    graph: RegionGraph, gpu: GpuSpec, options: Mapping[str, Any], *, in_c: bool = False
+) -> Selection:
+    """`select_for`, by times of C where `options` name no device, and of `gpu` if they say CUDA."""
+    named = options.get("device")
+    own = {"gpu": gpu} if named == CUDA else {}
+    return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options, **own)
 
-    if given in MODES:
-        most = 0 if given == "predicted" else most
-        moves = layers.moves.values()
-        found = primitive_profiler.measure(layers.chosen.values(), moves, most, cache, progress)
-        found.require(primitive_profiler.this_device(), device)
-    else:
-        found = given if isinstance(given, Profile) else Profile.read(given)
-        found.require(None if device else primitive_profiler.this_device(), device)
-    if given in ("predicted", "mixed"):
-        found = replace(found, predicted_ns=predicted_ns(found, layers.chosen.values()))
-    return found
+
+def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:
+    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
+    device = (options or {}).get("device") or ""
+    if device.startswith("rpc:") and target != "c":
+        raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
+    if device == CUDA and target != "cuda+pim":
+        raise UsageError("--device cuda: there are no kernels for a GPU; give --target cuda+pim too")
+    if device == CUDA and dtype != "fp32":
+        raise UsageError(
+            f"--device cuda: primitives for GPUs compute in fp32, not in {dtype}; give --dtype fp32"
+        )
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
@@ -244,28 +257,6 @@ def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
         return budgets
     least = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
     return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
-
-
-def _guessed(layers: Layers, profile: Profile, selected: Selected) -> list[tuple[str, ConvGeometry]]:
-    """What was selected by a predicted time."""
-    chosen = {
-        (candidate.rewrite.primitive, layers.chosen[name])
-        for name, candidate in selected.choice.items()
-        if candidate.rewrite.primitive
-    }
-    return sorted((key for key in chosen if key not in profile.times_ns), key=repr)
-
-
-def _refined(
-    layers: Layers, profile: Profile, keys: Sequence[tuple[str, ConvGeometry]], cache: ResultCache | None
-) -> Profile:
-    """`profile` with times measured for `keys`, and the rest predicted anew."""
-    from pimflow import primitive_profiler
-    from pimflow.primitive_prediction import predicted_ns
-
-    more = primitive_profiler.measure([], [], 0, cache, named=keys)
-    merged = replace(profile, times_ns=profile.times_ns | more.times_ns, failed=profile.failed | more.failed)
-    return replace(merged, predicted_ns=predicted_ns(merged, layers.chosen.values()))
 
 
 def baselines(problem: Problem) -> dict[str, Sums]:
@@ -280,7 +271,7 @@ def baselines(problem: Problem) -> dict[str, Sums]:
 
     found = {"pbqp": fastest(problem).sums}
     for name, family in EVERYWHERE.items():
-        kinds = [of(family, LAYOUT_OF.get(name)), of("direct"), of("depthwise"), of("loops")]
+        kinds = [of(family, LAYOUT_OF.get(name)), *map(of, ("direct", "depthwise", "loops", "operator"))]
         found[name] = everywhere(problem, kinds)
     return found
 
@@ -288,9 +279,11 @@ def baselines(problem: Problem) -> dict[str, Sums]:
 def summary(found: Selection) -> dict[str, Any]:
     """What ``pimflow select --json`` prints."""
     problem, sums, choice = found.problem, found.selected.sums, found.selected.choice
-    layers = set(Layers(problem.graph).chosen.values())
+    device = found.profile.device
+    layers = set(Layers(problem.graph, device.target).chosen.values())
     missing = unmeasured(found.profile, layers)
-    possible = sum(len(applicable(layer)) for layer in layers)
+    possible = sum(len(applicable(layer, device.target)) for layer in layers)
+    known = {False: "measured", True: ANALYTIC if device.cpu == ANALYTIC else "predicted"}
     row = {
         "network": problem.graph.name,
         "status": "optimal" if found.selected.gap <= 10 * RELATIVE_GAP else "time limit",
@@ -306,7 +299,7 @@ def summary(found: Selection) -> dict[str, Any]:
                 "input_layout": choice[step.name].input.layout,
                 "output_layout": choice[step.name].output.layout,
                 "time_ns": problem.time_ns(choice[step.name]),
-                "known": "predicted" if is_guess(choice[step.name]) else "measured",
+                "known": known[is_guess(choice[step.name])],
                 "workspace_bytes": choice[step.name].workspace_bytes,
                 "filter_bytes": choice[step.name].filter_bytes,
             }
@@ -318,7 +311,7 @@ def summary(found: Selection) -> dict[str, Any]:
         "baselines": {name: _brief(each) for name, each in found.baselines.items()},
         "solve_seconds": found.solve_seconds,
         "gap": found.selected.gap,
-        "device": found.profile.device.name,
+        "device": device.name,
         "measured": {
             "primitives": possible - missing,
             "of": possible,
@@ -369,7 +362,9 @@ def text(found: Selection) -> str:
         *([network_text(row["network_time"])] if found.network else []),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),
-        f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
+        f"{measured['primitives']} times of the model (analytic), fp32, for {row['device']}"
+        if found.profile.device.cpu == ANALYTIC
+        else f"measured {measured['primitives']} of {measured['of']} times of primitives that apply, "
         f"{measured['predicted']} predicted, on {row['device']}",
     ]
     if "front" in row:

@@ -18,7 +18,8 @@ from pimflow.placement.selection_search import Point, fastest, front, minimise
 from pimflow.primitive_layers import Layers, apart
 from pimflow.primitive_prediction import predicted_ns
 from pimflow.primitive_profile import Profile
-from pimflow.primitive_selection import MODES, Selection, baselines, is_guess, select_for
+from pimflow.primitive_selection import Selection, baselines, is_guess, select_for
+from pimflow.primitive_times import MODES
 from pimflow.primitives import PRIMITIVES
 
 if TYPE_CHECKING:

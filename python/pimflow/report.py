@@ -15,7 +15,7 @@ from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import overlapped_ns, savings_pj
-from pimflow.primitive_profile import network_text
+from pimflow.primitive_report import c_text, primitives_text
 from pimflow.verify import Verification
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def build(
     decomposition: dict[str, Any] | None,
     skips: dict[str, Any] | None,
     primitives: dict[str, Any] | None,
+    c_part: dict[str, Any] | None = None,
     search_seconds: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def build(
         What `SkipOptimisation.summary` says, if skip connections were to be optimised.
     primitives : dict, optional
         What `primitive_selection.summary` says, if convolutions have primitives that were chosen.
+    c_part : dict, optional
+        What `CNetwork.summary` says, if there is C code.
     """
     system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
     regions = [
@@ -120,6 +123,7 @@ def build(
         "decomposition": decomposition,
         "skips": skips,
         "primitives": primitives,
+        "c_part": c_part,
         "assumed": system.assumptions(),
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
@@ -252,13 +256,9 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if report["skips"]:
         lines.append(f"skips     {skips_text(report['skips'])}")
     if report["primitives"]:
-        chosen = report["primitives"]
-        lines.append(
-            f"primitives of {len(chosen['choices'])} layers for {chosen['device']}: "
-            f"{chosen['time_ns'] / 1e6:.3f} ms by themselves, {chosen['status']}"
-        )
-        if whole := chosen.get("network_time"):
-            lines.append(network_text(whole))
+        lines += primitives_text(report["primitives"])
+    if report["c_part"]:
+        lines.append(c_text(report["c_part"]))
     if report["gpu_part"]["target"] != "llvm+pim":
         lines.append(_gpu_line(report["gpu_part"]))
     if out:

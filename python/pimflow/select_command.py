@@ -36,6 +36,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw it, with a front of 12 budgets unless --pareto: .png, .svg or .html",
     )
+    sub.add_argument(
+        "--target",
+        metavar="c|LLVM",
+        default="",
+        help="c: primitives as C, by this machine's C compiler; or what code for the remote machine is made "
+        "for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72' (default: what it says of itself)",
+    )
+    sub.add_argument(
+        "--gpu",
+        metavar="NAME|FILE",
+        help="with --device cuda: the GPU that is modelled (default: the system's)",
+    )
     sub.add_argument("-o", "--output", metavar="FILE", help="write the times that were used, as a profile")
     sub.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
 
@@ -52,7 +64,12 @@ def choice_options(sub: argparse.ArgumentParser) -> None:
         default="liveness",
         help="liveness: what is live at once; sum: over all layers, as in the paper (default: %(default)s)",
     )
-    sub.add_argument("--device", metavar="NAME", help="the machine that the profile is of, if not this one")
+    sub.add_argument(
+        "--device",
+        metavar="cuda|rpc:HOST:PORT[/KEY]|NAME",
+        help="cuda: primitives for a GPU; rpc: another machine to measure, by TVM's RPC: a server, or what a "
+        "tracker calls KEY; or the NAME of the one that a profile's FILE is of, if not this one",
+    )
     sub.add_argument(
         "--measure",
         metavar="N",
@@ -75,6 +92,7 @@ def run(
         plot.check_format(args.plot)
     chosen = options(args, args.profile)
     points = DRAWN if args.plot and args.pareto is None else args.pareto
+    chosen |= {"target": args.target, "gpu": args.gpu}
     chosen |= {"pareto": points, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
     from pimflow import api, primitive_selection
     from pimflow.placement.cache import ResultCache, default_path
@@ -116,7 +134,8 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
 def times(args: argparse.Namespace, profile: str) -> dict[str, object]:
     """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
-    from pimflow.primitive_selection import MEASURE, MODES
+    from pimflow.primitive_selection import MEASURE
+    from pimflow.primitive_times import MODES
 
     if profile == "predicted" or profile not in MODES:
         if args.measure is not None:

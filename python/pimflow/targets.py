@@ -5,16 +5,22 @@ TVM is imported where it is used: importing it calls `register`.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import tvm_ffi
 
 from pimflow import native
-from pimflow.errors import UnknownNameError
+from pimflow.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import tvm
 
+# Architectures that LLVM takes under more names than `llvm_get_targets` has.
+FAMILIES = (r"armv\d\w*", r"thumbv\d\w*", r"i[3-6]86", r"arm64")
+CPU_OPTIONS = ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")
+
+C = "c"  # of `compile`: sources in C, beside what runs here
 LOADER = "ffi.Module.load_from_bytes.cuda"
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
@@ -55,6 +61,13 @@ def named_target(name: str) -> tvm.target.Target:
     return tvm.target.Target(TARGETS[name])
 
 
+def executed(name: str) -> str:
+    """The target that is run here for `name`; raises `UnknownNameError` if that is none."""
+    if name not in (*TARGETS, C):
+        raise UnknownNameError("target", name, (*TARGETS, C))
+    return "llvm+pim" if name == C else name
+
+
 def this_cpu() -> tvm.target.Target:
     """``llvm+pim`` with all that this machine's CPU knows: what is built for it runs on its like alone."""
     import tvm
@@ -76,6 +89,47 @@ def local_cuda() -> tvm.target.Target | None:
         return None
     arch = f"sm_{str(here.compute_version).replace('.', '')}"
     return tvm.target.Target(TARGETS["cuda+pim"] | {"arch": arch})
+
+
+def cpu_target(text: str) -> tvm.target.Target:
+    """A CPU that code is made for, such as ``llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72``, or ``c``.
+
+    TVM would end the process, or take any CPU of the kind, where LLVM does not know what is named.
+
+    Raises
+    ------
+    UsageError
+        If it is of another kind, has an option that is none of `CPU_OPTIONS`, or LLVM does not know it.
+    """
+    import tvm
+
+    kind, *options = text.split() or [""]
+    if kind not in ("llvm", "c") or (options and kind == "c"):
+        raise UsageError(f"--target '{text}' is no CPU: give llvm, with options such as -mtriple=…, or c")
+    table: dict[str, str | list[str]] = {}
+    for option in options:
+        name, equals, value = option.removeprefix("-").partition("=")
+        if not option.startswith("-") or not equals or not value or name not in CPU_OPTIONS:
+            known = ", ".join(f"-{each}=…" for each in CPU_OPTIONS)
+            raise UsageError(f"--target: '{option}' is none of {known}")
+        table[name] = value.split(",") if name == "mattr" else value
+    if kind == "llvm":
+        _require_cpu(str(table.get("mtriple", "")), str(table.get("mcpu", "")))
+    return tvm.target.Target({"kind": kind, **table})
+
+
+def _require_cpu(triple: str, cpu: str) -> None:
+    import tvm
+
+    architecture = triple.partition("-")[0]
+    known = [str(name) for name in tvm_ffi.get_global_func("target.llvm_get_targets")()]
+    if triple and architecture not in known and not any(re.fullmatch(f, architecture) for f in FAMILIES):
+        raise UnknownNameError("architecture", architecture, known)
+    if cpu:
+        bare = tvm.target.Target({"kind": "llvm", **({"mtriple": triple} if triple else {})})
+        cpus = [str(name) for name in tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(bare)]
+        if cpu not in cpus:
+            raise UnknownNameError(f"CPU of '{architecture or 'this machine'}'", cpu, cpus)
 
 
 def has_pim(target: tvm.target.Target) -> bool:

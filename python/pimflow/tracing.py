@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -322,3 +322,11 @@ def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:
 def _commands(program: PimProgram) -> int:
     counts = command_counts(program)
     return sum(counts[name] for name in COMMANDS)
+
+
+def traceable(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
+    """Regions that a ``.pim`` trace can say; `progress` is told of the others."""
+    refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
+    for region, problem in refused.items():
+        progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")
+    return [region for region in programs if region not in refused]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import artifact, cli, hardware, tracing
+from pimflow import artifact, cli, hardware, progress_bar, tracing
 from pimflow.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
@@ -272,7 +272,7 @@ def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypa
 def test_progress_is_told_late_and_on_stderr(capsys, tmp_path, monkeypatch):
     arguments = ["trace", "conv:1x24x14x14,96,1x1", "--format", "perfetto", "-o", tmp_path / "out"]
     assert run(capsys, *arguments)[2] == ""
-    monkeypatch.setattr(cli, "BAR_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(progress_bar, "AFTER_SECONDS", -1.0)
     assert run(capsys, *arguments)[2] == "pimflow: writing …\n"
     assert run(capsys, *arguments, "--quiet")[2] == ""
 

@@ -6,6 +6,8 @@ import tvm
 from graphs import outputs, run
 from kernel_graphs import constant, convolution, graph
 from test_lift_workspaces import hides_memory
+from test_schedule_gpu import one_after_the_other
+from tvm import relax, tirx
 from tvm.relax import op
 
 from pimflow import pipeline
@@ -13,8 +15,10 @@ from pimflow.compilation import with_primitives
 from pimflow.errors import UsageError
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.select_primitives import SelectPrimitives, choosable
 from pimflow.relay_passes.sink_layout import SinkLayout
+from pimflow.targets import named_target
 
 
 def network(emit, x):
@@ -108,6 +112,31 @@ def test_what_is_not_chosen_stays():
     kinds = [operator(b.value) for b in main_bindings(after)]
     assert [kinds.count(kind) for kind in ("call_tir", "nn.conv2d", "matmul")] == [1, 3, 1]
     assert shape(after["main"].body.body) == shape(mod["main"].body.body)
+
+
+@pytest.mark.parametrize("first", ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"])
+def test_kernels_for_a_gpu(first):
+    """Values with the threads one after the other; what is fused behind a primitive is in its last launch."""
+    mod, cuda = graph(network, (1, 14, 14, 16)), named_target("cuda+pim")
+    preferred = [f"{first}-cuda", "pointwise-cuda", "depthwise-cuda", "implicit-gemm-cuda"]
+    phases = [SelectPrimitives(chosen(mod, *preferred)), *pipeline.kernel_phases(cuda, "fp32"), ScheduleGpu()]
+    with cuda:
+        after = tvm.transform.Sequential(phases)(mod)
+    kernels = {gv: f for gv, f in after.functions_items() if isinstance(f, tirx.PrimFunc)}
+    for gv, function in kernels.items():
+        after[gv] = one_after_the_other(function.with_attr("global_symbol", gv.name_hint))
+    x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
+    found = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    (expected,) = run(mod, x)
+    assert len(kernels) == 5
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_an_operator_of_a_gpu_stays_one():
+    mod = graph(network, (1, 14, 14, 16))
+    operators = dict.fromkeys(layers(mod), primitive("operator-cuda-hwc"))
+    kinds = [[operator(b.value) for b in main_bindings(m)] for m in (mod, SelectPrimitives(operators)(mod))]
+    assert kinds[1].count("call_tir") == 0 and kinds[1].count("nn.conv2d") == kinds[0].count("nn.conv2d")
 
 
 def test_a_primitive_that_does_not_apply():

@@ -24,7 +24,8 @@ from pimflow.placement.tilings import BLOCK_BYTES, Tilings
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.outline_groups import LAYERS, TILES, OutlineGroups
+from pimflow.relay_passes.outline_groups import LAYERS, OutlineGroups
+from pimflow.relay_passes.own_barriers import TILES
 
 
 def flat(network, *shapes):

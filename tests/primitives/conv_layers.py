@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives import Primitive
+from pimflow.primitives import PRIMITIVES, Primitive
 from pimflow.primitives.layer import filter_shape
+
+ON_CPU = [name for name, primitive in PRIMITIVES.items() if primitive.target == "cpu"]
+ON_CUDA = [name for name, primitive in PRIMITIVES.items() if primitive.target == "cuda"]
 
 
 def convolved(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from conv_layers import laid_out, layers_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import primitive_profiler
+from pimflow import primitive_machines, primitive_profiler
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
 from pimflow.placement import cache as cache_module
@@ -237,7 +237,7 @@ def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "code_digest", lambda: "search and simulators were edited")
     assert known() == 1
     changes = [
-        (primitive_profiler, "this_device", lambda: replace(HERE, threads=1)),
+        (primitive_machines, "thread_count", lambda: 99),
         (primitive_profiler, "compiler", lambda: "another compiler"),
         (primitive_profiler, "COLD", "other temperatures"),
         (primitive_profiler, "sources_digest", lambda _: "kernels were edited"),
@@ -266,7 +266,7 @@ def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
-    def fails(name, layer):
+    def fails(name, layer, machine):
         if name == promising(LAYER)[0].name:
             raise RuntimeError("first\nno such instruction")
         return 7.0

@@ -16,6 +16,7 @@ from pimflow.errors import ProfileError
 from pimflow.placement.selection import Budgets
 from pimflow.placement.selection_search import minimise
 from pimflow.primitive_layers import Layers, apart
+from pimflow.primitive_machines import Machine
 from pimflow.primitive_profile import Profile, applicable, bound_ns
 from pimflow.primitives import PRIMITIVES
 from pimflow.profiling import region_graph
@@ -35,7 +36,7 @@ def made_up() -> Profile:
         for p in applicable(layer)
     }
     moves = {move: 100.0 + sum(move[0]) for move in layers.moves.values()}
-    return Profile(device=primitive_profiler.this_device(), code="made up", times_ns=times, moves_ns=moves)
+    return Profile(device=Machine().device, code="made up", times_ns=times, moves_ns=moves)
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +141,9 @@ def test_what_a_file_does_not_have_is_predicted_from_it():
 
 def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(
-        primitive_profiler, "primitive_ns", lambda name, layer: bound_ns(PRIMITIVES[name], layer)
+        primitive_profiler, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer)
     )
-    monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves: [100.0] * len(moves))
+    monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves, _: [100.0] * len(moves))
     said = []
     found = published_selection.selections(["toy"], "measured", say=said.append)["toy"]
     assert published_selection.known(found)["predicted"] == 0

@@ -15,7 +15,8 @@ from pimflow.fused_execution.generator import STORED, Target, bounds, generate
 from pimflow.fused_execution.relax_layers import read_layer
 from pimflow.placement.tilings import BLOCK_BYTES
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
-from pimflow.relay_passes.outline_groups import LAYERS, TILES
+from pimflow.relay_passes.outline_groups import LAYERS
+from pimflow.relay_passes.own_barriers import TILES
 
 THREADS = 256  # of a block
 OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with

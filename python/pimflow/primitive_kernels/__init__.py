@@ -31,10 +31,12 @@ def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
     Raises
     ------
     UsageError
-        If the primitive does not apply.
+        If the primitive does not apply, or is what the operator itself becomes.
     """
     if not primitive.applies(layer):
         raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")
+    if primitive.family not in _FAMILIES:
+        raise UsageError(f"primitive '{primitive.name}' is the operator as it is, not a kernel of its own")
     tensors = _FAMILIES[primitive.family](primitive, layer)
     made = te.create_prim_func(list(tensors), index_dtype_override="int64")
     return made.without_attr("global_symbol")

@@ -20,7 +20,7 @@ from pimflow.primitive_kernels.stages import (
     sums,
 )
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import output_shape
+from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.layer import FP32_BYTES
 
 
@@ -45,7 +45,7 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     matrix = spread(
         primitive,
         layer,
-        primitive.stages(layer)["windows"],
+        windows_shape(primitive, layer),
         in_chw if primitive.layout == "CHW" else in_hwc,
         "windows",
     )

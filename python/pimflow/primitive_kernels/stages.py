@@ -4,7 +4,9 @@ The mark `TILE` on a sum says which of its axes makes the places and which the l
 many, and whether lanes are channels; `SLAB` is of `sums`. `SPREAD` is on stages that move data, with how many
 elements of their last axis lie side by side. `ADDED` is on a sum over tensors that lie side by side (0), or
 of which only one at a time is there (1). `UNROLLED` names pairs of an axis and how much of it to unroll (all
-if 0), then the axis that vectors run along (-1: none); what is marked `INSIDE` belongs into that piece.
+if 0), then the axis that vectors run along (-1: none); what is marked `INSIDE` belongs into that piece. On
+a GPU, sums marked `SHARED` read their operands through shared memory, and data is moved where it is read but
+for `SPREAD` stages, which are workspaces.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ SLAB = "pimflow.slab"
 ADDED = "pimflow.added"
 UNROLLED = "pimflow.unrolled"
 INSIDE = "pimflow.inside"
+SHARED = "pimflow.shared"
 SLAB_BYTES = 1 << 18  # half of a small L2 (assumed)
 ZERO = tirx.const(0, "float32")
 
@@ -45,7 +48,8 @@ def spread(
 ) -> te.Tensor:
     """A stage that moves data, whole channels of a pixel at a time where the layout has them side by side."""
     vector = {"HWC": layer.c, "CHW": 1, "CHWc16": BLOCK}[primitive.layout]
-    return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector})
+    stored = name in primitive.stages(layer)
+    return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector} if stored else {})
 
 
 def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
@@ -97,6 +101,7 @@ def sums(
     """
     e, by_channel = primitive.extents(layer), int(primitive.layout != "CHW")
     marks = {TILE: [axes[0], e.places, axes[1], e.lanes, by_channel], SLAB: list(slab or ())}
+    marks |= {SHARED: 1} if primitive.shared else {}
     return te.compute(
         tuple(shape), lambda *index: te.sum(terms(*index), axis=list(over)), name=name, attrs=marks
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pimflow.errors import UnknownNameError
 from pimflow.primitives.primitive import Primitive
 
+BLOCKS = ((32, 32), (32, 64), (64, 64))  # of threads: places x lanes of their tile
 WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
 
 
@@ -49,6 +50,25 @@ def _all() -> list[Primitive]:
                 name = f"winograd-{directions}d-f{tile}"
                 found += _tiled(name, "winograd", layout, SQUARE, tile=tile, directions=directions)
         found += _tiled("fft-8", "fft", layout, SQUARE, tile=8, directions=2)
+    return [*found, *_cuda()]
+
+
+def _cuda() -> list[Primitive]:
+    """Of GPUs, in HWC: canonical layout, in which other kernels pass tensors on."""
+
+    def tiled(title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int):
+        return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)
+
+    found = [
+        Primitive(name="operator-cuda-hwc", family="operator", target="cuda"),
+        *tiled("direct", "direct"),
+        *tiled("im2row", "windows", shared=True),
+        *tiled("implicit-gemm", "windows", shared=True, implicit=True),
+        *tiled("pointwise", "pointwise", shared=True),
+        *tiled("depthwise", "depthwise", ((8, 32), (16, 64))),
+    ]
+    for tile in (2, 4):
+        found += tiled(f"winograd-2d-f{tile}", "winograd", tile=tile, directions=2, shared=True)
     return found
 
 

@@ -73,7 +73,9 @@ def tensor_shape(layout: str, batch: int, channels: int, height: int, width: int
 
 def _padded(primitive: Primitive, layer: ConvGeometry, rows: int, columns: int) -> Stages:
     extents = padded_extents(layer, rows, columns)
-    return {"padded": input_shape(primitive, layer, *extents)} if extents else {}
+    if not extents or primitive.target == "cuda":  # which pads where it reads
+        return {}
+    return {"padded": input_shape(primitive, layer, *extents)}
 
 
 def _dense(_: Primitive, layer: ConvGeometry) -> bool:
@@ -125,11 +127,16 @@ def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
     return _panels(primitive, layer, _window(layer))
 
 
-def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+def windows_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    """Of the matrix of all windows."""
     pixels = primitive.extents(layer).pixels
     if primitive.layout == "CHW":
-        return {"windows": (layer.n, _window(layer), layer.oh, pixels)}
-    return {"windows": (layer.n, layer.oh, pixels, _window(layer))}
+        return (layer.n, _window(layer), layer.oh, pixels)
+    return (layer.n, layer.oh, pixels, _window(layer))
+
+
+def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    return {} if primitive.implicit else {"windows": windows_shape(primitive, layer)}
 
 
 # MEC: the rows of windows of one column lie one behind the other, so that a window is one piece.
@@ -258,7 +265,7 @@ def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
 
 def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     extents = primitive.extents(layer)
-    if extents.pixels == layer.h * layer.w:
+    if primitive.target == "cuda" or extents.pixels == layer.h * layer.w:
         return {}
     return {"pixels": _matrix(primitive, (layer.n,), extents.pixels, layer.c)}
 
@@ -283,6 +290,8 @@ def _depthwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 
 FAMILIES = {
     "loops": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=_plain_stages),
+    # What `ScheduleGpu` makes of a convolution by rules of its own.
+    "operator": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=lambda _, __: {}),
     "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
     "windows": Family(applies=_dense, filter_shape=_windows_filters, stages=_windows_stages),
     "mec": Family(

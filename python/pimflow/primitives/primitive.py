@@ -15,6 +15,7 @@ from pimflow.primitives.families import BLOCK, FAMILIES, VECTOR, Shape
 from pimflow.primitives.layer import FP32_BYTES, depthwise
 
 STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
+THREAD_PLACES = 4  # of a GPU's thread
 LAYOUTS = ("HWC", "CHW", "CHWc16")
 
 
@@ -76,6 +77,12 @@ class Primitive:
         In how many directions it tiles: 2, or 1 for rows alone.
     accumulating : bool
         Whether products of window positions are added one after the other instead of kept side by side.
+    target : str
+        ``cpu`` or ``cuda``: for what its kernels are scheduled. A GPU's tile is that of a block of threads.
+    shared : bool
+        On a GPU, whether tiles of both operands come through shared memory.
+    implicit : bool
+        On a GPU, whether windows are formed on the way there, and are no workspace.
     """
 
     name: str
@@ -86,6 +93,9 @@ class Primitive:
     tile: int = 0
     directions: int = 0
     accumulating: bool = False
+    target: str = "cpu"
+    shared: bool = False
+    implicit: bool = False
 
     def applies(self, layer: ConvGeometry) -> bool:
         """Whether it can compute `layer`."""
@@ -121,9 +131,11 @@ class Primitive:
             pixel, channel = lanes, places
         else:
             multiple = BLOCK if self.layout == "CHWc16" else VECTOR
-            # Pixels that no tile holds make a copy of the input: of a padded one there is one anyway.
-            cut = dealt if any(layer.padding) else divided
-            places, lanes = cut(pixels, self.places), dealt(layer.oc, self.lanes, multiple)
+            if self.target == "cuda":
+                places = dealt(pixels, self.places, THREAD_PLACES)
+            else:  # pixels that no tile holds make a copy of the input: of a padded one there is one anyway
+                places = (dealt if any(layer.padding) else divided)(pixels, self.places)
+            lanes = dealt(layer.oc, self.lanes, multiple)
             if depthwise(layer):  # its lanes read as many channels
                 lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes

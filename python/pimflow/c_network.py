@@ -1,0 +1,105 @@
+"""A network in C, built and checked where there is a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pimflow import c_builds, c_source
+from pimflow.c_source import CSource
+from pimflow.compilation import with_primitives
+from pimflow.core.plan import Plan
+from pimflow.errors import UsageError, VerificationError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.primitives import Primitive
+from pimflow.verify import OUTPUT_BOUND, relative_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNetwork:
+    """What ``--target c`` makes.
+
+    Attributes
+    ----------
+    source : CSource
+    compiler : str
+        That built it here; empty if it was not built.
+    max_relative_error : float or None
+        Of its outputs, as `verify.Verification` has it.
+    call_ns : float or None
+        Median time of a run on one core of this machine.
+    """
+
+    source: CSource
+    compiler: str = ""
+    max_relative_error: float | None = None
+    call_ns: float | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """What the report says of it."""
+        return {
+            "compiler": self.compiler,
+            "options": list(c_builds.OPTIONS),
+            "flaw": "" if self.compiler else c_builds.NO_COMPILER,
+            "max_relative_error": self.max_relative_error,
+            "measured_ns": self.call_ns,
+            "pool_bytes": self.source.pool_bytes,
+            "weight_bytes": len(self.source.weights),
+        }
+
+
+def require_no_pim(plan: Plan | None) -> None:
+    """Raise `UsageError` for a plan with PIM, which C does not have."""
+    on_pim = [choice.region for choice in plan.choices if choice.mode != "GPU"] if plan else []
+    if on_pim:
+        raise UsageError(f"--target c has no PIM, but the plan puts '{on_pim[0]}' there; search one without")
+
+
+def c_network(
+    network: Network,
+    system: System,
+    choices: Mapping[str, Primitive] | None,
+    inputs: Mapping[str, np.ndarray],
+    expected: Sequence[np.ndarray],
+    tolerance: float | None = None,
+) -> CNetwork:
+    """`network` in C; built, run and compared with its reference, if there is a compiler.
+
+    Parameters
+    ----------
+    choices : mapping of str to Primitive, optional
+        By layer, what computes it.
+    inputs, expected, tolerance
+        See `verify.verify`.
+
+    Raises
+    ------
+    ArtifactError
+        If the compiler fails.
+    UnsupportedOpError
+        See `c_source.source`.
+    VerificationError
+        If the outputs are wrong.
+    """
+    module = with_primitives(network.module, choices) if choices else network.module
+    source = c_source.source(module, system, network.name)
+    if not c_builds.compiler():
+        return CNetwork(source=source)
+    library, values = c_builds.Library(source), list(inputs.values())
+    error = max(relative_error(y, r) for y, r in zip(library(values), expected, strict=True))
+    bound = OUTPUT_BOUND[system.dtype] if tolerance is None else tolerance
+    if not error <= bound:
+        raise VerificationError(
+            f"outputs of the C code differ from the reference by {error:.2e} of the largest value; the bound "
+            f"is {bound:.0e}; allow it with --tolerance"
+        )
+    return CNetwork(
+        source=source,
+        compiler=c_builds.version(),
+        max_relative_error=error,
+        call_ns=library.call_ns(values),
+    )

@@ -1,0 +1,363 @@
+"""A network as C that needs a compiler, the mathematical library and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+from pimflow import memory, pipeline
+from pimflow.core.liveness import Liveness
+from pimflow.errors import UnsupportedOpError
+from pimflow.frontend import relax_module
+from pimflow.hardware import System
+from pimflow.relay_passes.plain_c import PlainLoops, PlainRegisters
+from pimflow.relay_passes.plan_pool import PlanPool
+
+TARGET = {"kind": "c", "host": {"kind": "c"}}
+ALIGNMENT_BYTES = 64
+TYPES = {
+    **{"float32": "float", "float64": "double", "bool": "bool", "uint8": "uint8_t", "uint32": "uint32_t"},
+    **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+}
+COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
+INCLUDES = "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n"
+# GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
+PRAGMA = '#if defined(__GNUC__) && !defined(__clang__)\n#pragma GCC optimize("no-loop-interchange")\n#endif\n'
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSource:
+    """A network in C.
+
+    Attributes
+    ----------
+    code, header, main : str
+        ``network.c`` with ``pimflow_run``, ``network.h`` that declares it, and ``main.c``: a program that
+        reads weights and inputs from files and writes outputs.
+    weights : bytes
+        Constants, filters as primitives read them.
+    pool_bytes : int
+        Of the memory that ``pimflow_run`` is given for all tensors inside.
+    inputs, outputs : tuple of ((int, ...), str)
+        Shapes and dtypes.
+    """
+
+    code: str
+    header: str
+    main: str
+    weights: bytes
+    pool_bytes: int
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: tuple[tuple[tuple[int, ...], str], ...]
+
+    def files(self) -> dict[str, bytes]:
+        """Contents by file name."""
+        texts = {"network.c": self.code, "network.h": self.header, "main.c": self.main}
+        return {name: text.encode() for name, text in texts.items()} | {"weights.bin": self.weights}
+
+
+def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
+    """C of a canonical module, its convolutions replaced by primitives or not; no part of it on PIM.
+
+    Parameters
+    ----------
+    name : str
+        Of the network, for the reader.
+
+    Raises
+    ------
+    UnsupportedOpError
+        For an operator that TVM computes by a function of its runtime, and for types that C does not have.
+    """
+    target = tvm.target.Target(TARGET)
+    pools: list[int] = []
+
+    def place(liveness: Liveness) -> memory.MemoryPlan:
+        plan = memory.plan(liveness.lifetimes)
+        pools.append(plan.pool_bytes)
+        return plan
+
+    phases = [
+        *pipeline.allocating_phases(target, system),
+        PlanPool(place),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(["main"]),
+    ]
+    with target:
+        placed = tvm.transform.Sequential(phases)(mod)
+    steps = _Steps(placed)
+    inputs = tuple(relax_module.inputs(mod).values())
+    outputs = tuple((steps.shapes[result], steps.dtypes[result]) for result in steps.results)
+    signature = _signature(inputs, outputs)
+    kernels = kernel_source({gv.name_hint: placed[gv] for gv in steps.kernels}, target)
+    copies = [
+        f"  memcpy(output{n}, {steps.places[result]}, {_bytes(*outputs[n])});"
+        for n, result in enumerate(steps.results)
+    ]
+    body = "\n".join([*steps.calls, *copies])
+    aligned = f"Tensors are contiguous; memory is aligned to {ALIGNMENT_BYTES} bytes."
+    about = f"/* {name.replace('*/', '')}, made by pimflow. {aligned} */\n"
+    return CSource(
+        code=f'{about}{INCLUDES}#include "network.h"\n{PRAGMA}\n{kernels}\n{signature} {{\n{body}\n}}\n',
+        header=_header(about, signature, pools[-1], len(steps.weights)),
+        main=_main(inputs, outputs),
+        weights=bytes(steps.weights),
+        pool_bytes=pools[-1],
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
+    """C functions of scheduled kernels, each taking pointers to its tensors.
+
+    Raises
+    ------
+    UnsupportedOpError
+        For a kernel that needs TVM's runtime.
+    """
+    for name, function in functions.items():
+        _require_no_runtime(name, function)
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    phases, _, _ = default_s_tir_pipeline()
+    with target:
+        bound = tirx.transform.BindTarget(target)(tvm.IRModule(named))
+        wrapped = phases(PlainLoops()(bound))
+    bare = {gv: _bare(f, functions[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
+    host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    lowered = tvm.transform.Sequential(host)(tvm.IRModule(bare))
+    text = tvm.get_global_func("target.build.c")(lowered, target).inspect_source()
+    assert "TVMBackend" not in text, "kernels allocate nothing and have no parallel loops"
+    return _without_runtime(text)
+
+
+def _require_no_runtime(name: str, function: tirx.PrimFunc) -> None:
+    """Raise for a kernel that calls a function of TVM's runtime, or holds a type that C does not have."""
+    called: list[str] = []
+
+    def note(call: tvm.ir.Call) -> None:
+        if "packed" in getattr(call.op, "name", ""):
+            called.append(str(call.args[0]))
+
+    tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, note)], order="pre")
+    if called:
+        raise UnsupportedOpError(f"target c: '{name}' is computed by TVM's runtime ({called[0]})")
+    for param in function.params:
+        _type(str(param.dtype))
+
+
+def _plain(symbol: str) -> str:
+    return symbol.removeprefix("__tvm_ffi_")
+
+
+def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
+    found: dict[str, list] = {"scope": [], "buffers": []}
+    visitors = [
+        (tirx.AttrStmt, lambda s: found["scope"].append(s.body) if s.attr_key == COMPUTED else None),
+        (tirx.DeclBuffer, lambda s: found["buffers"].append(s.buffer)),
+    ]
+    tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
+    # The first declarations are those of the operands, in order.
+    operands = found["buffers"][: len(kernel.params)]
+    body = found["scope"][0]
+    params = []
+    for operand in reversed(operands):
+        pointer = tirx.Var(
+            f"{operand.name}_data", tvm.ir.PointerType(tvm.ir.PrimType(operand.dtype), "global")
+        )
+        params.insert(0, pointer)
+        body = tirx.SeqStmt([tirx.DeclBuffer(operand, data=pointer), body])
+    made = tirx.PrimFunc(params, body)
+    attrs = {"global_symbol": _plain(str(wrapped.attrs["global_symbol"])), "target": wrapped.attrs["target"]}
+    return made.with_attrs(attrs)
+
+
+def _without_runtime(text: str) -> str:
+    """Functions of the generated file, without what declares TVM's runtime."""
+    begin = text.index("void* __tvm_ffi__library_ctx")
+    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
+    library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, ]*\);\n", re.MULTILINE)
+    return re.sub(r"^TVM_DLL ", "static ", library.sub("", declared), flags=re.MULTILINE)
+
+
+class _Steps:
+    """What ``main`` does, as C statements.
+
+    Attributes
+    ----------
+    calls : list of str
+    kernels : list of GlobalVar
+        That are called, each once.
+    places : dict of Var to str
+        Where tensors lie, as a pointer.
+    shapes, dtypes : dict of Var to tuple of int, and to str
+    weights : bytearray
+    results : list of Var
+    """
+
+    def __init__(self, mod: tvm.IRModule):
+        self.calls: list[str] = []
+        self.kernels: list[tvm.ir.GlobalVar] = []
+        self.places: dict[relax.Var, str] = {}
+        self.shapes: dict[relax.Var, tuple[int, ...]] = {}
+        self.dtypes: dict[relax.Var, str] = {}
+        self.weights = bytearray()
+        self._constants: list[tuple[relax.Constant, str]] = []
+        self._tuples: dict[relax.Var, list[relax.Expr]] = {}
+        main = mod["main"]
+        for number, param in enumerate(main.params):
+            self._tensor(param, f"input{number}")
+        for binding in (b for block in main.body.blocks for b in block.bindings):
+            self._step(binding.var, binding.value)
+        result = main.body.body
+        self.results = list(result.fields) if isinstance(result, relax.Tuple) else self._fields(result)
+
+    def _fields(self, var: relax.Var) -> list[relax.Var]:
+        return self._tuples.get(var, [var])
+
+    def _tensor(self, var: relax.Var, place: str) -> None:
+        self.places[var] = place
+        self.shapes[var] = tuple(int(extent) for extent in var.ty.shape)
+        self.dtypes[var] = str(var.ty.dtype)
+
+    def _step(self, var: relax.Var, value: relax.Expr) -> None:
+        op = value.op if isinstance(value, relax.Call) else None
+        name = getattr(op, "name", "")
+        if isinstance(op, tvm.ir.GlobalVar):
+            self._call(op, value.args)
+        elif name == "relax.memory.alloc_storage":
+            self.places[var] = "pool"
+        elif name == "relax.memory.alloc_tensor":
+            self._tensor(var, f"pool + {int(value.args[1].value)}")
+        elif name == "relax.memory.view":
+            offset = value.args[3]
+            inside = int(offset.value) if isinstance(offset, relax.PrimValue) else 0
+            self._tensor(var, f"{self._place(value.args[0])} + {inside}")
+        elif name in ("relax.memory.ensure_zero_offset", "relax.reshape"):
+            self._tensor(var, self._place(value.args[0]))
+        elif isinstance(value, relax.Tuple):
+            self._tuples[var] = list(value.fields)
+        elif isinstance(value, relax.TupleGetItem):
+            self._tensor(var, self._place(self._tuples[value.tuple_value][value.index]))
+        elif isinstance(value, (relax.Var, relax.Constant)):
+            self._tensor(var, self._place(value))
+        else:
+            what = name or getattr(op, "global_symbol", type(value).__name__)
+            raise UnsupportedOpError(f"target c: '{var.name}' is computed by TVM's runtime ({what})")
+
+    def _place(self, tensor: relax.Expr) -> str:
+        if isinstance(tensor, relax.Var):
+            return self.places[tensor]
+        for constant, place in self._constants:
+            if constant.same_as(tensor):
+                return place
+        self.weights += bytes(-len(self.weights) % ALIGNMENT_BYTES)
+        place = f"weights + {len(self.weights)}"
+        self.weights += np.ascontiguousarray(np.from_dlpack(tensor.value)).tobytes()
+        self._constants.append((tensor, place))
+        return place
+
+    def _call(self, kernel: tvm.ir.GlobalVar, args: list[relax.Expr]) -> None:
+        if not any(kernel.same_as(known) for known in self.kernels):
+            self.kernels.append(kernel)
+        given = [f"(void *)({self._place(arg)})" for arg in args]
+        self.calls.append(f"  {kernel.name_hint}({', '.join(given)});")
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+def _type(dtype: str) -> str:
+    if dtype not in TYPES:
+        raise UnsupportedOpError(f"target c: C has no type for {dtype}")
+    return TYPES[dtype]
+
+
+def _signature(inputs: tuple, outputs: tuple) -> str:
+    taken = [f"const {_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
+    given = [f"{_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
+    fixed = ["const unsigned char *weights", "unsigned char *pool"]
+    return f"void pimflow_run({', '.join([*fixed, *taken, *given])})"
+
+
+def _header(about: str, signature: str, pool_bytes: int, weight_bytes: int) -> str:
+    return (
+        f"{about}#ifndef PIMFLOW_NETWORK_H\n#define PIMFLOW_NETWORK_H\n"
+        "#include <stdbool.h>\n#include <stdint.h>\n\n"
+        f"#define PIMFLOW_ALIGNMENT_BYTES {ALIGNMENT_BYTES}\n"
+        f"#define PIMFLOW_POOL_BYTES {max(pool_bytes, ALIGNMENT_BYTES)}\n"
+        f"#define PIMFLOW_WEIGHT_BYTES {max(weight_bytes, ALIGNMENT_BYTES)}\n\n"
+        f"{signature};\n\n#endif\n"
+    )
+
+
+def _main(inputs: tuple, outputs: tuple) -> str:
+    """A program: weights and inputs from files, outputs to files, all raw."""
+    taken = [f"  void *input{n} = filled(argv[{n + 2}], {_bytes(*each)});" for n, each in enumerate(inputs)]
+    made = [f"  void *output{n} = room({_bytes(*each)});" for n, each in enumerate(outputs)]
+    names = [f"input{n}" for n in range(len(inputs))] + [f"output{n}" for n in range(len(outputs))]
+    first = len(inputs) + 2
+    stores = [f"  store(argv[{first + n}], output{n}, {_bytes(*each)});" for n, each in enumerate(outputs)]
+    usage = " ".join(["weights.bin", *(f"{name}.bin" for name in names)])
+    lines = [
+        MAIN,
+        "int main(int argc, char **argv) {",
+        f"  if (argc != {first + len(outputs)}) {{",
+        f'    fprintf(stderr, "usage: %s {usage}\\n", argv[0]);',
+        "    return 2;",
+        "  }",
+        "  void *weights = filled(argv[1], PIMFLOW_WEIGHT_BYTES);",
+        "  void *pool = room(PIMFLOW_POOL_BYTES);",
+        *taken,
+        *made,
+        f"  pimflow_run({', '.join(['weights', 'pool', *names])});",
+        *stores,
+        "  return 0;",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+MAIN = """#include "network.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *room(size_t bytes) {
+  size_t whole = (bytes + PIMFLOW_ALIGNMENT_BYTES - 1) / PIMFLOW_ALIGNMENT_BYTES * PIMFLOW_ALIGNMENT_BYTES;
+  void *found = aligned_alloc(PIMFLOW_ALIGNMENT_BYTES, whole);
+  if (!found) {
+    fprintf(stderr, "no memory for %zu bytes\\n", bytes);
+    exit(4);
+  }
+  return found;
+}
+
+static void *filled(const char *path, size_t bytes) {
+  void *found = room(bytes);
+  FILE *file = fopen(path, "rb");
+  if (!file || fread(found, 1, bytes, file) != bytes) {
+    fprintf(stderr, "%s: cannot be read, or has fewer than %zu bytes\\n", path, bytes);
+    exit(3);
+  }
+  fclose(file);
+  return found;
+}
+
+static void store(const char *path, const void *from, size_t bytes) {
+  FILE *file = fopen(path, "wb");
+  if (!file || fwrite(from, 1, bytes, file) != bytes || fclose(file)) {
+    fprintf(stderr, "%s: cannot be written\\n", path);
+    exit(3);
+  }
+}
+"""

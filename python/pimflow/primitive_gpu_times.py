@@ -1,0 +1,55 @@
+"""How long a GPU's primitives take: by the GPU model, without a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.hardware import GpuSpec
+from pimflow.placement.cache import sources_digest
+from pimflow.primitive_profile import ANALYTIC, Device, Move, Profile, applicable
+from pimflow.primitives import Primitive
+from pimflow.primitives.launches import launches
+from pimflow.primitives.layer import FP32_BYTES
+from pimflow.simulators.gpu_model import kernel_cost
+
+COMPUTED_BY = ("primitives", "core", "hardware", "simulators")
+
+
+def device_of(gpu: GpuSpec) -> Device:
+    """The name under which the model's times for `gpu` are kept."""
+    return Device(cpu=ANALYTIC, model=gpu.name, threads=gpu.sms, unit="multiprocessors")
+
+
+def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec) -> Profile:
+    """Times of primitives for `layers`, and of layout transforms, in fp32 on all channels of `gpu`.
+
+    The model knows tiles in shared memory, and the operator's own kernels, depthwise ones too. What else
+    there is has no time here: only a card can tell.
+    """
+    times = {
+        (primitive.name, layer): primitive_ns(primitive, layer, gpu)
+        for layer in dict.fromkeys(layers)
+        for primitive in applicable(layer, "cuda")
+        if primitive.shared or primitive.family == "operator"
+    }
+    return Profile(
+        device=device_of(gpu),
+        code=sources_digest(COMPUTED_BY)[:16],
+        times_ns=times,
+        moves_ns={move: _move_ns(move, gpu) for move in moves},
+    )
+
+
+def primitive_ns(primitive: Primitive, layer: ConvGeometry, gpu: GpuSpec) -> float:
+    """Its launches, one after the other."""
+    return sum(
+        kernel_cost(kernel, gpu, dtype="fp32", tile=tile).total_ns
+        for kernel, tile in launches(primitive, layer)
+    )
+
+
+def _move_ns(move: Move, gpu: GpuSpec) -> float:
+    size = FP32_BYTES * prod(move[0])
+    return kernel_cost(Kernel(kind="stream", input_bytes=size, output_bytes=size), gpu, dtype="fp32").total_ns

@@ -1,0 +1,341 @@
+"""Machines on which primitives are measured: this one, and others through TVM's RPC."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm import rpc
+from tvm.rpc import base
+
+from pimflow import c_builds
+from pimflow.errors import ProfilerError, UnknownNameError, UsageError
+from pimflow.kernels import compile_kernels, cuda_compiler
+from pimflow.primitive_profile import Device
+from pimflow.relay_passes import keep_registers, plain_c
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.targets import cpu_name, cpu_target, local_cuda
+
+keep_registers.register()
+plain_c.register()
+
+SCHEME = "rpc:"
+CUDA = "cuda"
+FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
+ANSWER_SECONDS = 10.0  # a machine that measures for somebody else does not answer before it has done that
+LIBRARY = "primitives"
+
+
+class Machine:
+    """This machine; `Remote` is another one, `Card` its GPU.
+
+    Parameters
+    ----------
+    target : Target, optional
+        LLVM for this very CPU by default; or C, which this machine's compiler builds.
+
+    Raises
+    ------
+    ArtifactError
+        If C is asked for and there is no compiler.
+
+    Attributes
+    ----------
+    target : Target
+        What code is made for.
+    device : Device
+        The name under which its times are kept.
+    """
+
+    def __init__(self, target: tvm.target.Target | None = None):
+        self.target = target or tvm.target.Target({"kind": "llvm", "mcpu": cpu_name()})
+        by = f"C by {c_builds.version()} for " if self.in_c else ""
+        threads = 1 if self.in_c else thread_count()
+        self.device = Device(cpu=by + cpu_name(), model=_model_name(), threads=threads)
+
+    @property
+    def in_c(self) -> bool:
+        """Whether kernels are C, on one core."""
+        return self.target.kind.name == "c"
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the TIR pipeline that makes code for it."""
+        return plain_c.PIPELINE if self.in_c else keep_registers.PIPELINE
+
+    @property
+    def cpu(self) -> tvm.runtime.Device:
+        """Where tensors lie."""
+        return tvm.cpu()
+
+    @property
+    def schedule(self) -> tvm.transform.Pass:
+        """What gives kernels their loops."""
+        return ScheduleCpu()
+
+    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """What `tvm.compile` made for `target`, ready to be called."""
+        return c_builds.loaded(built) if self.in_c else built.jit()
+
+    def require(self) -> None:
+        """Raise `ProfilerError` unless it still answers."""
+
+
+class Card(Machine):
+    """The first CUDA device of this machine.
+
+    Raises
+    ------
+    ProfilerError
+        If there is none, or no compiler for it.
+    """
+
+    def __init__(self):
+        target = local_cuda()
+        if target is None or not cuda_compiler():
+            raise ProfilerError(
+                "--device cuda: there is no CUDA device here, or no compiler for it; name --gpu"
+            )
+        self.target, card = target, tvm.cuda()
+        self.device = Device(
+            cpu=str(target.attrs["arch"]),
+            model=str(card.device_name),
+            threads=int(card.multi_processor_count),
+            unit="multiprocessors",
+        )
+
+    @property
+    def cpu(self) -> tvm.runtime.Device:
+        return tvm.cuda()
+
+    @property
+    def pipeline(self) -> str:
+        return "s_tir"
+
+    @property
+    def schedule(self) -> tvm.transform.Pass:
+        return ScheduleGpu(self.device.threads)
+
+    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
+        flaw = compile_kernels(built, self.target).flaw
+        if flaw:
+            raise ProfilerError(flaw)
+        return built.mod
+
+
+class Remote(Machine):
+    """Another machine, through a session of TVM's RPC.
+
+    Parameters
+    ----------
+    address : Address
+    target : str
+        What its code is made for; what the machine says of itself if empty.
+
+    Raises
+    ------
+    ProfilerError
+        If it is not there, does not answer, or has another key.
+    UnknownNameError
+        If the tracker has no machine of that name.
+    UsageError
+        If it cannot say what its code is made for, and `target` is empty.
+    """
+
+    def __init__(self, address: Address, target: str = ""):
+        if target == "c":
+            raise UsageError(f"{address.text}: C is measured on this machine alone; give an LLVM target")
+        self.address = address
+        self._session = _session(address)
+        self._loaded = 0
+        self.target = cpu_target(target) if target else self._own_target()
+        threads = int(self._asked("runtime.NumThreads"))
+        self.device = Device(cpu=_described(self.target), model=address.name, threads=threads)
+
+    @property
+    def cpu(self) -> tvm.runtime.Device:
+        return self._session.cpu()
+
+    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
+        """Linked here where a linker for the machine is found, else by the machine's own compiler."""
+        self._loaded += 1
+        linker = _linker(str(self.target.attrs.get("mtriple", "")))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{LIBRARY}{self._loaded}.{'so' if linker else 'tar'}"
+            built.export_library(str(path), **({"cc": linker} if linker else {}))
+            self._session.upload(str(path))
+            return self._session.load_module(path.name)
+
+    def require(self) -> None:
+        try:
+            self._asked("runtime.NumThreads")
+        except Exception as error:  # whatever a broken connection raises
+            raise ProfilerError(
+                f"{self.address.text}: the connection was lost: the machine is gone, or cannot run code for "
+                f"'{_described(self.target)}' (--target)"
+            ) from error
+
+    def close(self) -> None:
+        """End the session, so that others may use the machine."""
+        with contextlib.suppress(Exception):  # it may be gone
+            self._asked("CloseRPCConnection")
+
+    def _asked(self, function: str) -> object:
+        return self._session.get_function(function)()
+
+    def _own_target(self) -> tvm.target.Target:
+        """By what the machine's own LLVM says, if it has one."""
+        names = ("target.llvm_get_system_triple", "target.llvm_get_system_cpu")
+        try:
+            triple, cpu = (str(self._asked(name)) for name in names)
+        except Exception as error:  # a runtime without LLVM
+            raise UsageError(
+                f"{self.address.text} has no LLVM to say what it is; say it with --target, such as "
+                "'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72'"
+            ) from error
+        return cpu_target(f"llvm -mtriple={triple} -mcpu={cpu}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a remote machine is.
+
+    Attributes
+    ----------
+    host : str
+    port : int
+    key : str
+        Its name; empty for a server without.
+    """
+
+    host: str
+    port: int
+    key: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Of ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
+        place, slash, key = text.removeprefix(SCHEME).partition("/")
+        host, _, port = place.rpartition(":")
+        right = text.startswith(SCHEME) and host and port.isascii() and port.isdigit()
+        if not right or not 0 < int(port) < 1 << 16 or (slash and not key) or len(key.split()) > 1:
+            raise UsageError(f"--device '{text}' is no machine: give {FORM}")
+        return cls(host, int(port), key)
+
+    @property
+    def text(self) -> str:
+        return f"{SCHEME}{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
+
+    @property
+    def name(self) -> str:
+        """What its profile says it was measured on: the key, which a tracker may give another port."""
+        return f"remote {self.key or f'{self.host}:{self.port}'}"
+
+
+def is_remote(device: str | None) -> bool:
+    """Whether `device` is an address, not the name of a machine that a profile is of."""
+    return device is not None and device.startswith(SCHEME)
+
+
+@contextlib.contextmanager
+def machine(device: str | None, target: str = "") -> Iterator[Machine]:
+    """The machine at an address, or the GPU, until the block ends; this one for anything else."""
+    if device == CUDA:
+        yield Card()
+    elif is_remote(device):
+        there = Remote(Address.parse(device), target)
+        try:
+            yield there
+        finally:
+            there.close()
+    else:
+        yield Machine(cpu_target(target) if target else None)
+
+
+def thread_count() -> int:
+    """That TVM's runtime uses here."""
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def _model_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _described(target: tvm.target.Target) -> str:
+    """What tells a target from others."""
+    parts = [target.attrs.get(name) for name in ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")]
+    texts = [part if isinstance(part, str) else ",".join(map(str, part)) for part in parts if part]
+    return " ".join(texts) or target.kind.name
+
+
+def _linker(triple: str) -> str | None:
+    """A compiler on this machine that links for `triple`."""
+    architecture = triple.partition("-")[0]
+    if architecture in ("", platform.machine()):
+        return shutil.which("c++") or shutil.which("g++") or shutil.which("cc")
+    return shutil.which(f"{triple}-g++") or shutil.which(f"{triple}-gcc")
+
+
+def _session(address: Address) -> rpc.RPCSession:
+    try:
+        if not _is_tracker(address):
+            return rpc.connect(address.host, address.port, address.key)
+        tracker = rpc.connect_tracker(address.host, address.port)
+        _require_free(address, tracker.summary())
+        return tracker.request(address.key, max_retry=1)
+    except OSError as error:
+        raise ProfilerError(f"{address.text}: {error.strerror or error}") from error
+    except RuntimeError as error:
+        if "matches key" in str(error):
+            key = address.key or "none"
+            raise ProfilerError(
+                f"{address.text}: the server was started with another key than {key}; give it as {FORM}"
+            ) from error
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise ProfilerError(f"{address.text}: no session: {reason}") from error
+
+
+def _is_tracker(address: Address) -> bool:
+    """Whether a tracker answers there: a server closes the connection of who greets it as a tracker."""
+    silent = f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
+    try:
+        with socket.create_connection((address.host, address.port), ANSWER_SECONDS) as connection:
+            connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+            answer = connection.recv(4)
+    except TimeoutError as error:
+        raise ProfilerError(silent) from error
+    except ConnectionResetError:
+        return False
+    if answer and answer != struct.pack("<i", base.RPC_TRACKER_MAGIC):
+        raise ProfilerError(f"{address.text}: what answers is no TVM RPC server or tracker")
+    return bool(answer)
+
+
+def _require_free(address: Address, summary: dict) -> None:
+    """Raise unless the tracker has a machine of that name that nobody uses: a request would wait for one."""
+    there = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
+    if not there:
+        raise ProfilerError(f"{address.text}: the tracker has no machines")
+    if not address.key:
+        raise UsageError(
+            f"{address.text} is a tracker: name one of its machines, such as {address.text}/{min(there)}"
+        )
+    queues = {name: queue["free"] for name, queue in summary["queue_info"].items()}
+    if address.key not in there:
+        raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, there)
+    if not queues.get(address.key):
+        raise ProfilerError(f"{address.text}: every machine of that name is in use; try again later")

@@ -1,0 +1,113 @@
+"""Loops of the convolution primitives onto the blocks, threads and shared memory of a GPU."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from tvm import s_tir
+from tvm.s_tir.dlight.analysis import get_root_block
+from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from pimflow.relay_passes import schedule_primitives
+from pimflow.relay_passes.loops import BLOCK, bind, reduced
+from pimflow.relay_passes.schedule_primitives import ADDED, SHARED, SPREAD, TILE, UNROLLED, mark, result_of
+
+THREAD = 4  # places and lanes whose sums a thread holds
+DEPTH = 16  # of the slices of both operands in shared memory, at most
+
+
+class PrimitiveStages(GPUScheduleRule):
+    """Kernels whose stages carry the marks of `pimflow.primitive_kernels`.
+
+    Every stage that a workspace separates from the next is a launch of its own. A block of threads computes a
+    tile of sums, a thread `THREAD` x `THREAD` of them in registers; where the primitive says so, slices of
+    both operands come through shared memory, with barriers around them. Pieces (transforms of Winograd tiles)
+    take a thread each. What is not marked is computed where it is read.
+    """
+
+    def apply(self, func, target: Target, _: bool) -> s_tir.Schedule | None:
+        if not self.is_target_available(target):
+            return None
+        sch = s_tir.Schedule(func)
+        if not any(schedule_primitives.is_stage(sch, nest) for nest in _nests(sch)):
+            return None
+        for nest in _nests(sch):
+            if not schedule_primitives.is_stage(sch, nest) and _is_inner(sch, nest):
+                sch.compute_inline(nest)
+        for nest in _nests(sch):
+            if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
+                bind(sch, sch.get_loops(nest))
+            elif pairs := mark(sch, nest, UNROLLED):
+                schedule_primitives.piece(sch, nest, [*pairs[:-1], -1], _grid)
+            elif tile := mark(sch, nest, TILE):
+                _tile(sch, nest, tile)
+        return sch
+
+
+def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
+    return sch.get_child_blocks(get_root_block(sch))
+
+
+def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` belongs where it is read; what goes through shared memory is made on the way there."""
+    readers = sch.get_consumers(nest)
+    return bool(readers) and not reduced(sch.get(nest)) and not any(mark(sch, r, SHARED) for r in readers)
+
+
+def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` is a part of a launch, such as the end of a stage before, which stores a workspace."""
+    return any(sch.get(loop).thread_binding is not None for loop in sch.get_loops(nest))
+
+
+def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
+    """Blocks and threads for a loop; that over the threads. No thread is left over, whose pieces would have
+    to be guarded, which reductions inside may not be."""
+    return bind(sch, [loop], _divisor(int(sch.get(loop).extent), BLOCK))
+
+
+def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
+    """Sums of a block: `tile` is as `schedule_primitives` has it."""
+    place_axis, places, lane_axis, lanes, _ = tile
+    shared = bool(mark(sch, nest, SHARED))
+    count = len(reduced(sch.get(nest)))
+    loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
+    spatial, over = loops[:-count], loops[-count:]
+    into = result_of(sch, nest)
+    place, place_thread, place_inside = sch.split(
+        spatial[place_axis], [None, places // gcd(places, THREAD), gcd(places, THREAD)]
+    )
+    lane, lane_thread, lane_inside = sch.split(
+        spatial[lane_axis], [None, lanes // gcd(lanes, THREAD), gcd(lanes, THREAD)]
+    )
+    others = [loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)]
+    depth = _divisor(int(sch.get(over[-1]).extent), DEPTH)
+    *outer, last = over
+    slices, inner = sch.split(last, [None, depth])
+    sch.reorder(
+        *others, place, lane, place_thread, lane_thread, *outer, slices, inner, place_inside, lane_inside
+    )
+    block = sch.fuse(*others, place, lane)
+    thread = sch.fuse(place_thread, lane_thread)
+    threads = int(sch.get(thread).extent)
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    if shared:
+        for index in range(2):
+            copy = sch.cache_read(nest, index, "shared")
+            sch.compute_at(copy, slices, preserve_unit_loops=True)
+            for producer in sch.get_producers(copy):
+                if not schedule_primitives.is_stage(sch, producer) and not _has_threads(sch, producer):
+                    sch.compute_inline(producer)
+            elements = sch.fuse(*sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :])
+            _, own = sch.split(elements, [None, threads])
+            sch.bind(own, "threadIdx.x")
+    sch.unroll(place_inside)
+    sch.unroll(lane_inside)
+    schedule_primitives.bring(sch, into, thread)
+    sch.decompose_reduction(nest, ([*outer, slices])[0])
+
+
+def _divisor(extent: int, most: int) -> int:
+    return max(d for d in range(1, most + 1) if extent % d == 0)

@@ -1,0 +1,59 @@
+"""Do the primitives compute on a card what plain loops compute on the CPU, and can they be timed there?"""
+
+import numpy as np
+import pytest
+import tvm
+
+from pimflow import primitive_profiler
+from pimflow.core.region import ConvGeometry
+from pimflow.primitive_kernels import kernel
+from pimflow.primitive_machines import Card, Machine
+from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives.families import input_shape, output_shape
+from pimflow.primitives.filters import transformed
+from pimflow.primitives.layer import filter_shape
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
+]
+SAME = {"kh": 3, "kw": 3, "padding": (1, 1, 1, 1)}
+LAYERS = (
+    ConvGeometry(n=1, h=28, w=28, c=48, oc=64, **SAME),
+    ConvGeometry(n=2, h=13, w=17, c=20, oc=24, kh=5, kw=3, stride=(2, 1), padding=(2, 1, 0, 2)),
+    ConvGeometry(n=1, h=7, w=7, c=96, oc=40),
+    ConvGeometry(n=1, h=28, w=28, c=48, oc=48, groups=48, **SAME),
+)
+LOOPS = primitive("direct-hwc-loops")
+
+
+def result(machine, chosen, layer, x, filters):
+    mod = tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")})
+    with machine.target:
+        mod = machine.schedule(mod)
+    built = machine.load(tvm.compile(mod, machine.target, tir_pipeline=machine.pipeline))
+    y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32), machine.cpu)
+    given = (x, transformed(chosen, layer, filters))
+    built["main"](*(tvm.runtime.tensor(array, machine.cpu) for array in given), y)
+    return y.numpy()
+
+
+@pytest.mark.parametrize("name", [p.name for p in PRIMITIVES.values() if p.target == "cuda" and p.places])
+def test_values(name):
+    chosen, random = PRIMITIVES[name], np.random.default_rng(0)
+    layers = [layer for layer in LAYERS if chosen.applies(layer)]
+    assert layers
+    for layer in layers:
+        x = random.standard_normal(input_shape(chosen, layer), np.float32)
+        filters = random.standard_normal(filter_shape(layer), np.float32)
+        expected = result(Machine(), LOOPS, layer, x, filters)
+        bound = 1e-4 if chosen.family == "winograd" else 1e-5
+        found = result(Card(), chosen, layer, x, filters)
+        assert np.abs(found - expected).max() <= bound * np.abs(expected).max(), layer
+
+
+def test_times():
+    move = ((1, 28, 28, 48), "HWC", "CHW")
+    found = primitive_profiler.measure([LAYERS[0]], [move], 6, machine=Card())
+    assert not found.failed and len(found.times_ns) == 6 and found.device.target == "cuda"
+    assert all(1e3 < ns < 1e8 for ns in (*found.times_ns.values(), found.moves_ns[move]))

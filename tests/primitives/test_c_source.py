@@ -1,0 +1,196 @@
+"""Is C that pimflow writes C, right, and built by any compiler without TVM?"""
+
+import ctypes
+import json
+import math
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import tvm
+from conv_layers import ON_CPU, laid_out, layers_for, operands
+from tvm import relax, tirx
+
+import pimflow
+from pimflow import c_builds, c_source
+from pimflow.c_network import require_no_pim
+from pimflow.cli import main
+from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, UsageError
+from pimflow.hardware import system
+from pimflow.primitive_kernels import kernel
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.families import output_shape
+from pimflow.primitives.filters import transformed
+from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.plain_c import PlainLoops
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+
+pytestmark = pytest.mark.skipif(not c_builds.compiler(), reason="needs a C compiler")
+C = tvm.target.Target(c_source.TARGET)
+LLVM = tvm.target.Target("llvm")
+BOUND = 2e-6  # of the largest output: compilers contract products into sums, or do not
+
+
+def scheduled(primitive, layer, target):
+    """A kernel that allocates nothing: its workspaces are further results."""
+    builder = relax.BlockBuilder()
+    gv = builder.add_func(kernel(primitive, layer), "kernel")
+    shapes = [tuple(int(d) for d in param.shape) for param in builder.get()[gv].params]
+    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
+    with builder.function("main", params):
+        with builder.dataflow():
+            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
+        builder.emit_func_output(y)
+    with target:
+        mod = LiftWorkspaces()(ScheduleCpu()(builder.get()))
+    return next(f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc))
+
+
+def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path):
+    on_cpu = [PRIMITIVES[name] for name in ON_CPU]
+    chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}
+    chosen["blocked"] = PRIMITIVES["direct-chwc16-7x16"]
+    layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
+    functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
+    text = c_source.kernel_source(functions, C).replace("static void", "void")
+    (tmp_path / "k.c").write_text(c_source.INCLUDES + c_source.PRAGMA + text)
+    c_builds.compile_c([tmp_path / "k.c"], tmp_path / "k.so", ["-shared", "-fPIC"])
+    library = ctypes.CDLL(str(tmp_path / "k.so"))
+    for name, primitive in chosen.items():
+        layer = layers[name]
+        x, filters = operands(layer)
+        given = [laid_out(primitive.layout, x), transformed(primitive, layer, filters)]
+        shapes = [tuple(int(d) for d in param.shape) for param in functions[name].params]
+        arrays = given + [np.full(shape, np.nan, np.float32) for shape in shapes[2:]]
+        library[name](*[ctypes.c_void_p(a.ctypes.data) for a in arrays])
+        y = tvm.runtime.tensor(np.zeros(output_shape(primitive, layer), np.float32))
+        function = ScheduleCpu()(
+            tvm.IRModule({"main": kernel(primitive, layer).with_attr("global_symbol", "main")})
+        )
+        tvm.compile(function, target=LLVM)["main"](*map(tvm.runtime.tensor, given), y)
+        bound = 1e-5 if primitive.family in ("winograd", "fft") else BOUND
+        assert np.abs(arrays[2] - y.numpy()).max() <= bound * np.abs(y.numpy()).max(), (name, layer)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """`toy` in C with chosen primitives, by the command; what it printed, and where it wrote."""
+    folder = tmp_path_factory.mktemp("c") / "toy"
+    options = ["--target", "c", "--select", "--measure", "1", "--json", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        printed = []
+        patch.setattr("builtins.print", lambda *text, **_: printed.append(" ".join(map(str, text))))
+        assert main(["compile", "toy", "-o", str(folder), *options]) == 0
+    return json.loads(printed[-1]), folder
+
+
+def test_the_report_says_what_was_built(compiled):
+    report, _ = compiled
+    part = report["c_part"]
+    assert part["compiler"] == c_builds.version() and part["flaw"] == ""
+    assert part["max_relative_error"] <= 1e-5 and part["measured_ns"] > 0
+    assert f"C by {part['compiler']} for " in report["primitives"]["device"]
+    assert "1 threads" in report["primitives"]["device"]
+    assert {region["mode"] for region in report["regions"]} == {"GPU"}
+
+
+def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
+    _, folder = compiled
+    text = "".join((folder / name).read_text() for name in ("network.c", "network.h", "main.c"))
+    assert "TVM" not in text and "float32x" not in text and "malloc" not in text
+    sources = [str(folder / name) for name in ("network.c", "main.c")]
+    strict = ["-std=c11", "-pedantic", "-O1"]
+    subprocess.run([*c_builds.compiler(), *strict, *sources, "-o", str(tmp_path / "n"), "-lm"], check=True)
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
+    x.tofile(tmp_path / "x.bin")
+    run = [tmp_path / "n", folder / "weights.bin", tmp_path / "x.bin", tmp_path / "y.bin"]
+    subprocess.run(run, check=True)
+    y, expected = np.fromfile(tmp_path / "y.bin", np.float32), pimflow.run(folder, x)[0].ravel()
+    assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+    (tmp_path / "x.bin").write_bytes(b"short")
+    found = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert found.returncode == 3 and "x.bin: cannot be read" in found.stderr
+    found = subprocess.run(run[:2], capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "weights.bin input0.bin output0.bin" in found.stderr
+
+
+def test_select_goes_by_times_of_c(compiled, capsys):
+    report, _ = compiled
+    assert main(["select", "toy", "--target", "c", "--measure", "1", "--json", "--quiet"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["device"] == report["primitives"]["device"]
+    assert row["choices"] == report["primitives"]["choices"]  # kept, not measured anew
+
+
+def test_the_same_bytes_each_time(compiled):
+    network = pimflow.frontend.load("toy")
+    first, second = (c_source.source(network.module, system(), "toy").files() for _ in range(2))
+    assert first == second and set(first) == {"network.c", "network.h", "main.c", "weights.bin"}
+
+
+def test_without_a_compiler(monkeypatch, capsys, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(c_builds, "compiler", lambda: [])
+        made = pimflow.compile("toy", tmp_path / "toy", target="c")
+    assert made.report["c_part"]["flaw"].startswith("no C compiler was found")
+    assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert main(["select", "toy", "--target", "c", "--cache", "none"]) == 3
+    assert "no C compiler was found: install cc" in capsys.readouterr().err
+    monkeypatch.setenv("CC", shutil.which("false"))
+    with pytest.raises(ArtifactError, match="failed: no reason given"):
+        c_builds.Library(c_source.source(pimflow.frontend.load("toy").module, system(), "toy"))
+
+
+def test_wrong_uses(tmp_path, capsys):
+    with pytest.raises(UnknownNameError, match="unknown target 'cc'; did you mean c"):
+        pimflow.compile("toy", target="cc")
+    assert main(["compile", "toy", "--select", "--device", "rpc:here:9"]) == 2
+    assert "give --target c too" in capsys.readouterr().err
+    plan = pimflow.search("toy").plan
+    require_no_pim(None)
+    with pytest.raises(UsageError, match="--target c has no PIM, but the plan puts"):
+        require_no_pim(plan)
+
+
+def one_operator(operator, dtype="float32"):
+    x = relax.Var("x", relax.TensorType((4, 8), dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(builder.emit(operator(x)))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+@pytest.mark.parametrize(
+    "mod, said",
+    [
+        (one_operator(relax.op.sort), "runtime"),
+        (one_operator(relax.op.exp, "float16"), "C has no type for float16"),
+    ],
+)
+def test_what_c_does_not_have(mod, said):
+    with pytest.raises(UnsupportedOpError, match=f"target c: .*{said}"):
+        c_source.source(mod, system(), "one")
+
+
+def test_mathematical_functions():
+    source = c_source.source(one_operator(lambda x: relax.op.erf(relax.op.exp(x))), system(), "one")
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    (y,) = c_builds.Library(source)([x])
+    expected = np.vectorize(math.erf)(np.exp(x))
+    assert np.abs(y - expected).max() <= 1e-6
+
+
+def test_loops_become_serial():
+    layer = layers_for(PRIMITIVES["direct-hwc-7x32"], 1)[0]
+    before = tvm.IRModule({"k": scheduled(PRIMITIVES["direct-hwc-7x32"], layer, LLVM)})
+    after = PlainLoops()(before)
+    assert "vectorized" in before.script() and "parallel" in before.script()
+    assert not {"vectorized", "T.parallel", "unroll"} & set(after.script().replace("(", " ").split())
+    assert "vectorized" not in after.script() and "parallel" not in after.script()
+    tvm.ir.assert_structural_equal(PlainLoops()(after), after)
+    plain = kernel(PRIMITIVES["direct-hwc-loops"], layer)
+    tvm.ir.assert_structural_equal(PlainLoops()(tvm.IRModule({"k": plain}))["k"], plain)

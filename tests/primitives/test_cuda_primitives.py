@@ -1,0 +1,102 @@
+"""Do primitives for GPUs compute convolutions, in the launches and the memory that they say?
+
+There is no GPU here: a schedule's values are those of its loops with the threads run one after the other,
+on LLVM. That is what it means before barriers are inserted, which is TVM's part; `tests/gpu` runs them.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from conv_layers import ON_CUDA, convolved, layers_for, operands
+from tvm import relax, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.kernels import cuda_compiler
+from pimflow.primitive_kernels import kernel
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.families import output_shape
+from pimflow.primitives.filters import transformed
+from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.targets import named_target
+
+CUDA = named_target("cuda+pim")
+TILED = [name for name in ON_CUDA if PRIMITIVES[name].places]
+BOUND = {"winograd": 1e-4}  # of the largest output
+LAUNCHES = {"im2row": 2, "winograd": 3}  # others: one
+
+
+def scheduled(chosen, layer) -> tirx.PrimFunc:
+    with CUDA:
+        return ScheduleGpu()(
+            tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")})
+        )["main"]
+
+
+def one_after_the_other(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with loops in place of threads."""
+    loops = re.sub(r'T\.thread_binding\((.*?), thread="[\w.]+"\)', r"T.serial(\1)", func.script())
+    return tvm.script.from_source(loops)
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_values(name):
+    chosen = PRIMITIVES[name]
+    (layer,) = layers_for(chosen, 1)
+    x, filters = operands(layer)
+    y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32))
+    mod = tvm.IRModule({"main": one_after_the_other(scheduled(chosen, layer))})
+    given = (x, transformed(chosen, layer, filters))
+    tvm.compile(mod, "llvm")["main"](*map(tvm.runtime.tensor, given), y)
+    expected = convolved(layer, x, filters)
+    error = np.abs(y.numpy() - expected).max() / np.abs(expected).max()
+    assert error <= BOUND.get(chosen.family, 2e-6), layer
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_launches_and_shared_memory(name):
+    """As CUDA source, which asks for threads in every launch; barriers where threads share a tile."""
+    chosen = PRIMITIVES[name]
+    (layer,) = layers_for(chosen, 1)
+    mod = tvm.IRModule({"main": scheduled(chosen, layer)})
+    source = tvm.compile(mod, CUDA).mod.imports[0].inspect_source()
+    launches = len(re.findall(r"__global__ [^;{]*\{", source))
+    assert launches == LAUNCHES.get(name.split("-")[0], 1)
+    sizes = [int(n) for n in re.findall(r"__shared__ alignas\(64\) float \w+\[(\d+)\]", source)]
+    assert len(sizes) == (2 if chosen.shared else 0) and 4 * sum(sizes) <= 48 << 10
+    assert ("__syncthreads" in source) == chosen.shared
+    assert all(int(n) <= 1024 for n in re.findall(r"__launch_bounds__\((\d+)\)", source))
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_workspaces_are_what_the_formulas_say(name):
+    chosen = PRIMITIVES[name]
+    (layer,) = layers_for(chosen, 1)
+    builder = relax.BlockBuilder()
+    function = scheduled(chosen, layer)
+    gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
+    shapes = [tuple(int(d) for d in param.shape) for param in function.params]
+    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
+    with builder.function("main", params):
+        with builder.dataflow():
+            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
+        builder.emit_func_output(y)
+    with CUDA:
+        lifted = LiftWorkspaces()(builder.get())
+    (after,) = (f for f in lifted.functions.values() if isinstance(f, tirx.PrimFunc))
+    extra = [tuple(int(d) for d in param.shape) for param in after.params[3:]]
+    assert sorted(extra) == sorted(chosen.stages(layer).values())
+
+
+@pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
+def test_they_compile_for_turing():
+    from pimflow.kernels import compile_kernels
+
+    layer = ConvGeometry(n=1, h=14, w=14, c=32, oc=48, kh=3, kw=3, padding=(1, 1, 1, 1))
+    names = ["direct-cuda-hwc-32x32", "implicit-gemm-cuda-hwc-64x64", "winograd-2d-f4-cuda-hwc-32x64"]
+    functions = {f"k{n}": scheduled(PRIMITIVES[name], layer) for n, name in enumerate(names)}
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    found = compile_kernels(tvm.compile(tvm.IRModule(named), CUDA), CUDA)
+    assert found.compiler and not found.flaw

@@ -1,0 +1,181 @@
+"""Are primitives measured on other machines, under their names, and is it said where one is not there?"""
+
+import json
+import socket
+import tarfile
+import time
+
+import pytest
+import rpc_machines
+import tvm
+
+from pimflow import primitive_profiler
+from pimflow.cli import main
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import ProfilerError, UsageError
+from pimflow.placement.cache import ResultCache
+from pimflow.primitive_kernels import kernel
+from pimflow.primitive_machines import Address, Machine, Remote, machine
+from pimflow.primitive_profile import Profile, promising
+from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.targets import cpu_name, cpu_target
+
+pytest.importorskip("tornado", reason="TVM's tracker")
+LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
+MOVE = ((1, 8, 8, 16), "HWC", "CHW")
+
+
+@pytest.fixture(scope="module")
+def board():
+    """A server that was started with a key."""
+    with rpc_machines.server("board") as process:
+        yield f"rpc:127.0.0.1:{process.port}/board"
+
+
+def command(capsys, *arguments):
+    code = main(["select", "toy", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def chosen(row):
+    return [(each["layer"], each["primitive"]) for each in row["choices"]]
+
+
+def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypatch):
+    cache = ResultCache(tmp_path / "cache.sqlite")
+    with machine(board) as there:
+        found = primitive_profiler.measure([LAYER], [MOVE], 2, cache, machine=there)
+        assert len(found.times_ns) == 2 and not found.failed
+        assert all(ns > 0 for ns in (*found.times_ns.values(), found.moves_ns[MOVE]))
+        assert found.device.model == "remote board" and found.device.cpu.endswith(cpu_name())
+        monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
+        monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves, _: [9.0] * len(moves))
+        assert primitive_profiler.measure([LAYER], [MOVE], 2, cache, machine=there) == found
+    here = primitive_profiler.measure([LAYER], [MOVE], 2, cache)
+    assert set(here.times_ns.values()) == {7.0} and set(here.moves_ns.values()) == {9.0}
+    assert here.device == Machine().device != found.device
+
+
+def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path, capsys):
+    path, cache = tmp_path / "board.json", ("--cache", tmp_path / "cache.sqlite")
+    code, out, err = command(
+        capsys, "--device", board, "--measure", 1, "-o", path, *cache, "--json", "--quiet"
+    )
+    assert (code, err) == (0, "")
+    row, profile = json.loads(out), Profile.read(path)
+    assert row["device"] == profile.device.name and "remote board" in row["device"]
+    assert row["measured"]["primitives"] == len(profile.times_ns) > 0
+    code, out, err = command(capsys, "--profile", path, *cache)
+    assert (code, out) == (3, "") and "remote board" in err and err.count("\n") == 1
+    for named in (board, row["device"]):
+        code, out, err = command(capsys, "--profile", path, "--device", named, *cache, "--json")
+        assert (code, err) == (0, "")
+        again = json.loads(out)
+        assert again["device"] == row["device"] and chosen(again) == chosen(row)
+
+
+@pytest.fixture(scope="module")
+def tracked():
+    """A tracker with one machine, 'pi', which has said that it is there."""
+    with rpc_machines.server("pi", tracked=True) as process:
+        at = f"rpc:127.0.0.1:{process.port}"
+        deadline = time.monotonic() + 60
+        while main(["select", "toy", "--device", f"{at}/pie"]) != 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        yield process, at
+
+
+def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
+    _, at = tracked
+    code, out, err = command(capsys, "--device", f"{at}/pie")
+    assert (code, out) == (2, "") and "unknown machine of the tracker" in err and "did you mean pi?" in err
+    code, out, err = command(capsys, "--device", at)
+    assert (code, out) == (2, "") and f"{at} is a tracker: name one of its machines, such as {at}/pi" in err
+    there = Remote(Address.parse(f"{at}/pi"))
+    assert there.device.model == "remote pi"
+    with pytest.raises(ProfilerError, match=f"{at}/pi: every machine of that name is in use"):
+        Remote(Address.parse(f"{at}/pi"))
+
+
+def test_a_machine_that_goes_away(tmp_path, capsys):
+    cache, path = tmp_path / "cache.sqlite", tmp_path / "p.json"
+    with rpc_machines.server("") as process:
+        at = f"rpc:127.0.0.1:{process.port}"
+        kept = ResultCache(cache)
+        with machine(at) as there, pytest.raises(ProfilerError, match=f"{at}: the connection was lost"):
+            primitive_profiler.measure([LAYER], [MOVE], 3, kept, lambda _: process.kill(), machine=there)
+    # What was measured stays, whole.
+    measurements = primitive_profiler.Measurements(kept, primitive_profiler.code_digest(), there.device)
+    keys = [(p.name, LAYER) for p in promising(LAYER)[:3]]
+    found = measurements.get(keys)
+    assert list(found) == keys[:1] and min(found.values()) > 0
+    code, out, err = command(capsys, "--device", at, "-o", path, "--cache", "none")
+    assert (code, out) == (3, "") and f"{at}: Connection refused" in err and err.count("\n") == 1
+    assert not path.exists()
+
+
+def test_another_key(board, capsys):
+    code, out, err = command(capsys, "--device", f"{board}2")
+    assert (code, out) == (3, "") and "another key than board2" in err and err.count("\n") == 1
+    code, out, err = command(capsys, "--device", board.partition("/")[0] + "/")
+    assert (code, out) == (2, "") and "is no machine: give rpc:HOST:PORT" in err
+
+
+def test_what_answers_otherwise(monkeypatch):
+    monkeypatch.setattr("pimflow.primitive_machines.ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        at = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ProfilerError, match=f"{at}: no TVM RPC server or tracker answers within 0.2 s"):
+            Remote(Address.parse(at))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--device", "rpc:here"], "is no machine"),
+        (["--device", "rpc:here:port"], "is no machine"),
+        (["--device", "rpc:here:0"], "is no machine"),
+        (["--device", "rpc::90"], "is no machine"),
+        (["--target", "llvm"], "give --device rpc:HOST:PORT/KEY too"),
+        (["--target", "c", "--device", "rpc:here:90"], "C is measured on this machine alone"),
+    ],
+)  # fmt: skip
+def test_wrong_machines(capsys, options, said):
+    code, out, err = command(capsys, *options, "--cache", "none")
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("cuda", "is no CPU"),
+        ("", "is no CPU"),
+        ("c -mcpu=znver4", "is no CPU"),
+        ("llvm -mcpus=znver4", "is none of -mtriple"),
+        ("llvm mcpu=znver4", "is none of -mtriple"),
+        ("llvm -mcpu=", "is none of -mtriple"),
+        ("llvm -mtriple=aarch46-linux-gnu", "unknown architecture 'aarch46'; did you mean aarch64"),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a7x2", "unknown CPU of 'aarch64'.*cortex-a72"),
+    ],
+)
+def test_targets_that_are_none(text, said):
+    with pytest.raises(UsageError, match=said):
+        cpu_target(text)
+
+
+@pytest.mark.parametrize(
+    "text, machine_number",
+    [("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72", 183), ("llvm -mtriple=armv7a-linux-gnueabihf", 40)],
+)
+def test_code_is_made_for_other_architectures(text, machine_number, tmp_path):
+    """ELF says for which: e_machine, in the header's bytes 18 and 19."""
+    target, chosen = cpu_target(text), promising(LAYER)[0]
+    with target:
+        scheduled = ScheduleCpu()(
+            tvm.IRModule({"main": kernel(chosen, LAYER).with_attr("global_symbol", "main")})
+        )
+    tvm.compile(scheduled, target).export_library(str(tmp_path / "p.tar"))
+    with tarfile.open(tmp_path / "p.tar") as tar:
+        (member,) = [m for m in tar.getmembers() if m.name.endswith(".o")]
+        header = tar.extractfile(member).read(20)
+    assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == machine_number

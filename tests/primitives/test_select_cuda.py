@@ -1,0 +1,125 @@
+"""Are primitives chosen for a GPU by what the model says of their launches?"""
+
+import json
+
+import pytest
+from conv_layers import ON_CUDA, layers_for
+
+import pimflow
+from pimflow.cli import main
+from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.errors import ProfileError
+from pimflow.hardware import GpuSpec
+from pimflow.primitive_gpu_times import analytic, primitive_ns
+from pimflow.primitive_profile import Profile
+from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives.launches import launches
+from pimflow.simulators.gpu_model import kernel_cost
+
+GPU = GpuSpec.load("rtx-2060-pim32")
+LAYER = ConvGeometry(n=1, h=56, w=56, c=64, oc=64, kh=3, kw=3, padding=(1, 1, 1, 1))
+TIMED = [name for name in ON_CUDA if PRIMITIVES[name].shared]
+
+
+def command(capsys, *arguments):
+    code = main(["select", "toy", "--device", "cuda", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def without_a_card(monkeypatch):
+    monkeypatch.setattr("pimflow.targets.local_cuda", lambda: None)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_launches_move_what_the_formulas_say(name):
+    """Every workspace is written once and read once; inputs, filters and results are moved once."""
+    chosen = PRIMITIVES[name]
+    for layer in layers_for(chosen, 3):
+        found = [kernel for kernel, _ in launches(chosen, layer)]
+        moved = sum(k.input_bytes + k.weight_bytes + k.output_bytes for k in found)
+        stored = 4 * layer.pixels * layer.oc + chosen.filter_bytes(layer)
+        read = 4 * layer.n * layer.h * layer.w * layer.c
+        workspaces = sum(4 * _size(shape) for shape in chosen.stages(layer).values())
+        skipped = chosen.implicit and max(layer.stride) > max(layer.kh, layer.kw)
+        assert skipped or moved == read + stored + 2 * workspaces, layer
+        macs = sum(kernel.macs for kernel in found)
+        assert macs >= layer.macs or chosen.family == "winograd"
+
+
+def _size(shape):
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def test_the_operator_is_what_the_search_charges():
+    ns = primitive_ns(primitive("operator-cuda-hwc"), LAYER, GPU)
+    assert ns == kernel_cost(convolution_kernel(LAYER, "fp32"), GPU, dtype="fp32").total_ns
+
+
+def test_winograd_pays_where_there_is_arithmetic_and_not_where_there_is_none():
+    profile = analytic([LAYER, small := ConvGeometry(n=1, h=7, w=7, c=16, oc=16, kh=3, kw=3)], [], GPU)
+    f4, operator = "winograd-2d-f4-cuda-hwc-64x64", "operator-cuda-hwc"
+    assert profile.times_ns[f4, LAYER] < profile.times_ns[operator, LAYER]
+    assert profile.times_ns[f4, small] > profile.times_ns[operator, small]  # three launches
+
+
+def test_the_command(capsys, tmp_path, without_a_card):
+    path = tmp_path / "gpu.json"
+    code, out, err = command(capsys, "--json", "--quiet", "-o", path)
+    row = json.loads(out)
+    assert (code, err) == (0, "")
+    assert row["device"] == "rtx-2060-pim32, analytic, 30 multiprocessors"
+    assert {each["known"] for each in row["choices"]} == {"analytic"}
+    assert {each["primitive"] for each in row["choices"]} <= set(ON_CUDA)
+    code, out, _ = command(capsys, "--gpu", "v100")
+    assert code == 0 and "times of the model (analytic), fp32, for v100" in out
+    assert Profile.read(path).device.target == "cuda"
+    code, out, _ = command(capsys, "--profile", path, "--json")
+    assert code == 0 and json.loads(out)["device"] == row["device"]
+    code, out, err = command(capsys, "--profile", path, "--gpu", "v100")
+    assert (code, out) == (3, "") and "measured on 'rtx-2060-pim32, analytic" in err
+    assert main(["select", "toy", "--profile", str(path)]) == 3
+
+
+def test_least_memory_needs_no_workspace(without_a_card):
+    found = pimflow.select("resnet-18", device="cuda", minimize="memory")
+    assert {p.family for p in found.choices.values()} <= {"operator", "windows"}
+    fastest = pimflow.select("resnet-18", device="cuda")
+    assert "winograd" in {p.family for p in fastest.choices.values()}
+    assert found.selected.sums.time_ns > fastest.selected.sums.time_ns
+
+
+@pytest.mark.parametrize(
+    "options, code, said",
+    [
+        (["--gpu", "v10"], 2, "did you mean v100"),
+        (["--profile", "mixed"], 2, "--profile mixed: times of a GPU are measured, modelled, or of a file"),
+    ],
+)
+def test_wrong_uses(capsys, without_a_card, options, code, said):
+    got, out, err = command(capsys, *options)
+    assert (got, out) == (code, "") and said in err and err.count("\n") == 1
+    assert main(["select", "toy", "--gpu", "v100"]) == 2
+    assert "give --device cuda too" in capsys.readouterr().err
+
+
+def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
+    options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
+    folder = tmp_path / "toy"
+    assert main(["compile", "toy", "-o", str(folder), *options, "--json", "--quiet"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] and "analytic" in report["primitives"]["device"]
+    assert not json.loads((folder / "interface.json").read_text()).get("cpu")
+    assert main(["compile", "toy", *options[:5], "--dtype", "fp16"]) == 2
+    assert "compute in fp32, not in fp16" in capsys.readouterr().err
+    assert main(["compile", "toy", "--select", "--device", "cuda"]) == 2
+    assert "give --target cuda+pim too" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_cpu_is_refused(without_a_card):
+    cpu = Profile(device=pimflow.primitive_profile.Device(cpu="x", model="y", threads=1), code="")
+    with pytest.raises(ProfileError, match="measured on 'y, x, 1 threads'"):
+        pimflow.select("toy", device="cuda", profile=cpu)
