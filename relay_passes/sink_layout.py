@@ -149,9 +149,9 @@ class SinkLayout:
             return builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args), name_hint=name)
 
         def rewrite(builder, var, value):
-            way, *step = kept.chain(value) or ("",)
-            if way:
-                return moved(builder, var, value, way, step)
+            step = kept.chain(value)
+            if step:
+                return _moved(builder, var.name, value, step, twins, begun)
             new = twin(builder, value, var.name)
             if new is None:
                 return None
@@ -159,25 +159,34 @@ class SinkLayout:
             twins[back] = new
             return back
 
-        def moved(builder, var, value, way, step):
-            """A transform, or a step of one: what it makes is known already, or will be."""
-            source = value.args[0]
-            if way == "into":
-                known = begun.get(source) if step == ["last"] else twins.get(source)
-                if known is not None and step != ["first"]:
-                    return known
-                new = builder.emit(value, name_hint=var.name)
-                if known is not None:
-                    begun[new] = known
-                return new
-            new = builder.emit(value, name_hint=var.name)
-            if step == ["first"]:
-                begun[new] = source
-            elif not step or source in begun:
-                twins[new] = begun[source] if step else source
-            return new
-
         return rebuild(mod, rewrite)
+
+
+def _moved(
+    builder: relax.BlockBuilder,
+    name: str,
+    value: relax.Call,
+    step: tuple[str, ...],
+    twins: dict[relax.Var, relax.Expr],
+    begun: dict[relax.Var, relax.Expr],
+) -> relax.Expr:
+    """A transform, or a step of one: what it makes is known already, or will be."""
+    way, *step = step
+    source = value.args[0]
+    if way == "into":
+        known = begun.get(source) if step == ["last"] else twins.get(source)
+        if known is not None and step != ["first"]:
+            return known
+        new = builder.emit(value, name_hint=name)
+        if known is not None:
+            begun[new] = known
+        return new
+    new = builder.emit(value, name_hint=name)
+    if step == ["first"]:
+        begun[new] = source
+    elif not step or source in begun:
+        twins[new] = begun[source] if step else source
+    return new
 
 
 def _reduced(
