@@ -8,7 +8,10 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGES = {
     "pimflow": "python/pimflow",
+    "pimflow.c_code": "python/pimflow/c_code",
+    "pimflow.commands": "python/pimflow/commands",
     "pimflow.core": "python/pimflow/core",
+    "pimflow.decomposed": "python/pimflow/decomposed",
     "pimflow.decomposition": "python/pimflow/decomposition",
     "pimflow.deep_fusion": "python/pimflow/deep_fusion",
     "pimflow.frontend": "python/pimflow/frontend",
@@ -18,6 +21,8 @@ PACKAGES = {
     "pimflow.primitive_kernels": "python/pimflow/primitive_kernels",
     "pimflow.primitives": "python/pimflow/primitives",
     "pimflow.placement": "python/pimflow/placement",
+    "pimflow.primitive_profiles": "python/pimflow/primitive_profiles",
+    "pimflow.published": "python/pimflow/published",
     "pimflow.relay": "python/pimflow/relay",
     "pimflow.zoo": "python/pimflow/zoo",
     "pimflow.relay_passes": "relay_passes",

@@ -11,13 +11,13 @@ from typing import Any
 
 from update_readme import ROOT, fill
 
-from pimflow import published_ablation, published_comparison, published_tables
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache, default_path
 from pimflow.placement.executors import parse_executor
-from pimflow.published_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
+from pimflow.published import published_ablation, published_comparison, published_tables
+from pimflow.published.published_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURE = ROOT / "docs" / "pimflow_comparison.png"

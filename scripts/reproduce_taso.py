@@ -11,12 +11,13 @@ from typing import Any
 
 from update_readme import ROOT, fill
 
-from pimflow import published_selection, published_selection_tables, select_command
+from pimflow.commands import select_command
 from pimflow.errors import PimflowError
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement.cache import ResultCache, default_path
-from pimflow.published_selection import NETWORKS, Say, Study
+from pimflow.published import published_selection, published_selection_tables
+from pimflow.published.published_selection import NETWORKS, Say, Study
 
 PAGE = ROOT / "docs" / "results.md"
 FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"

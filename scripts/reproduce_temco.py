@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from pimflow import hardware
-from pimflow.decomposition_variants import (
+from pimflow.decomposed.decomposition_variants import (
     VARIANTS,
     MemoryOverTime,
     decomposition_variants,

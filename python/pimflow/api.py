@@ -13,12 +13,9 @@ import numpy as np
 import tvm
 
 from pimflow import (
-    activation_fusion,
     allocation,
     artifact,
-    c_network,
     compilation,
-    decomposition_choice,
     frontend,
     fused_execution,
     fusion,
@@ -28,17 +25,18 @@ from pimflow import (
     pipeline,
     primitive_selection,
     report,
-    skip_optimisation,
     targets,
     timeline,
     tracing,
     zoo,
 )
-from pimflow.calibration import Calibration, Data, agreement
+from pimflow.c_code import c_network
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposed_network import Decomposing, decomposed, requested
+from pimflow.decomposed import activation_fusion, decomposition_choice, skip_optimisation
+from pimflow.decomposed.calibration import Calibration, Data, agreement
+from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.measure import gpu_part, inference_ns

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow import arguments, devices, fuse_command, memory_command, select_command, zoo
+from pimflow import devices, zoo
+from pimflow.commands import arguments, fuse_command, memory_command, select_command
+from pimflow.commands.progress_bar import bar
 from pimflow.errors import ArtifactError, PimflowError, UsageError
 from pimflow.hardware import System, system
-from pimflow.progress_bar import bar
 
 if TYPE_CHECKING:
     from pimflow.placement import Profiling

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pimflow import decomposed_network, deep_fusion, zoo
-from pimflow.decomposed_network import Decomposing, requested
-from pimflow.decomposition_report import decomposition_text
+from pimflow import deep_fusion, zoo
+from pimflow.decomposed import decomposed_network
+from pimflow.decomposed.decomposed_network import Decomposing, requested
+from pimflow.decomposed.decomposition_report import decomposition_text
 from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 from pimflow.errors import UnknownNameError, UsageError
 

@@ -15,9 +15,9 @@ from pimflow.core.region import MOVES
 from pimflow.hardware import System
 from pimflow.kernel_builds import arguments
 from pimflow.placement.cache import ResultCache, sources_digest
-from pimflow.primitive_machines import Machine
-from pimflow.primitive_profile import KernelTime, NetworkTime
-from pimflow.primitive_profiler import CALLS, Measurements, compiler
+from pimflow.primitive_profiles.primitive_machines import Machine
+from pimflow.primitive_profiles.primitive_profile import KernelTime, NetworkTime
+from pimflow.primitive_profiles.primitive_profiler import CALLS, Measurements, compiler
 from pimflow.relay_passes import keep_registers
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups

@@ -11,27 +11,33 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from pimflow import frontend, layer_order, memory, pipeline, skip_optimisation, targets
-from pimflow.activation_fusion import fused_module, fused_runs, require_decomposed, with_fused_activations
+from pimflow import frontend, layer_order, memory, pipeline, targets
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
-from pimflow.decomposed_network import (
+from pimflow.decomposed import skip_optimisation
+from pimflow.decomposed.activation_fusion import (
+    fused_module,
+    fused_runs,
+    require_decomposed,
+    with_fused_activations,
+)
+from pimflow.decomposed.decomposed_network import (
     DecomposedNetwork,
     Decomposing,
     decomposed,
     requested,
     require_all,
 )
+from pimflow.decomposed.internal_memory import Before, InternalMemory
+from pimflow.decomposed.skip_optimisation import SkipOptimisation
 from pimflow.errors import UsageError
 from pimflow.hardware import System
-from pimflow.internal_memory import Before, InternalMemory
 from pimflow.layer_order import LayerOrder
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.kernel_groups import Copied, copies
-from pimflow.skip_optimisation import SkipOptimisation
 
 WEIGHTS = ("resident", "streamed")
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow import activation_fusion, artifact, frontend, network_memory, skip_optimisation, timeline
+from pimflow import artifact, frontend, network_memory, timeline
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed_network import Decomposing, decomposed, requested
-from pimflow.decomposition_choice import left, settled
+from pimflow.decomposed import activation_fusion, skip_optimisation
+from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
+from pimflow.decomposed.decomposition_choice import left, settled
 from pimflow.frontend import Network
 from pimflow.fused_execution.relax_layers import fusible
 from pimflow.hardware import System, system

@@ -24,9 +24,16 @@ from pimflow.placement.selection_search import (
     greedy,
     minimise,
 )
-from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import ANALYTIC, NetworkTime, Profile, applicable, network_text, unmeasured
-from pimflow.primitive_times import CUDA, Progress, Source
+from pimflow.primitive_profiles.primitive_layers import Layers, apart
+from pimflow.primitive_profiles.primitive_profile import (
+    ANALYTIC,
+    NetworkTime,
+    Profile,
+    applicable,
+    network_text,
+    unmeasured,
+)
+from pimflow.primitive_profiles.primitive_times import CUDA, Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:

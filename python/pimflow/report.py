@@ -10,12 +10,12 @@ from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
-from pimflow.decomposition_report import agreement_text, decomposition_text, skips_text
+from pimflow.decomposed.decomposition_report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import overlapped_ns, savings_pj
-from pimflow.primitive_report import c_text, primitives_text
+from pimflow.primitive_profiles.primitive_report import c_text, primitives_text
 from pimflow.verify import Verification
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
 from pimflow import api, frontend
-from pimflow.calibration import Calibration, agreement
 from pimflow.cli import main
-from pimflow.decomposed_network import decompose
+from pimflow.decomposed.calibration import Calibration, agreement
+from pimflow.decomposed.decomposed_network import decompose
 from pimflow.decomposition import Request
 from pimflow.errors import CalibrationError
 

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from pimflow import api, decomposed_network, frontend, report
+from pimflow import api, frontend, report
 from pimflow.cli import main
+from pimflow.decomposed import decomposed_network
 from pimflow.decomposition import Request
 from pimflow.errors import UsageError
 from pimflow.hardware import system

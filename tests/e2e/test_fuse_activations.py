@@ -8,9 +8,9 @@ import tvm
 from tvm import relax
 
 from pimflow import api, frontend, pipeline
-from pimflow.activation_fusion import with_fused_activations
 from pimflow.cli import main
-from pimflow.decomposed_network import decomposed, requested
+from pimflow.decomposed.activation_fusion import with_fused_activations
+from pimflow.decomposed.decomposed_network import decomposed, requested
 from pimflow.hardware import system
 from pimflow.placement import fused
 from pimflow.placement.candidates import Candidates

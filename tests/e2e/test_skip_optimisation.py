@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from skip_networks import hourglass
 
-from pimflow import api, decomposed_network, frontend, skip_optimisation
+from pimflow import api, frontend
 from pimflow.cli import main
+from pimflow.decomposed import decomposed_network, skip_optimisation
 from pimflow.decomposition import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system

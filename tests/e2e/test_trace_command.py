@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import artifact, cli, hardware, progress_bar, tracing
+from pimflow import artifact, cli, hardware, tracing
 from pimflow.artifact import Interface, Placed
+from pimflow.commands import progress_bar
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tvm
 
-from pimflow import primitive_profiler
 from pimflow.core.region import ConvGeometry
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_machines import Card, Machine
+from pimflow.primitive_profiles import primitive_profiler
+from pimflow.primitive_profiles.primitive_machines import Card, Machine
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.families import input_shape, output_shape
 from pimflow.primitives.filters import transformed

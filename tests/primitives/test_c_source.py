@@ -13,8 +13,8 @@ from conv_layers import ON_CPU, laid_out, layers_for, operands
 from tvm import relax, tirx
 
 import pimflow
-from pimflow import c_builds, c_source
-from pimflow.c_network import require_no_pim
+from pimflow.c_code import c_builds, c_source
+from pimflow.c_code.c_network import require_no_pim
 from pimflow.cli import main
 from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, UsageError
 from pimflow.hardware import system

@@ -8,7 +8,7 @@ import pimflow
 from pimflow import compilation, frontend, network_kernels, pipeline, targets
 from pimflow.network_kernels import kernel_calls, network_time
 from pimflow.placement.cache import ResultCache
-from pimflow.primitive_profile import PARTS, KernelTime, NetworkTime, Profile, network_text
+from pimflow.primitive_profiles.primitive_profile import PARTS, KernelTime, NetworkTime, Profile, network_text
 from pimflow.primitive_selection import summary
 from pimflow.primitives import PRIMITIVES
 

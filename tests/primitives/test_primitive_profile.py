@@ -14,12 +14,12 @@ from conv_layers import laid_out, layers_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import primitive_machines, primitive_profiler
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
 from pimflow.placement import cache as cache_module
 from pimflow.placement.cache import ResultCache
-from pimflow.primitive_profile import (
+from pimflow.primitive_profiles import primitive_machines, primitive_profiler
+from pimflow.primitive_profiles.primitive_profile import (
     Device,
     Profile,
     applicable,

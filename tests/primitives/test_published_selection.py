@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import primitive_profiler, published_selection, published_selection_tables
 from pimflow.errors import ProfileError
 from pimflow.placement.selection import Budgets
 from pimflow.placement.selection_search import minimise
-from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_machines import Machine
-from pimflow.primitive_profile import Profile, applicable, bound_ns
+from pimflow.primitive_profiles import primitive_profiler
+from pimflow.primitive_profiles.primitive_layers import Layers, apart
+from pimflow.primitive_profiles.primitive_machines import Machine
+from pimflow.primitive_profiles.primitive_profile import Profile, applicable, bound_ns
 from pimflow.primitives import PRIMITIVES
 from pimflow.profiling import region_graph
-from pimflow.published_selection import LIBRARIES, claims, restricted, study
+from pimflow.published import published_selection, published_selection_tables
+from pimflow.published.published_selection import LIBRARIES, claims, restricted, study
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = Profile.read(Path(__file__).with_name("published-profile.json"))

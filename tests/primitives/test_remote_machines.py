@@ -9,14 +9,14 @@ import pytest
 import rpc_machines
 import tvm
 
-from pimflow import primitive_profiler
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfilerError, UsageError
 from pimflow.placement.cache import ResultCache
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_machines import Address, Machine, Remote, machine
-from pimflow.primitive_profile import Profile, promising
+from pimflow.primitive_profiles import primitive_profiler
+from pimflow.primitive_profiles.primitive_machines import Address, Machine, Remote, machine
+from pimflow.primitive_profiles.primitive_profile import Profile, promising
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.targets import cpu_name, cpu_target
 
@@ -122,7 +122,7 @@ def test_another_key(board, capsys):
 
 
 def test_what_answers_otherwise(monkeypatch):
-    monkeypatch.setattr("pimflow.primitive_machines.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("pimflow.primitive_profiles.primitive_machines.ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         at = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ProfilerError, match=f"{at}: no TVM RPC server or tracker answers within 0.2 s"):

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 import pimflow
-from pimflow import frontend, memory, primitive_profiler, selection_figures
+from pimflow import frontend, memory, selection_figures
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.placement.cache import ResultCache
 from pimflow.placement.selection import Problem
-from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_profile import Device, Profile, bound_ns
+from pimflow.primitive_profiles import primitive_profiler
+from pimflow.primitive_profiles.primitive_layers import Layers, apart
+from pimflow.primitive_profiles.primitive_profile import Device, Profile, bound_ns
 from pimflow.primitive_selection import summary
 from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.select_primitives import SelectPrimitives

@@ -10,8 +10,8 @@ from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec
-from pimflow.primitive_gpu_times import analytic, primitive_ns
-from pimflow.primitive_profile import Profile
+from pimflow.primitive_profiles.primitive_gpu_times import analytic, primitive_ns
+from pimflow.primitive_profiles.primitive_profile import Device, Profile
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.launches import launches
 from pimflow.simulators.gpu_model import kernel_cost
@@ -120,6 +120,6 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
 
 
 def test_a_profile_of_a_cpu_is_refused(without_a_card):
-    cpu = Profile(device=pimflow.primitive_profile.Device(cpu="x", model="y", threads=1), code="")
+    cpu = Profile(device=Device(cpu="x", model="y", threads=1), code="")
     with pytest.raises(ProfileError, match="measured on 'y, x, 1 threads'"):
         pimflow.select("toy", device="cuda", profile=cpu)

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 import pimflow
-from pimflow import memory, primitive_profiler
+from pimflow import memory
 from pimflow.placement.selection import Budgets
 from pimflow.placement.selection_ilp import RELATIVE_GAP
 from pimflow.placement.selection_search import fastest, front, minimise
-from pimflow.primitive_layers import Layers
-from pimflow.primitive_prediction import predicted_ns
-from pimflow.primitive_profile import Profile, applicable, unmeasured
-from pimflow.published_selection import LIBRARIES, best_speedup, restricted
+from pimflow.primitive_profiles import primitive_profiler
+from pimflow.primitive_profiles.primitive_layers import Layers
+from pimflow.primitive_profiles.primitive_prediction import predicted_ns
+from pimflow.primitive_profiles.primitive_profile import Profile, applicable, unmeasured
+from pimflow.published.published_selection import LIBRARIES, best_speedup, restricted
 
 STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
 DEVICE = STORED.device.name

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed_network import decompose
+from pimflow.decomposed.decomposed_network import decompose
 from pimflow.decomposition import Request
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system

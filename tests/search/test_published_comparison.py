@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import published_tables
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import MODES
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.hardware.system import CHARGES
 from pimflow.placement import Candidates, Goal, Profiling, evaluate
-from pimflow.published_ablation import TERMS, gains, gpu_side, terms
-from pimflow.published_comparison import (
+from pimflow.published import published_tables
+from pimflow.published.published_ablation import TERMS, gains, gpu_side, terms
+from pimflow.published.published_comparison import (
     CONFIGURATIONS,
     CONVENTIONS,
     OURS,

@@ -10,7 +10,8 @@ import tracemalloc
 import pytest
 from timing_programs import act_all, comp, loop, program, read, write
 
-from pimflow import cli, progress_bar
+from pimflow import cli
+from pimflow.commands import progress_bar
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators import trace

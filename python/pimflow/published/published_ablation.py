@@ -9,7 +9,15 @@ from typing import ClassVar
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.system import CHARGES
 from pimflow.placement import Goal
-from pimflow.published_comparison import OURS, PIMFLOW, Configuration, Row, Searches, read_once, result
+from pimflow.published.published_comparison import (
+    OURS,
+    PIMFLOW,
+    Configuration,
+    Row,
+    Searches,
+    read_once,
+    result,
+)
 from pimflow.simulators.gpu_model import KernelCost
 from pimflow.simulators.profiler import Analytic, KernelRequest
 

@@ -9,8 +9,8 @@ from typing import Any
 import tvm
 
 from pimflow import memory
-from pimflow.activation_fusion import fused_module
-from pimflow.decomposed_network import DecomposedNetwork
+from pimflow.decomposed.activation_fusion import fused_module
+from pimflow.decomposed.decomposed_network import DecomposedNetwork
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System

@@ -13,7 +13,7 @@ import numpy as np
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
-from pimflow.primitive_profile import Profile, applicable, bound_ns, macs
+from pimflow.primitive_profiles.primitive_profile import Profile, applicable, bound_ns, macs
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.layer import input_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 
-from pimflow.c_source import ALIGNMENT_BYTES, PRAGMA, CSource
+from pimflow.c_code.c_source import ALIGNMENT_BYTES, PRAGMA, CSource
 from pimflow.errors import ArtifactError
 
 OPTIONS = ("-O3", "-march=native")

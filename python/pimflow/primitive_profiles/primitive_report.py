@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pimflow.primitive_profile import network_text
+from pimflow.primitive_profiles.primitive_profile import network_text
 
 
 def primitives_text(chosen: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from pimflow import fuse_command, memory_command, select_command
+from pimflow.commands import fuse_command, memory_command, select_command
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pimflow import c_builds, c_source
-from pimflow.c_source import CSource
+from pimflow.c_code import c_builds, c_source
+from pimflow.c_code.c_source import CSource
 from pimflow.compilation import with_primitives
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError, VerificationError

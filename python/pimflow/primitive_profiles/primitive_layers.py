@@ -10,7 +10,7 @@ from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, 
 from pimflow.core.region import MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.placement.selection import RETURNED
-from pimflow.primitive_profile import ANALYTIC, Move, Profile, applicable, is_free
+from pimflow.primitive_profiles.primitive_profile import ANALYTIC, Move, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
 
 

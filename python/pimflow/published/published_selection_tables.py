@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.placement.selection import Sums
 from pimflow.placement.selection_search import Point
-from pimflow.published_selection import (
+from pimflow.published.published_selection import (
     MORE_TIME,
     POINTS,
     Study,
     best_speedup,
     speedups,
 )
-from pimflow.published_tables import markdown
+from pimflow.published.published_tables import markdown
 from pimflow.selection_figures import (
     draw_families,
     draw_front,

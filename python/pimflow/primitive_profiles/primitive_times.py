@@ -12,12 +12,12 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.placement.selection_ilp import Selected
-from pimflow.primitive_layers import Layers
-from pimflow.primitive_profile import Profile
+from pimflow.primitive_profiles.primitive_layers import Layers
+from pimflow.primitive_profiles.primitive_profile import Profile
 
 if TYPE_CHECKING:
     from pimflow.placement.cache import ResultCache
-    from pimflow.primitive_machines import Machine
+    from pimflow.primitive_profiles.primitive_machines import Machine
 
 CUDA = "cuda"  # of --device
 MODES = ("measured", "predicted", "mixed")
@@ -64,7 +64,7 @@ class Source:
     def times(self, layers: Layers, progress: Progress) -> Iterator[Times]:
         """The times of `layers`; more can be measured until the block ends."""
         # TVM: only who measures, or asks where this is, waits for it.
-        from pimflow.primitive_machines import is_remote, machine
+        from pimflow.primitive_profiles.primitive_machines import is_remote, machine
 
         if self.target not in ("", "c") and not is_remote(self.device):
             raise UsageError(
@@ -105,7 +105,7 @@ class Times:
             self.found = self._predicted(self.found)
 
     def _modelled(self) -> Profile:
-        from pimflow import primitive_gpu_times
+        from pimflow.primitive_profiles import primitive_gpu_times
 
         source, layers = self._source, self._layers
         gpu = source.gpu or system().gpu
@@ -117,8 +117,8 @@ class Times:
         return found
 
     def _of_modes(self, progress: Progress) -> Profile:
-        from pimflow import primitive_profiler
-        from pimflow.primitive_machines import is_remote
+        from pimflow.primitive_profiles import primitive_profiler
+        from pimflow.primitive_profiles.primitive_machines import is_remote
 
         source, layers = self._source, self._layers
         most = 0 if source.profile == "predicted" else source.measure
@@ -137,7 +137,7 @@ class Times:
         return found
 
     def _predicted(self, found: Profile) -> Profile:
-        from pimflow.primitive_prediction import predicted_ns
+        from pimflow.primitive_profiles.primitive_prediction import predicted_ns
 
         return replace(found, predicted_ns=predicted_ns(found, self._layers.chosen.values()))
 
@@ -146,7 +146,7 @@ class Times:
         guessing = self._source.profile == "mixed" and not self._source.on_gpu
         keys = self._guessed(selected) if guessing else []
         if keys:
-            from pimflow import primitive_profiler
+            from pimflow.primitive_profiles import primitive_profiler
 
             more = primitive_profiler.measure(
                 [], [], 0, self._source.cache, named=keys, machine=self._machine

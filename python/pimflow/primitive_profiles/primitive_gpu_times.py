@@ -8,7 +8,7 @@ from math import prod
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.placement.cache import sources_digest
-from pimflow.primitive_profile import ANALYTIC, Device, Move, Profile, applicable
+from pimflow.primitive_profiles.primitive_profile import ANALYTIC, Device, Move, Profile, applicable
 from pimflow.primitives import Primitive
 from pimflow.primitives.launches import launches
 from pimflow.primitives.layer import FP32_BYTES

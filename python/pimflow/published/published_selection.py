@@ -15,11 +15,11 @@ from pimflow.placement.selection import MEMORY_MODELS, Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import Selected
 from pimflow.placement.selection_instances import inceptions
 from pimflow.placement.selection_search import Point, fastest, front, minimise
-from pimflow.primitive_layers import Layers, apart
-from pimflow.primitive_prediction import predicted_ns
-from pimflow.primitive_profile import Profile
+from pimflow.primitive_profiles.primitive_layers import Layers, apart
+from pimflow.primitive_profiles.primitive_prediction import predicted_ns
+from pimflow.primitive_profiles.primitive_profile import Profile
+from pimflow.primitive_profiles.primitive_times import MODES
 from pimflow.primitive_selection import Selection, baselines, is_guess, select_for
-from pimflow.primitive_times import MODES
 from pimflow.primitives import PRIMITIVES
 
 if TYPE_CHECKING:

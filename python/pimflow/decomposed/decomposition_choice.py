@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from pimflow import activation_fusion
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed_network import DecomposedNetwork
+from pimflow.decomposed import activation_fusion
+from pimflow.decomposed.decomposed_network import DecomposedNetwork
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal

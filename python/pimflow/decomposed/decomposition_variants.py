@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import allocation, frontend, memory, network_memory, pipeline, targets
-from pimflow.activation_fusion import fused_module
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested, require_all
+from pimflow.decomposed.activation_fusion import fused_module
+from pimflow.decomposed.decomposed_network import (
+    DecomposedNetwork,
+    Decomposing,
+    decompose,
+    requested,
+    require_all,
+)
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System

@@ -188,13 +188,13 @@ def _network_text(network: NetworkMemory) -> str:
     )
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
     if network.skips:
-        from pimflow.decomposition_report import skips_text
+        from pimflow.decomposed.decomposition_report import skips_text
 
         lines.append(f"skips {skips_text(network.skips.summary())}")
     if network.order:
         lines.append(f"order {order_text(network.order.summary())}")
     if network.decomposition:
-        from pimflow.decomposition_report import decomposition_text
+        from pimflow.decomposed.decomposition_report import decomposition_text
 
         lines.append(decomposition_text(network.decomposition))
     if network.fused:

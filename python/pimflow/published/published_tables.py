@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pimflow.published_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
-from pimflow.published_comparison import (
+from pimflow.published.published_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
+from pimflow.published.published_comparison import (
     ALL_ORDERS,
     CONFIGURATIONS,
     CONVENTIONS,

@@ -16,10 +16,10 @@ import tvm
 from tvm import rpc
 from tvm.rpc import base
 
-from pimflow import c_builds
+from pimflow.c_code import c_builds
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.kernels import compile_kernels, cuda_compiler
-from pimflow.primitive_profile import Device
+from pimflow.primitive_profiles.primitive_profile import Device
 from pimflow.relay_passes import keep_registers, plain_c
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu

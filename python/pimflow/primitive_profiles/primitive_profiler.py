@@ -13,8 +13,8 @@ from pimflow import kernel_builds
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
-from pimflow.primitive_machines import Machine
-from pimflow.primitive_profile import Device, Move, Profile, is_duration, promising
+from pimflow.primitive_profiles.primitive_machines import Machine
+from pimflow.primitive_profiles.primitive_profile import Device, Move, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, tensor_shape
 

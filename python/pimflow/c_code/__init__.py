@@ -1,0 +1,1 @@
+"""A network as C, for any C compiler."""

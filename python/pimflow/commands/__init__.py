@@ -1,0 +1,1 @@
+"""The command line: options, progress, and what each command prints."""

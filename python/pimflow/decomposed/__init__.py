@@ -1,0 +1,1 @@
+"""Networks of decomposed layers: made, chosen, judged; their skip connections and activations."""

@@ -1,0 +1,1 @@
+"""Times of convolution primitives: measured, predicted, modelled, kept."""

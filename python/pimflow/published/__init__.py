@@ -1,0 +1,1 @@
+"""The papers' own comparisons, on our compiler."""
