@@ -2,7 +2,7 @@
 
 Measured, fp32, batch 1, on all cores, in turns in one run; medians. pimflow compiles with ``--select mixed
 --modes gpu``: all on the CPU, primitives by measured and predicted times (docs/primitives.md). *Predicted* is
-the sum of the compiled kernels, each timed alone in the same run.
+the sum of the compiled kernels, each timed alone before and after, in the same run.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache, default_path
 
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
-TURN = 4  # after the first, the threads of the other way have stopped to wait for work on the cores
+TURN = 8  # inferences that count
+WARM_SECONDS = 0.1  # by then the threads of the other way have stopped to wait for work on the cores
 HEADER = (
     "network",
     "pimflow, ms",
@@ -45,12 +46,14 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each; a turn is `TURN` inferences, the first not counted."""
+    """Median milliseconds of each; a turn is `TURN` inferences, those of `WARM_SECONDS` before not counted."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(-(-rounds // (TURN - 1))):
+    for _ in range(-(-rounds // TURN)):
         for name, way in ways.items():
-            way()
-            for _ in range(TURN - 1):
+            until = time.perf_counter() + WARM_SECONDS
+            while time.perf_counter() < until:
+                way()
+            for _ in range(min(TURN, rounds)):
                 begin = time.perf_counter()
                 way()
                 spent[name].append(1e3 * (time.perf_counter() - begin))
@@ -68,7 +71,7 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
     session.intra_op_num_threads = os.cpu_count() or 1
     reference = onnxruntime.InferenceSession(zoo.load_model(model).SerializeToString(), session)
     built = compiled.builds[-1]
-    predicted = network_time(built.calls)
+    before = network_time(built.calls)
     ms = in_turns(
         {
             "pimflow": runner(built.executable, list(inputs.values())),
@@ -76,14 +79,15 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
         },
         rounds,
     )
+    kernels = (before, network_time(built.calls))  # before and after: other load comes and goes
     tvm_own = tvm.compile(plain, targets.this_cpu())
-    ms |= in_turns({"tvm": runner(tvm_own, list(inputs.values()))}, max(1, rounds // 5))
+    ms |= in_turns({"tvm": runner(tvm_own, list(inputs.values()))}, max(1, rounds // 25))
     return {
         "network": model,
         **{f"{name}_ms": value for name, value in ms.items()},
         "threads": int(tvm.get_global_func("runtime.NumThreads")()),
-        "predicted_ms": predicted.time_ns / 1e6,
-        "kernels": predicted.plain()["kernels"],
+        "predicted_ms": statistics.mean(each.time_ns for each in kernels) / 1e6,
+        "kernels": before.plain()["kernels"],
         "pool_bytes": built.memory.pool_bytes,
         "max_relative_error": compiled.verification.max_relative_error,
     }
@@ -92,7 +96,7 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(NETWORKS)}")
-    parser.add_argument("--rounds", type=int, default=20, help="inferences of each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=100, help="inferences of each (default: %(default)s)")
     parser.add_argument("--measure", type=int, default=6, help="primitives of a layer (default: %(default)s)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
