@@ -19,8 +19,8 @@ TABLES = {
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),
     "modes": ("verify_modes.py",),
-    "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time", "--batches", "4"),
-    "temco-times": ("reproduce_temco.py", "--parts", "times", "--batches", "4"),
+    "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
+    "temco-times": ("reproduce_temco.py", "--parts", "times"),
 }
 
 
