@@ -46,7 +46,7 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each; a turn is `TURN` inferences, those in `WARM_SECONDS` before do not count."""
+    """Median milliseconds; a turn is `TURN` inferences, those in `WARM_SECONDS` before do not count."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(-(-rounds // TURN)):
         for name, way in ways.items():
