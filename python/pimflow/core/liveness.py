@@ -11,6 +11,29 @@ ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """What the steps of a network read and write.
+
+    Attributes
+    ----------
+    steps : list of (tuple of str, tuple of str)
+        Buffers that each reads and writes.
+    size_bytes : dict of str to int
+        Of every buffer; of one that shares its bytes, all of them.
+    inputs, outputs : tuple of str
+        Buffers that are there before the first step, and that outlive the last.
+    aliases : dict of str to str
+        Alias class of the buffers that share their bytes.
+    """
+
+    steps: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    size_bytes: dict[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    aliases: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lifetime:
     """Half-open interval of steps in which a buffer is live.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pimflow.core.liveness import Liveness
+from pimflow.core.liveness import Buffers, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
@@ -273,29 +273,6 @@ class Region:
     @property
     def input_elements(self) -> tuple[int, ...]:
         return tuple(math.prod(shape) for shape in self.input_shapes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buffers:
-    """What the steps of a network read and write.
-
-    Attributes
-    ----------
-    steps : list of (tuple of str, tuple of str)
-        Buffers that each reads and writes.
-    size_bytes : dict of str to int
-        Of every buffer; of one that shares its bytes, all of them.
-    inputs, outputs : tuple of str
-        Buffers that are there before the first step, and that outlive the last.
-    aliases : dict of str to str
-        Alias class of the buffers that share their bytes.
-    """
-
-    steps: list[tuple[tuple[str, ...], tuple[str, ...]]]
-    size_bytes: dict[str, int]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    aliases: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Groups of Deep Fusion that run: each as one TIR function, results verified, traffic counted."""
 
 from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.generator import Target, generate
+from pimflow.fused_execution.generator import generate
 from pimflow.fused_execution.operators import computations
+from pimflow.fused_execution.parameters import Target
 from pimflow.fused_execution.run import (
     NAME,
     Execution,

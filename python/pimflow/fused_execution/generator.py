@@ -7,97 +7,21 @@ layer between tiles in one on-chip pool, store the piece of the results. What ea
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
-import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from pimflow.core.region import ELEMENT_BYTES
 from pimflow.deep_fusion import Group, Layer, Placement
-from pimflow.deep_fusion.tiling import pieces
 from pimflow.errors import UnsupportedOpError
 from pimflow.fused_execution import channel_runs
 from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
+from pimflow.fused_execution.parameters import FULL, STORED, Target, bounds, columns, streams
 
-# Storage types that groups run in, by TVM's names; arithmetic is fp32.
-STORED = {"fp32": "float32", "fp16": "float16"}
-FULL = STORED["fp32"]
 LANES = 16  # channels whose sums are formed side by side on a CPU
-BOUNDS = ("held", "fresh")
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """How the function runs.
-
-    Attributes
-    ----------
-    threads : int
-        Of the one block that a GPU runs it in, with the pool in shared memory; 0 on a CPU, where the pool is
-        a parameter.
-    counted : bool
-        Whether a further parameter counts the bytes that every copy moves.
-    dtype : str
-        Of `STORED`: what the pool and the weights are stored as, and DRAM where `network` is not set.
-    network : bool
-        Whether it is a kernel of a compiled network: tensors are NHWC, weights are read where they lie, the
-        pool is the kernel's own, and a GPU does each tile in a block of its own.
-    types : mapping of str to str
-        In a network: TVM's name of what a tensor stores in DRAM where that is not fp32.
-    """
-
-    threads: int = 0
-    counted: bool = False
-    dtype: str = "fp32"
-    network: bool = False
-    types: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def element_bytes(self) -> int:
-        return ELEMENT_BYTES[self.dtype]
-
-
-def streams(group: Group) -> list[tuple[str, str]]:
-    """What the function copies, in the order of its parameters and counters.
-
-    Pairs of ``load``, ``weights`` or ``store`` with a tensor or layer.
-    """
-    weighted = [layer.name for layer in group.layers if layer.weight_elements and group.weights_placed]
-    parts = (("load", group.loaded), ("weights", weighted), ("store", group.stored))
-    return [(what, name) for what, names in parts for name in names]
-
-
-def bounds(group: Group) -> np.ndarray:
-    """Table of all pieces: along n, h, w, by part and `_columns`, a begin and an end."""
-    rows = []
-    for axis, parts in enumerate((group.tiling.n, group.tiling.h, group.tiling.w)):
-        spans = group.spans[axis]
-        for part in range(parts):
-            for name, which in _columns(group):
-                if which == "stored":
-                    rows.append(pieces(group.graph.shapes[name][axis], parts)[part])
-                else:
-                    rows.append(getattr(spans[name], which)[part])
-    return np.array(rows, np.int32).ravel()
-
-
-def _columns(group: Group) -> list[tuple[str, str]]:
-    both = list(itertools.product(group.spans[0], BOUNDS))
-    return both + [(name, "stored") for name in group.stored]
-
-
-def weight_layout(group: Group, layer: Layer, weights: np.ndarray) -> np.ndarray:
-    """Weights of shape (weights of a filter, filters) in the order in which they are loaded.
-
-    All of them at once, neighbouring filters side by side; or a filter at a time.
-    """
-    return np.ascontiguousarray(weights if layer.name in group.resident else weights.T).ravel()
 
 
 def generate(
@@ -139,7 +63,7 @@ class Generator:
         self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
         self.pool_elements = max(1, placement.on_chip_bytes // self.element_bytes)
         self.streams = streams(group)
-        self.columns = {column: index for index, column in enumerate(_columns(group))}
+        self.columns = {column: index for index, column in enumerate(columns(group))}
         cut = group.tiling
         self.parts = (cut.n, cut.h, cut.w)
         self.first = {name: step for step in reversed(range(len(group.layers)))

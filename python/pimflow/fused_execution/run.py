@@ -15,7 +15,7 @@ from pimflow import zoo
 from pimflow.deep_fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
 from pimflow.deep_fusion.onnx_layers import NHWC_PLACES
 from pimflow.errors import InfeasibleError, UsageError, VerificationError
-from pimflow.fused_execution import generator
+from pimflow.fused_execution import generator, parameters
 from pimflow.fused_execution.formula import Computation
 from pimflow.fused_execution.operators import computations
 from pimflow.kernels import compile_kernels
@@ -103,9 +103,9 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
 
 def require_executable(dtype: str, baseline: str = "unfolded") -> None:
     """Refuse what `execute` does not run, before the search; raises `UsageError`."""
-    if dtype not in generator.STORED:
+    if dtype not in parameters.STORED:
         raise UsageError(
-            f"--execute stores {' or '.join(generator.STORED)}; give one as --dtype, not {dtype}"
+            f"--execute stores {' or '.join(parameters.STORED)}; give one as --dtype, not {dtype}"
         )
     if baseline == "folded":
         raise UsageError(_UNFOLDED)
@@ -182,7 +182,7 @@ def build(
     group: Group, placed: Placement, found: Mapping[str, Computation], dtype: str = "fp32"
 ) -> tvm.runtime.Function:
     """The function of a group for the CPU, with counters."""
-    target = generator.Target(counted=True, dtype=dtype)
+    target = parameters.Target(counted=True, dtype=dtype)
     function = generator.generate(NAME, group, placed, found, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
@@ -225,7 +225,7 @@ def cuda_source(
 def _cuda(
     group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Executable:
-    threads = generator.Target(counted=True, threads=CUDA_THREADS)
+    threads = parameters.Target(counted=True, threads=CUDA_THREADS)
     function = generator.generate(NAME, group, placed, found, threads)
     # the function has its barriers; where a pool is both read and written, TVM would put them into branches
     with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
@@ -250,18 +250,18 @@ def run_group(
     dtype : str
         As the function was built.
     """
-    stored = np.dtype(generator.STORED[dtype])
-    layers, streams = {layer.name: layer for layer in group.layers}, generator.streams(group)
+    stored = np.dtype(parameters.STORED[dtype])
+    layers, streams = {layer.name: layer for layer in group.layers}, parameters.streams(group)
     arguments = []
     for what, name in streams:
         if what == "load":
             array = values[name].astype(stored, copy=False)
         elif what == "weights":
-            array = generator.weight_layout(group, layers[name], found[name].weights).astype(stored)
+            array = parameters.weight_layout(group, layers[name], found[name].weights).astype(stored)
         else:  # whatever is not written stays no number
             array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)
-    arguments.append(generator.bounds(group))
+    arguments.append(parameters.bounds(group))
     arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
     if not device:
         arguments.append(np.full(placed.on_chip_bytes // stored.itemsize, np.nan, stored))

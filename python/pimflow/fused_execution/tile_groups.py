@@ -11,7 +11,8 @@ from tvm import relax, tirx
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.deep_fusion import Group, Layer, LayerGraph, Tiling, place
 from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.generator import STORED, Target, bounds, generate
+from pimflow.fused_execution.generator import generate
+from pimflow.fused_execution.parameters import STORED, Target, bounds
 from pimflow.fused_execution.relax_layers import read_layer
 from pimflow.placement.tilings import BLOCK_BYTES
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
