@@ -2,7 +2,7 @@
 
 Measured, fp32, batch 1, on all cores, in turns in one run; medians. pimflow compiles with ``--select mixed
 --modes gpu``: all on the CPU, primitives by measured and predicted times (docs/primitives.md). *Predicted* is
-the sum of the compiled kernels, each timed alone before and after, in the same run.
+the sum of the compiled kernels' medians, each timed alone, in turns with the whole.
 """
 
 import argparse
@@ -13,18 +13,20 @@ import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import onnxruntime
 import tvm
 from tvm import relax
 
 import pimflow
 from pimflow import frontend, targets, zoo
-from pimflow.network_kernels import network_time
+from pimflow.network_kernels import KernelTimer, network_time
 from pimflow.placement import Profiling
 from pimflow.placement.cache import ResultCache, default_path
 
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
 TURN = 8  # inferences that count
+KERNEL_ROUNDS = 2  # of all kernels, after each turn
 WARM_SECONDS = 0.1  # by then the threads of the other way have stopped to wait for work on the cores
 HEADER = (
     "network",
@@ -45,8 +47,13 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
     return lambda: machine["main"](*operands)
 
 
-def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds; a turn is `TURN` inferences, those in `WARM_SECONDS` before do not count."""
+def in_turns(
+    ways: dict[str, Callable[[], object]], rounds: int, between: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """Median milliseconds; a turn is `TURN` inferences, those in `WARM_SECONDS` before do not count.
+
+    `between` is called after each turn of all, while the threads of the last one are awake.
+    """
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(-(-rounds // TURN)):
         for name, way in ways.items():
@@ -57,6 +64,7 @@ def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
                 begin = time.perf_counter()
                 way()
                 spent[name].append(1e3 * (time.perf_counter() - begin))
+        between()
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
@@ -71,23 +79,27 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
     session.intra_op_num_threads = os.cpu_count() or 1
     reference = onnxruntime.InferenceSession(zoo.load_model(model).SerializeToString(), session)
     built = compiled.builds[-1]
-    before = network_time(built.calls)
+    calls = {call.key: call for call in built.calls}
+    timer, alone = KernelTimer(list(calls.values())), []
     ms = in_turns(
         {
-            "pimflow": runner(built.executable, list(inputs.values())),
             "onnxruntime": lambda: reference.run(None, dict(inputs)),
+            "pimflow": runner(built.executable, list(inputs.values())),
         },
         rounds,
+        lambda: alone.extend(timer.round_ns() for _ in range(KERNEL_ROUNDS)),
     )
-    kernels = (before, network_time(built.calls))  # before and after: other load comes and goes
+    predicted = network_time(
+        built.calls, known_ns=dict(zip(calls, map(float, np.median(alone, axis=0)), strict=True))
+    )
     tvm_own = tvm.compile(plain, targets.this_cpu())
     ms |= in_turns({"tvm": runner(tvm_own, list(inputs.values()))}, max(1, rounds // 25))
     return {
         "network": model,
         **{f"{name}_ms": value for name, value in ms.items()},
         "threads": int(tvm.get_global_func("runtime.NumThreads")()),
-        "predicted_ms": statistics.mean(each.time_ns for each in kernels) / 1e6,
-        "kernels": before.plain()["kernels"],
+        "predicted_ms": predicted.time_ns / 1e6,
+        "kernels": predicted.plain()["kernels"],
         "pool_bytes": built.memory.pool_bytes,
         "max_relative_error": compiled.verification.max_relative_error,
     }

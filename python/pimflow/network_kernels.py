@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from pimflow import pipeline
 from pimflow.core.region import MOVES
 from pimflow.hardware import System
 from pimflow.kernel_builds import arguments
 from pimflow.placement.cache import ResultCache, sources_digest
-from pimflow.primitive_profiles.primitive_machines import Machine
+from pimflow.primitive_profiles.primitive_machines import Machine, thread_count
 from pimflow.primitive_profiles.primitive_profile import KernelTime, NetworkTime
 from pimflow.primitive_profiles.primitive_profiler import CALLS, Measurements, compiler
 from pimflow.relay_passes import keep_registers
+from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.lift_workspaces import WORKSPACES
 from pimflow.targets import this_cpu
 
 KERNELS_AT_ONCE = 24  # compiled as one module
-# Constants come from memory, since all others were read since, and results go there; what was just computed
-# is in the caches. The same is assumed of primitives (`primitive_profiler.COLD`).
-COLD = "constants and results"
-FLUSHED = "pimflow.flush_constants_and_results"
+# In no cache when a kernel is called is what was last touched an inference ago: constants and the network's
+# inputs. All others were read since, and neighbours read theirs. Results go where others were a moment ago.
+COLD = "constants, inputs, and results in a pool that no cache holds"
+PREPARE = "pimflow.prepare_kernel"
+LAST_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,29 +46,20 @@ class KernelCall:
         One of `primitive_profile.PARTS`.
     function : PrimFunc
         Scheduled, its workspaces among its results.
-    constants : tuple of int
-        Which of its operands are constants.
-    operands : int
-        Parameters before the results.
+    cold : tuple of int
+        Parameters that are in no cache when it is called.
     """
 
     name: str
     part: str
     function: tirx.PrimFunc
-    constants: tuple[int, ...]
-    operands: int
+    cold: tuple[int, ...]
 
     @property
     def key(self) -> str:
         """Digest of all that its time depends on, besides the machine and the compiler."""
         code = self.function.without_attr("global_symbol").script()
-        return hashlib.sha256(f"{code} {self.constants} {self.operands}".encode()).hexdigest()[:16]
-
-    @property
-    def cold(self) -> tuple[int, ...]:
-        """Parameters that are in no cache when it is called: constants, and results but workspaces."""
-        workspaces = int((self.function.attrs or {}).get("pimflow.workspaces", 0))
-        return (*self.constants, *range(self.operands, len(self.function.params) - workspaces))
+        return hashlib.sha256(f"{code} {self.cold}".encode()).hexdigest()[:16]
 
 
 def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
@@ -95,21 +91,37 @@ def _part(group: KernelGroup) -> str:
 
 def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelCall, ...]:
     """Calls in a module after `pipeline.scheduled_phases`; `named` are its `parts`."""
+    inputs = set(scheduled["main"].params)
+    spilled = live_bytes(scheduled) > last_level_bytes()
     found = []
     for binding in main_bindings(scheduled):
         if operator(binding.value) == "call_tir":
             callee, operands = binding.value.args[0], list(binding.value.args[1].fields)
-            constants = (i for i, each in enumerate(operands) if not isinstance(each, relax.Var))
-            found.append(
-                KernelCall(
-                    name=callee.name_hint,
-                    part=named.get(callee.name_hint, "other"),
-                    function=scheduled[callee],
-                    constants=tuple(constants),
-                    operands=len(operands),
-                )
-            )
+            cold = [i for i, each in enumerate(operands) if not isinstance(each, relax.Var) or each in inputs]
+            function = scheduled[callee]
+            if spilled:
+                cold += range(len(operands), len(function.params) - _workspaces(function))
+            part = named.get(callee.name_hint, "other")
+            found.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
     return tuple(found)
+
+
+def live_bytes(scheduled: tvm.IRModule) -> int:
+    """The most that is live of what kernels compute, their workspaces too."""
+    allocated = tvm.transform.Sequential(pipeline.tensor_phases())(scheduled)
+    return buffers(allocated).liveness().peak_bytes
+
+
+def _workspaces(function: tirx.PrimFunc) -> int:
+    return int((function.attrs or {}).get(WORKSPACES, 0))
+
+
+def last_level_bytes() -> float:
+    """Size of the last cache of this machine's CPU; infinite if that is not known."""
+    try:
+        return float(LAST_LEVEL.read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return math.inf
 
 
 def network_time(
@@ -157,27 +169,51 @@ def _measured(
     return found
 
 
-def _times_ns(calls: Sequence[KernelCall]) -> Iterator[float]:
-    """Medians of calls; all kernels are called once before any again, so that a disturbance meets many."""
-    keep_registers.register()
-    named = {f"kernel{n}": call.function for n, call in enumerate(calls)}
-    functions = {name: function.with_attr("global_symbol", name) for name, function in named.items()}
-    built = tvm.compile(tvm.IRModule(functions), this_cpu(), tir_pipeline=keep_registers.PIPELINE).jit()
-    cold: list[tvm.runtime.Tensor] = []
-    flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+def _times_ns(calls: Sequence[KernelCall]) -> list[float]:
+    timer = KernelTimer(calls)
+    return list(map(float, np.median([timer.round_ns() for _ in range(CALLS[1])], axis=0)))
 
-    def before(first: tvm.runtime.Tensor, *_: tvm.runtime.Tensor) -> None:
-        flush(first, *cold)
 
-    tvm.register_global_func(FLUSHED, before, override=True)
-    timed = []
-    for name, call in zip(named, calls, strict=True):
-        given = arguments(call.function, tvm.cpu())
-        evaluate = built.time_evaluator(name, tvm.cpu(), number=1, repeat=1, f_preproc=FLUSHED)
-        timed.append((evaluate, given, [given[i] for i in call.cold]))
-    spent: list[list[float]] = [[] for _ in timed]
-    for _ in range(CALLS[1]):
-        for times, (evaluate, given, flushed) in zip(spent, timed, strict=True):
-            cold[:] = flushed
+class KernelTimer:
+    """Times kernels, each alone, on this machine.
+
+    In a network all threads have just computed when a kernel is called. So they have here: for one that
+    sleeps, or lost its core, a kernel waits.
+    """
+
+    def __init__(self, calls: Sequence[KernelCall]):
+        keep_registers.register()
+        named = {f"kernel{n}": call.function for n, call in enumerate(calls)} | {"wake": _wake()}
+        functions = {name: function.with_attr("global_symbol", name) for name, function in named.items()}
+        built = tvm.compile(tvm.IRModule(functions), this_cpu(), tir_pipeline=keep_registers.PIPELINE).jit()
+        self._cold: list[tvm.runtime.Tensor] = []
+        flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+        wake, woken = built["wake"], arguments(named["wake"], tvm.cpu())
+
+        def prepare(first: tvm.runtime.Tensor, *_: tvm.runtime.Tensor) -> None:
+            flush(first, *self._cold)
+            wake(*woken)
+
+        tvm.register_global_func(PREPARE, prepare, override=True)
+        self._timed = []
+        for n, call in enumerate(calls):
+            given = arguments(call.function, tvm.cpu())
+            evaluate = built.time_evaluator(f"kernel{n}", tvm.cpu(), number=1, repeat=1, f_preproc=PREPARE)
+            self._timed.append((evaluate, given, [given[i] for i in call.cold]))
+
+    def round_ns(self) -> list[float]:
+        """A time of every kernel, one after the other: so a disturbance meets many, but none often."""
+        times = []
+        for evaluate, given, cold in self._timed:
+            self._cold[:] = cold
             times.append(float(evaluate(*given).mean) * 1e9)
-    return map(float, map(np.median, spent))
+        return times
+
+
+def _wake() -> tirx.PrimFunc:
+    """A kernel in which every thread has next to nothing to do."""
+    threads = thread_count()
+    written = te.compute((threads, 16), lambda i, j: tirx.const(0.0, "float32"), name="woken")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([written]))
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("woken"))[0])
+    return schedule.mod["main"]

@@ -147,13 +147,13 @@ def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.tran
 
 def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to calls of kernels, each tensor allocated by itself."""
+    return [*scheduled_phases(target, system), *tensor_phases()]
+
+
+def tensor_phases() -> list[tvm.transform.Pass]:
+    """From calls of kernels as they will run to the same with a tensor for each result."""
     transform = relax.transform
-    return [
-        *scheduled_phases(target, system),
-        transform.ToNonDataflow(),
-        transform.RemovePurityChecking(),
-        transform.CallTIRRewrite(),
-    ]
+    return [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
 
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:

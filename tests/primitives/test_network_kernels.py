@@ -48,17 +48,30 @@ def test_they_are_what_an_inference_calls(applied, calls):
     assert seen == [(call.name, len(call.function.params)) for call in calls]
 
 
-def test_parts_and_constants(calls):
+def results(call):
+    return len(call.function.params) - int(call.function.attrs.get("pimflow.workspaces", 0))
+
+
+def test_parts_and_what_is_cold(calls):
     parts = {call.name: call.part for call in calls}
     assert set(parts.values()) <= set(PARTS)
     of_primitives = [name for name, part in parts.items() if part == "primitive"]
     assert len(of_primitives) == len(CHOICES)
-    for call in calls:
-        if call.part == "primitive":  # filters, and a bias; a residual is none
-            assert 1 in call.constants and 2 <= len(call.constants) < call.operands
-        workspaces = int(call.function.attrs.get("pimflow.workspaces", 0))
-        assert set(call.constants) < set(call.cold) and 0 not in call.cold
-        assert len(call.cold) == len(call.constants) + len(call.function.params) - call.operands - workspaces
+    for n, call in enumerate(calls):
+        if call.part == "primitive":  # filters, and a bias; a residual was just computed
+            assert 1 in call.cold and len(call.cold) >= 2
+        assert (0 in call.cold) == (n == 0), "the network's input was read an inference ago"
+        assert all(parameter < results(call) - 1 for parameter in call.cold)
+
+
+def test_results_are_cold_in_a_pool_larger_than_the_last_cache(applied, calls, tmp_path, monkeypatch):
+    size = tmp_path / "size"
+    monkeypatch.setattr(network_kernels, "LAST_LEVEL", size)
+    for text, cold in (("8K\n", True), ("1048576K\n", False), ("unknown", False)):
+        size.write_text(text)
+        for call, before in zip(kernel_calls(applied[1], pimflow.system()), calls, strict=True):
+            assert (results(call) - 1 in call.cold) == cold
+            assert set(before.cold) <= set(call.cold) and (call.key == before.key) == (not cold)
 
 
 def test_the_same_kernel_is_timed_once_and_kept(calls, tmp_path, monkeypatch):
