@@ -114,9 +114,9 @@ class Primitive:
         return FAMILIES[self.family].stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """Those of the `stages` that do not fit on the stack."""
-        found = self.stages(layer).items()
-        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= STACK_BYTES}
+        """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
+        found, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
+        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= least}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
