@@ -23,7 +23,7 @@ CUDA = targets.named_target("cuda+pim")
 
 
 def block():
-    """A stem, two 3x3 layers with a shortcut around, a 1x1 layer with stride, and a product of one row."""
+    """A stem, two 3x3 layers with a shortcut around, 1x1 layers, and a product of one row."""
     draw, weights, nodes = np.random.default_rng(0), [], []
 
     def conv(x: str, name: str, oc: int, c: int, k: int, **attrs: object) -> str:
@@ -38,7 +38,7 @@ def block():
         nodes.append(helper.make_node("Relu", [x], [f"{x}.r"], name=f"{x}.relu"))
         return f"{x}.r"
 
-    stem = relu(conv("x", "stem", 32, 3, 3))
+    stem = relu(conv(relu(conv("x", "stem", 32, 3, 3)), "entry", 32, 32, 1))
     inner = conv(relu(conv(stem, "first", 32, 32, 3)), "second", 32, 32, 3)
     nodes.append(helper.make_node("Add", [inner, stem], ["sum"], name="sum"))
     last = relu(conv(relu("sum"), "last", 48, 32, 1, strides=[2, 2]))
@@ -71,12 +71,36 @@ def launches_built(applied: tvm.IRModule) -> int:
     return count
 
 
+def check(network, found, stored=0):
+    """Launches charged and built, but for `stored` results that kernels store beside their own; and values."""
+    charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
+    built = launches_built(compilation.planned(network.module, found))
+    assert built == sum(event.launched for event in charged) + stored
+    inputs = network.example_inputs()
+    compiled = compilation.build(network, found, targets.named_target("llvm+pim"))
+    verify(network, compiled, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"]
+)
+def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
+    """The ReLU behind ``entry``, which its first reader applies and the shortcut reads too."""
+    network = frontend.load(block())
+    graph = network_search.regions(network, SYSTEM)
+    plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
+    changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
+    choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
+    found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    assert found.doing["entry"].output.pending and len(graph.consumers["entry"]) == 2
+    check(network, found, stored=1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     network, draw = frontend.load(block()), random.Random(seed)
     graph = network_search.regions(network, SYSTEM)
     searched = search(graph, SYSTEM, goal=GOAL)
-    inputs = network.example_inputs()
     choices, several = [], 0
     for region, choice in zip(graph.regions, searched.plan.choices, strict=True):
         names = [primitive.name for primitive in usable(region)]
@@ -88,12 +112,8 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
             replace(choice, mode=mode, gpu_share=share, schedule="", axis="rows", primitive=name, covers=())
         )
     found = apply(graph, SYSTEM, replace(searched.plan, choices=tuple(choices)))
-    charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
-    applied = compilation.planned(network.module, found)
     assert several and len(found.primitives()) >= 2
-    assert launches_built(applied) == sum(event.launched for event in charged)
-    built = compilation.build(network, found, targets.named_target("llvm+pim"))
-    verify(network, built, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
+    check(network, found)
 
 
 def test_workspaces_lie_in_the_pool():

@@ -98,9 +98,10 @@ class Primitive:
     implicit: bool = False
 
     def applies(self, layer: ConvGeometry) -> bool:
-        """Whether it can compute `layer`."""
+        """Whether it can compute `layer`; on a GPU, tiles of several pixels do no layer of one."""
         ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
-        return not ragged and FAMILIES[self.family].applies(self, layer)
+        single = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
+        return not (ragged or single) and FAMILIES[self.family].applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
         """Of the filters as the kernel reads them."""
