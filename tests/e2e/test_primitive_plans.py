@@ -72,7 +72,7 @@ def launches_built(applied: tvm.IRModule) -> int:
 
 
 def check(network, found, stored=0):
-    """Launches charged and built, but for `stored` results that kernels store beside their own; and values."""
+    """Launches charged and built, but for `stored` results that kernels store besides; and values."""
     charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
     built = launches_built(compilation.planned(network.module, found))
     assert built == sum(event.launched for event in charged) + stored
