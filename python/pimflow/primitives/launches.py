@@ -71,7 +71,7 @@ def _launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
         product = _gemm(layer.n * extents.pixels, extents.channels, layer.c, 1, tile)
         return [_moved(product, input_bytes(layer), filters, result)]
     dense = convolution_kernel(layer, "fp32")
-    product = _gemm(layer.n * layer.oh * extents.pixels, extents.channels, dense.k, 1, tile)
+    product = _gemm(layer.n * extents.pixels, extents.channels, dense.k, 1, tile)
     if "windows" in workspaces:
         windows = FP32_BYTES * prod(windows_shape(primitive, layer))
         product = _moved(product, windows, filters, result)
