@@ -24,7 +24,7 @@ class PrimitiveStages(GPUScheduleRule):
     Every stage that a workspace separates from the next is a launch of its own. A block of threads computes a
     tile of sums, a thread `THREAD` x `THREAD` of them in registers; where the primitive says so, slices of
     both operands come through shared memory, with barriers around them. Pieces (transforms of Winograd tiles)
-    take a thread each. What is not marked is computed where it is read.
+    take a thread each. What is not marked is computed where it is read, unless others read it too.
     """
 
     def apply(self, func, target: Target, _: bool) -> s_tir.Schedule | None:
@@ -53,7 +53,15 @@ def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
 def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` belongs where it is read; what goes through shared memory is made on the way there."""
     readers = sch.get_consumers(nest)
-    return bool(readers) and not reduced(sch.get(nest)) and not any(mark(sch, r, SHARED) for r in readers)
+    if not readers or reduced(sch.get(nest)) or _is_result(sch, nest):
+        return False
+    return not any(mark(sch, r, SHARED) for r in readers)
+
+
+def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether others read what `nest` makes, such as the operand of the convolution that it finishes."""
+    made, own = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(made.same_as(each) for each in own)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -98,7 +106,8 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
             copy = sch.cache_read(nest, index, "shared")
             sch.compute_at(copy, slices, preserve_unit_loops=True)
             for producer in sch.get_producers(copy):
-                if not schedule_primitives.is_stage(sch, producer) and not _has_threads(sch, producer):
+                done = _has_threads(sch, producer) or _is_result(sch, producer)
+                if not schedule_primitives.is_stage(sch, producer) and not done:
                     sch.compute_inline(producer)
             elements = sch.fuse(*sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :])
             _, own = sch.split(elements, [None, threads])

@@ -87,6 +87,7 @@ class AccelSimLogs:
     directory: str
     name: str = field(init=False)
     computes: ClassVar[bool] = False
+    primitives: ClassVar[bool] = False
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -218,6 +219,7 @@ class AccelSim:
     timeout_seconds: float = TIMEOUT_SECONDS
     name: str = field(init=False)
     computes: ClassVar[bool] = False
+    primitives: ClassVar[bool] = False
     executable: Path = field(init=False)
     configurations: tuple[Path, Path] = field(init=False)
     _known: dict[tuple[str, int], AccelSimLog] = field(

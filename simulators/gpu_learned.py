@@ -272,6 +272,7 @@ class Learned:
 
     name: str = "learned"
     computes: ClassVar[bool] = True
+    primitives: ClassVar[bool] = False
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """One cost a request, in order.

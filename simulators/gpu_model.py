@@ -84,7 +84,8 @@ def kernel_cost(
         Memory channels that serve the GPU: DRAM bandwidth, L2 capacity and L2 bandwidth scale with
         them. All by default.
     tile : tuple of int, optional
-        (tm, tn) of a GEMM that is known to use it, without split-K; the fastest by default.
+        (tm, tn) of a GEMM that is known to use it, without split-K; the kernel's own, or the fastest, by
+        default.
 
     Raises
     ------
@@ -94,6 +95,7 @@ def kernel_cost(
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
     machine = Machine(gpu, dtype, channels, family(kernel))
+    tile = tile or kernel.tile
     ways = None if tile is None else Ways([(*tile, 1)])
     best = None
     for demand in demands(kernel.kind, Batch([kernel]), machine, ways):

@@ -99,12 +99,15 @@ class GpuProfiler(Protocol):
     computes : bool
         Whether a cost is a computation of moments, so that every split of a layer may be asked for; not a
         measurement, or the run of a simulator.
+    primitives : bool
+        Whether it times launches of convolution primitives as well as operators, by the same measure.
     """
 
     @property
     def name(self) -> str: ...
 
     computes: ClassVar[bool]
+    primitives: ClassVar[bool]
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """One cost a request, in order; `KernelCost.known` says how each is known."""
@@ -116,6 +119,7 @@ class Analytic:
 
     name: str = "analytic"
     computes: ClassVar[bool] = True
+    primitives: ClassVar[bool] = True
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         return [kernel_cost(r.kernel, gpu, dtype=dtype, channels=r.channels) for r in requests]

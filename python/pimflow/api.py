@@ -41,8 +41,10 @@ from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
-from pimflow.network_search import AnyPlan, as_plan, order_part, place, regions, speedups
+from pimflow.network_search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement.candidates import require_primitives
+from pimflow.primitive_profiles import primitive_options, primitive_report
 from pimflow.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -150,7 +152,8 @@ def compile(
         Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
         that stays on the CPU standing in for a GPU is computed by the primitive chosen for it; with target
         ``c``, each in the C code, by times of C on this machine unless the options say others. With
-        ``{"device": "cuda"}`` and target ``cuda+pim`` each that stays on the GPU, in fp32, by its model.
+        ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives for the GPU are candidates of the
+        plan beside all others, by its times, and ``memory_budget_bytes`` bounds its memory.
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
@@ -190,9 +193,13 @@ def compile(
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
-    primitive_selection.check_device(select, targets.C if in_c else target, target_system.dtype)
+    primitive_options.check_device(select, targets.C if in_c else target)
+    goal |= primitive_options.for_plan(select)
+    select = None if "primitives" in goal else select
     wanted = Goal(**goal)
     target_system.require_network_dtype()
+    if wanted.primitives:
+        require_primitives(target_system, (profiling or Profiling()).gpu)
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
     activation_fusion.require_decomposed(fuse_activations, request)
@@ -244,8 +251,8 @@ def compile(
     if select is not None:
         progress("selecting primitives")
         own, options = regions(network, target_system), {"cache": costs.profiling.cache, **select}
-        selection = primitive_selection.for_compilation(own, target_system.gpu, options, in_c=in_c)
-        if selection.for_cpu and not in_c:
+        selection = primitive_selection.for_compilation(own, options, in_c=in_c)
+        if not in_c:
             interface = replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
@@ -272,6 +279,9 @@ def compile(
         network_ns = replace(network_ns, measured_ns=inference_ns(builds[-1], inputs))
         selection = primitive_selection.with_network(selection, network_ns)
 
+    chosen = selection and primitive_selection.summary(selection)
+    if searched.goal.primitives:
+        chosen = primitive_report.plan_part(searched, by_operators(searched, plan))
     summary = report.build(
         searched,
         verification,
@@ -280,7 +290,7 @@ def compile(
         order=None if order is None else order_part(order, searched, plan, costs),
         decomposition=decomposition,
         skips=skips,
-        primitives=selection and primitive_selection.summary(selection),
+        primitives=chosen,
         c_part=c_part and c_part.summary(),
         speedup_without_launch=compare.pop("launches set to zero"),
         conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
@@ -351,17 +361,7 @@ def relax_pipeline(
         if reorder:
             network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
         searched = search_network(network, target_system, plan, fuse=fuse, **goal)
-        splits, programs = searched.splits(), searched.programs()
-        applied = pipeline.apply_plan(
-            network.module,
-            splits,
-            programs,
-            searched.pipelines(),
-            target_system,
-            searched.fused(),
-            searched.tiled(),
-        )
-        return pipeline.lower(applied, target, target_system)
+        return pipeline.lower(compilation.planned(network.module, searched), target, target_system)
 
     return run_pipeline
 

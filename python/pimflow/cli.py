@@ -141,12 +141,13 @@ def _compile(args: argparse.Namespace) -> None:
     goal = _goal(args)
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
+    select = select_command.options(args, args.select) if args.select else None
     if args.explain is not None:
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
             options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
-            options |= {"fuse_activations": args.fuse_activations, "fuse": args.fuse}
+            options |= {"fuse_activations": args.fuse_activations, "fuse": args.fuse, "select": select}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
@@ -168,7 +169,7 @@ def _compile(args: argparse.Namespace) -> None:
             optimize_skips=args.skip_criterion if args.optimize_skips else None,
             fuse_activations=args.fuse_activations,
             fuse=args.fuse,
-            select=select_command.options(args, args.select) if args.select else None,
+            select=select,
             calibration=args.calibration,
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,

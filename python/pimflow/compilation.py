@@ -83,27 +83,16 @@ def build(
     Parameters
     ----------
     choices : mapping of str to Primitive, optional
-        By layer, what computes it where PIM does not; those of `target` are taken. For a CPU, the code is for
-        this machine's alone.
+        By layer, what computes it where PIM does not if `target` is a CPU, in place of what the plan says;
+        the code is then for this machine's alone.
     """
     programs, splits = searched.programs(), searched.splits()
-    applied = pipeline.apply_plan(
-        network.module,
-        splits,
-        programs,
-        searched.pipelines(),
-        searched.system,
-        searched.fused(),
-        searched.tiled(),
-    )
-    on_cpu = target.kind.name == "llvm"
-    wanted = "cpu" if on_cpu else target.kind.name
-    choices = {name: p for name, p in (choices or {}).items() if p.target == wanted}
+    choices = choices if target.kind.name == "llvm" else None
+    applied = planned(network.module, searched, choices)
     calls: tuple[KernelCall, ...] = ()
     if choices:
-        applied = with_primitives(applied, choices)
-        target = targets.this_cpu() if on_cpu else target
-        calls = kernel_calls(applied, searched.system) if on_cpu and not programs else ()
+        target = targets.this_cpu()
+        calls = () if programs else kernel_calls(applied, searched.system)
     plans: list[MemoryPlan] = []
     executable = pipeline.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
@@ -120,6 +109,23 @@ def build(
         weight_bytes=relax_module.weight_bytes(network.module),
         calls=calls,
     )
+
+
+def planned(
+    mod: tvm.IRModule, searched: Searched, choices: Mapping[str, Primitive] | None = None
+) -> tvm.IRModule:
+    """The graph that a plan describes, with its primitives, or `choices` in place of them."""
+    applied = pipeline.apply_plan(
+        mod,
+        searched.splits(),
+        searched.programs(),
+        searched.pipelines(),
+        searched.system,
+        searched.fused(),
+        searched.tiled(),
+    )
+    choices = choices or searched.primitives()
+    return with_primitives(applied, choices) if choices else applied
 
 
 def with_primitives(mod: tvm.IRModule, choices: Mapping[str, Primitive]) -> tvm.IRModule:

@@ -16,6 +16,8 @@ from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.kernel_builds import arguments, compile_primitives, primitive
 from pimflow.kernels import NO_COMPILER, cuda_compiler
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.launches import launches
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost
 from pimflow.simulators.profiler import KernelRequest
 
@@ -50,6 +52,9 @@ class Cuda:
     The launch is that of an empty kernel in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2
     traffic, which energy needs, stay those of the analytic model: nothing here measures them.
 
+    Of a convolution primitive all launches are measured together, less all but one launch, and shared out as
+    the model would; what its region's epilogue adds is in proportion too.
+
     A card cannot lend half of its memory channels. With all channels a cost is MEASURED; with fewer, the
     measured time is scaled by what the analytic model says of so many, and the cost is ANALYTIC. ANALYTIC
     without a `KernelCost.device` is what could not be compiled or run; `failures` says why.
@@ -72,6 +77,7 @@ class Cuda:
     """
 
     computes = False
+    primitives = True
 
     def __init__(
         self,
@@ -165,9 +171,11 @@ class Cuda:
             return modelled
         whole = request.channels == gpu.memory_channels
         execution_ns = measured.cold_ns if self.l2 == "cold" else measured.warm_ns
-        if not whole:
-            all_channels = kernel_cost(request.kernel, gpu, dtype=dtype)
-            execution_ns *= modelled.execution_ns / all_channels.execution_ns
+        parts = _measured_together(request.kernel)
+        execution_ns = max(execution_ns - (len(parts) - 1) * measured.launch_ns, 0.0)
+        if not whole or parts != [request.kernel]:
+            together_ns = sum(kernel_cost(part, gpu, dtype=dtype).execution_ns for part in parts)
+            execution_ns *= modelled.execution_ns / together_ns
         return dataclasses.replace(
             modelled,
             launch_ns=measured.launch_ns if gpu.launch_ns else 0.0,
@@ -256,8 +264,15 @@ class _Failing:
 EMPTY = Kernel(kind="stream", input_bytes=0, output_bytes=4)
 
 
+def _measured_together(kernel: Kernel) -> list[Kernel]:
+    """What is measured of `kernel`: of a primitive, all that it launches."""
+    return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
+
+
 def _work(kernel: Kernel) -> Kernel:
     """What of `kernel` decides how long it takes: a stream is as good as another of the same bytes."""
+    if kernel.primitive:
+        return _measured_together(kernel)[0]
     return kernel if kernel.geometry else dataclasses.replace(kernel, macs=0)
 
 

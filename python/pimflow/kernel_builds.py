@@ -9,10 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from pimflow import pipeline
+from pimflow import pipeline, primitive_kernels
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
 from pimflow.kernels import compile_kernels
+from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 
 NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
@@ -30,7 +31,8 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
 
     A convolution or FC has a bias, the residuals that it is charged for, and a ReLU behind it; its operands
     come from kernels and its result goes to one, so that all have the storage type. Any other kernel is one
-    that touches as many bytes: elementwise with up to `UNROLLED` operands, else a sum along an axis.
+    that touches as many bytes: elementwise with up to `UNROLLED` operands, else a sum along an axis. Of a
+    launch of a convolution primitive, all of its launches.
 
     Parameters
     ----------
@@ -47,7 +49,10 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     if kernel.layers > 1:
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
-        func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
+        if kernel.primitive:
+            func = primitive_kernels.kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
+        else:
+            func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
         func = func.with_attr("global_symbol", NAME)
         mod = tvm.IRModule({NAME: func})
         return (ScheduleGpu(multiprocessors)(mod) if is_gpu(target) else mod)[NAME]

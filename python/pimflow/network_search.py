@@ -20,6 +20,7 @@ from pimflow.hardware import System, system
 from pimflow.layer_order import LayerOrder
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
+from pimflow.primitive_profiles import primitive_options
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.timing import timings
 
@@ -41,6 +42,7 @@ def search(
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
     fuse: bool = False,
+    select: Mapping[str, Any] | None = None,
     profiling: Profiling | None = None,
     **goal: Any,
 ) -> Searched:
@@ -69,13 +71,16 @@ def search(
         See `compile`.
     fuse : bool
         Whether neighbouring regions may be one GPU kernel over shared memory (`placement.tilings`).
+    select : mapping of str to object, optional
+        As `compile` has it; what is chosen for a CPU is none of the plan's.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     **goal
-        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``modes``: see `placement.Goal`.
+        ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``,
+        ``primitives``: see `placement.Goal`.
     """
-    wanted = Goal(**goal)  # refused before the work, not after it
+    wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
     request, plan = requested(decompose), as_plan(plan)
     skip_optimisation.check_criterion(optimize_skips)
     activation_fusion.require_decomposed(fuse_activations, request)
@@ -158,14 +163,15 @@ def place(
     """Searched, or with `plan` applied."""
     if plan is None:
         return search_graph(graph, target_system, costs, goal)
-    return apply(graph, target_system, plan, costs)
+    return apply(graph, target_system, plan, costs, primitives=goal.primitives)
 
 
 def speedups(
     searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
 ) -> dict[str, float]:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
-    goal = Goal(objective=searched.goal.objective, modes=searched.goal.modes)
+    own = searched.goal
+    goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
 
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
@@ -186,6 +192,14 @@ def speedups(
         f"accounting {other}, timing {timing}": speedup(converted, False),
         f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
     }
+
+
+def by_operators(searched: Searched, plan: Plan | None) -> Searched:
+    """The same searched, or `plan` applied, with operators in place of the GPU's primitives."""
+    if plan is not None:
+        plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
+    goal = replace(searched.goal, primitives=False)
+    return place(searched.graph, searched.system, plan, searched.maker.costs, goal)
 
 
 def order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:

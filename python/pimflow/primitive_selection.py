@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
 from pimflow.core.region import RegionGraph
-from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
@@ -33,14 +32,13 @@ from pimflow.primitive_profiles.primitive_profile import (
     network_text,
     unmeasured,
 )
-from pimflow.primitive_profiles.primitive_times import CUDA, Progress, Source
+from pimflow.primitive_profiles.primitive_times import CUDA, MEASURE, Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
     from pimflow.placement.cache import ResultCache
 
-MEASURE = 12  # primitives of a layer that are measured unless more are asked for
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
@@ -81,10 +79,6 @@ class Selection:
     front: tuple[Point, ...]
     solve_seconds: float
     network: NetworkTime | None = None
-
-    @property
-    def for_cpu(self) -> bool:
-        return self.profile.device.target == "cpu"
 
     @property
     def choices(self) -> dict[str, Primitive]:
@@ -236,26 +230,10 @@ def select_for(
     )
 
 
-def for_compilation(
-    graph: RegionGraph, gpu: GpuSpec, options: Mapping[str, Any], *, in_c: bool = False
-) -> Selection:
-    """`select_for`, by times of C where `options` name no device, and of `gpu` if they say CUDA."""
+def for_compilation(graph: RegionGraph, options: Mapping[str, Any], *, in_c: bool = False) -> Selection:
+    """`select_for`, for the code of a CPU: by times of C where `options` name no device."""
     named = options.get("device")
-    own = {"gpu": gpu} if named == CUDA else {}
-    return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options, **own)
-
-
-def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:
-    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
-    device = (options or {}).get("device") or ""
-    if device.startswith("rpc:") and target != "c":
-        raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
-    if device == CUDA and target != "cuda+pim":
-        raise UsageError("--device cuda: there are no kernels for a GPU; give --target cuda+pim too")
-    if device == CUDA and dtype != "fp32":
-        raise UsageError(
-            f"--device cuda: primitives for GPUs compute in fp32, not in {dtype}; give --dtype fp32"
-        )
+    return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options)
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:

@@ -46,10 +46,8 @@ def build(
         Of a search with both devices' launches at zero.
     conventions : list of dict
         Speed-ups under the other accounting and other PIM launch times.
-    gpu_part : dict
-        What `gpu_part` says.
-    memory : dict
-        What `memory_part` says.
+    gpu_part, memory : dict
+        What `gpu_part` and `memory_part` say.
     order : dict, optional
         Of the order of the layers: `LayerOrder.summary`, and the latency in the given and in this order.
     decomposition : dict, optional
@@ -57,7 +55,8 @@ def build(
     skips : dict, optional
         What `SkipOptimisation.summary` says, if skip connections were to be optimised.
     primitives : dict, optional
-        What `primitive_selection.summary` says, if convolutions have primitives that were chosen.
+        What `primitive_selection.summary` says, if convolutions have primitives that were chosen for a CPU,
+        or `primitive_report.plan_part`, if they may have some in the plan.
     c_part : dict, optional
         What `CNetwork.summary` says, if there is C code.
     """
@@ -73,6 +72,7 @@ def build(
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
             "schedule": schedule_text(candidate),
+            "primitive": candidate.rewrite.primitive,
             "on_pim": region.name in candidate.pim_regions,
             "pim_capable": region.name not in searched.table.refused,
             "reason": choice.reason,

@@ -21,6 +21,8 @@ from pimflow.hardware import GpuSpec, system
 from pimflow.kernels import cuda_compiler
 from pimflow.pipeline import lower
 from pimflow.placement.tasks import gpu_kernel
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.launches import launches
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.gpu_learned import Learned
 from pimflow.simulators.gpu_model import kernel_cost
@@ -323,3 +325,21 @@ def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, caps
         assert list(json.loads(out)["known"]) == ["analytic"]
     assert said[True] == [] and len(said[False]) > 5
     assert all(line.startswith("pimflow: ") and line.endswith(": no room") for line in said[False])
+
+
+def test_launches_of_a_primitive_share_what_they_take_together(cpu):
+    """As the model would share it; measured once, whichever of them is asked for."""
+    layer = ConvGeometry(n=1, h=12, w=12, c=8, oc=8, kh=3, kw=3, padding=(1, 1, 1, 1))
+    kernels = launches(PRIMITIVES["winograd-2d-f2-cuda-hwc-32x32"], layer)
+    requests = [KernelRequest(kernel, GPU.memory_channels) for kernel in kernels]
+    found = cpu.costs(requests, GPU, "fp32")
+    (measured,) = set(cpu.measure(kernels, GPU, "fp32"))
+    together_ns = max(measured.cold_ns - 2 * measured.launch_ns, 0.0)
+    assert sum(cost.execution_ns for cost in found) == pytest.approx(together_ns) and together_ns > 0
+    assert {(cost.known, cost.launch_ns) for cost in found} == {(Known.MEASURED, measured.launch_ns)}
+    modelled = [kernel_cost(kernel, GPU, dtype="fp32").execution_ns for kernel in kernels]
+    shares = [cost.execution_ns / ns for cost, ns in zip(found, modelled)]
+    assert shares == pytest.approx([shares[0]] * 3)
+    more = replace(kernels[-1], input_bytes=kernels[-1].input_bytes + (1 << 20))
+    (heavier,) = cpu.costs([KernelRequest(more, GPU.memory_channels)], GPU, "fp32")
+    assert heavier.execution_ns > found[-1].execution_ns

@@ -1,6 +1,7 @@
 """Are primitives chosen for a GPU by what the model says of their launches?"""
 
 import json
+import re
 
 import pytest
 from conv_layers import ON_CUDA, layers_for
@@ -36,7 +37,7 @@ def test_launches_move_what_the_formulas_say(name):
     """Every workspace is written once and read once; inputs, filters and results are moved once."""
     chosen = PRIMITIVES[name]
     for layer in layers_for(chosen, 3):
-        found = [kernel for kernel, _ in launches(chosen, layer)]
+        found = launches(chosen, layer)
         moved = sum(k.input_bytes + k.weight_bytes + k.output_bytes for k in found)
         stored = 4 * layer.pixels * layer.oc + chosen.filter_bytes(layer)
         read = 4 * layer.n * layer.h * layer.w * layer.c
@@ -109,14 +110,40 @@ def test_wrong_uses(capsys, without_a_card, options, code, said):
 def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
     folder = tmp_path / "toy"
-    assert main(["compile", "toy", "-o", str(folder), *options, "--json", "--quiet"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["verified"] and "analytic" in report["primitives"]["device"]
+    assert main(["compile", "toy", "-o", str(folder), *options]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^primitives of \d of \d layers \(.*\): .* us saved against operators", out, re.M)
+    report = json.loads((folder / "report.json").read_text())
+    part = report["primitives"]
+    assert report["verified"] and part["device"] == "rtx-2060-pim32, analytic" and part["saved_ns"] >= 0
     assert not json.loads((folder / "interface.json").read_text()).get("cpu")
-    assert main(["compile", "toy", *options[:5], "--dtype", "fp16"]) == 2
-    assert "compute in fp32, not in fp16" in capsys.readouterr().err
-    assert main(["compile", "toy", "--select", "--device", "cuda"]) == 2
-    assert "give --target cuda+pim too" in capsys.readouterr().err
+    named = {each["layer"]: each["primitive"] for each in part["choices"]}
+    rows = json.loads((folder / "plan.json").read_text())["choices"]
+    assert named and named == {row["region"]: row["primitive"] for row in rows if "primitive" in row}
+    assert main(["compile", "toy", *options, "--explain", next(iter(named)), "--quiet"]) == 0
+    assert f"* GPU {next(iter(named.values()))}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--dtype", "fp16"], 2, "compute in fp32, not in fp16; give --dtype fp32"),
+        (["--target", "llvm+pim"], 2, "give --target cuda+pim too"),
+        (["--minimize", "memory"], 2, "--minimize memory: with --device cuda a plan is the least of --obj"),
+        (["--minimize", "tim"], 2, "did you mean time?"),
+        (["--time-budget", "1ms"], 2, "bound the plan by --max-latency"),
+        (["--memory-model", "sum"], 2, "a plan counts what is live at once"),
+        (["--select", "predicted"], 2, "those of --profiler gpu="),
+        (["--measure", "3"], 2, "--measure 3: with --device cuda"),
+        (["--profiler", "gpu=learned"], 2, "gpu=learned has no times of primitives"),
+        (["--memory-budget", "1KiB"], 4, "--memory-budget"),
+    ],
+)
+def test_what_a_plan_has_no_use_for_is_refused(capsys, options, code, said):
+    asked = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
+    assert main(["compile", "toy", "--quiet", *asked, *options]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1
 
 
 def test_a_profile_of_a_cpu_is_refused(without_a_card):

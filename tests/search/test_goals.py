@@ -110,6 +110,7 @@ def test_what_is_no_quantity_is_refused(text):
         ({"max_latency_ns": math.inf}, UsageError),
         ({"max_energy_pj": "little"}, UsageError),
         ({"max_energy_pj": True}, UsageError),
+        ({"max_memory_bytes": -1}, UsageError),
     ],
 )
 def test_a_goal_that_means_nothing_is_refused(changes, error):

@@ -59,7 +59,8 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         nargs="?",
         const="measured",
         help="for this machine's CPU: a primitive for every convolution that PIM does not do, by times as "
-        "'pimflow select --profile' takes them, with these options",
+        "'pimflow select --profile' takes them, with these options; with --device cuda for the GPU: "
+        "primitives are candidates of the plan, by its times",
     )
     select_command.choice_options(sub)
 

@@ -134,8 +134,7 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
 def times(args: argparse.Namespace, profile: str) -> dict[str, object]:
     """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
-    from pimflow.primitive_profiles.primitive_times import MODES
-    from pimflow.primitive_selection import MEASURE
+    from pimflow.primitive_profiles.primitive_times import MEASURE, MODES
 
     if profile == "predicted" or profile not in MODES:
         if args.measure is not None:

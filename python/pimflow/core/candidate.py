@@ -112,7 +112,7 @@ class Rewrite:
     modes, schedules : tuple of str
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
-        For ``CPU``, by which convolution primitive; empty for what stays as TVM makes it.
+        For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
     """
 
     mode: str

@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pimflow.core.region import RegionGraph
+from pimflow.core.region import Region, RegionGraph
 from pimflow.core.split import AXES
-from pimflow.errors import PlanError, UnknownNameError
+from pimflow.errors import PlanError, UnknownNameError, hint
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.launches import problem
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
 # Fields that are lists, and what of; a region alone has none of them.
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
+_OPTIONAL = (*_LISTS, "primitive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class Choice:
         For ``PIPELINE``, ``GPU`` or ``PIM`` for each of `covers`.
     schedules : tuple of str
         For ``PIPELINE``, loop orders of `covers`; empty means the fastest.
+    primitive : str
+        For ``GPU``, the convolution primitive that computes the region; empty for the operator.
     """
 
     region: str
@@ -58,6 +63,7 @@ class Choice:
     stages: tuple[int, ...] = ()
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
+    primitive: str = ""
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -65,7 +71,7 @@ class Choice:
 
     def to_table(self) -> dict[str, object]:
         """As a plan file has it: fields that say what everybody expects are left out."""
-        return {name: value for name, value in self.__dict__.items() if name not in _LISTS or value}
+        return {name: value for name, value in self.__dict__.items() if name not in _OPTIONAL or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +110,14 @@ class Plan:
         """The same choices for the same network in another order, or with copies made elsewhere.
 
         Regions that only `graph` has stay on the GPU. So do those of pipelines without `views`, which they
-        need, and those that are one kernel here and cannot be one there.
+        need, those that are one kernel here and cannot be one there, and, as the operator, those whose
+        primitive cannot compute them there.
         """
         kept = [choice for choice in self.choices if _carries_over(choice, graph, views)]
         known = {choice.region: choice for choice in kept}
         inside = {name for choice in kept for name in choice.regions[1:]}
         choices = tuple(
-            known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0))
+            _fitting(known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)), region)
             for region in graph.regions
             if region.name not in inside
         )
@@ -160,6 +167,11 @@ class Plan:
             raise PlanError(f"{path}: not a text file") from error
 
 
+def _fitting(choice: Choice, region: Region) -> Choice:
+    lost = choice.primitive and problem(PRIMITIVES[choice.primitive], region)
+    return replace(choice, primitive="") if lost else choice
+
+
 def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
     if choice.mode == "PIPELINE":
         return views
@@ -191,7 +203,10 @@ def _choice(row: object, index: int, where: str) -> Choice:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "axis", "reason"), ("latency_ns",), place)
+    _check_types(choice, ("schedule", "axis", "reason", "primitive"), ("latency_ns",), place)
+    if choice.primitive and choice.primitive not in PRIMITIVES:
+        near = hint(choice.primitive, [p.name for p in PRIMITIVES.values() if p.target == "cuda"])
+        raise PlanError(f"{place}: unknown primitive '{choice.primitive}'; {near}")
     if choice.axis not in AXES:
         raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if choice.gpu_share is None and len(choice.regions) > 1:

@@ -153,6 +153,10 @@ class Kernel:
         Loaded by several blocks, but for the first time, which is in `input_bytes` and `weight_bytes`.
     depthwise_macs : int
         Those of `macs` that depthwise convolutions take.
+    tile : tuple of int, optional
+        Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
+    primitive : str
+        The convolution primitive that it is a launch of; empty for what the operator's own kernel is.
     """
 
     kind: str
@@ -171,6 +175,8 @@ class Kernel:
     blocks: int = 0
     again_bytes: int = 0
     depthwise_macs: int = 0
+    tile: tuple[int, int] | None = None
+    primitive: str = ""
 
 
 def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: int = 0) -> Kernel:

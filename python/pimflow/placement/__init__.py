@@ -21,10 +21,12 @@ from pimflow.placement import fused, pipelines
 from pimflow.placement.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.placement.gpu_alone import gpu_alone, known
 from pimflow.placement.objectives import Goal, Minimiser
 from pimflow.placement.pim_runs import check_rows
 from pimflow.placement.solve import Solution
 from pimflow.placement.steps import check_covers
+from pimflow.primitives import PRIMITIVES, Primitive
 
 __all__ = [
     "Candidates",
@@ -108,6 +110,11 @@ class Searched:
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {candidate.covers: Tiling.parse(candidate.rewrite.schedule) for candidate in together}
 
+    def primitives(self) -> dict[str, Primitive]:
+        """By region, what computes it on the GPU in place of the operator."""
+        named = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
+        return {region: PRIMITIVES[name] for region, name in named.items() if name}
+
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The runs that are done in stages."""
         staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
@@ -154,25 +161,19 @@ def search(
         If no plan keeps to the bounds, or the weights of the best do not fit the PIM channels.
     """
     goal = goal or Goal()
-    maker = Candidates(graph, system, costs, goal.modes)
+    maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
-    whole = _gpu_only(maker)
-    gpu_only = evaluate(graph, whole, table, system)
+    alone = gpu_alone(maker, table, goal)
+    gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     found = minimiser.best()
     mixed = found if found and any(c.rewrite.mode != "GPU" for c in found.solution.candidates) else None
-    if mixed and goal.allows(gpu_only) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
+    if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
         mixed = None
-    if not mixed and not goal.allows(gpu_only):
+    if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
-    solution = mixed.solution if mixed else _known(whole, gpu_only)
+    solution = mixed.solution if mixed else alone.solution
     return _searched(maker, table, solution, gpu_only, minimiser)
-
-
-def _known(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
-    """A plan that was not searched for, as its evaluation has it."""
-    latency_ns = evaluation.latency_ns
-    return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)
 
 
 def apply(
@@ -180,8 +181,16 @@ def apply(
     system: System,
     plan: Plan,
     costs: Costs | None = None,
+    *,
+    primitives: bool = False,
 ) -> Searched:
     """An edited or stored plan on `system`.
+
+    Parameters
+    ----------
+    primitives : bool
+        Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
+        names any.
 
     Raises
     ------
@@ -202,15 +211,22 @@ def apply(
     if named != wanted:
         odd = sorted(set(named) ^ set(wanted)) or ["their order"]
         raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {odd[0]}")
-    maker = Candidates(graph, system, costs)
+    for choice in plan.choices:
+        if choice.primitive and (choice.mode != "GPU" or len(choice.regions) > 1):
+            raise PlanError(
+                f"region '{choice.region}': a primitive computes one region that is wholly on the GPU, not "
+                f"{choice.mode} of {len(choice.regions)} regions"
+            )
+    goal = Goal(primitives=primitives or any(choice.primitive for choice in plan.choices))
+    maker = Candidates(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, maker)
-    gpu_only = evaluate(graph, _gpu_only(maker), table, system)
+    gpu_only = gpu_alone(maker, table, goal).evaluation
     if all(choice.mode == "GPU" for choice in plan.choices):
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    solution = _known(candidates, evaluate(graph, candidates, table, system))
-    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, Goal()))
+    solution = known(candidates, evaluate(graph, candidates, table, system))
+    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal))
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
@@ -225,7 +241,7 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
         wanted = "between 0 and 1" if expected is None else f"{expected:g}"
         raise PlanError(f"region '{region.name}': mode {choice.mode} has gpu_share {wanted}, not {given}")
     gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis)
+    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
 
 
 def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
@@ -276,11 +292,8 @@ def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Cand
     channels = maker.system.gpu.memory_channels
     if len(choice.regions) > 1:
         return _chosen_run(maker, table, choice, channels)
-    return maker.make(maker.graph.region(choice.region), "GPU", gpu_channels=channels)
-
-
-def _gpu_only(maker: Candidates) -> tuple[Candidate, ...]:
-    return fused.on_gpu(maker, maker.system.gpu.memory_channels)
+    region = maker.graph.region(choice.region)
+    return maker.make(region, "GPU", gpu_channels=channels, primitive=choice.primitive)
 
 
 def _searched(
@@ -307,6 +320,7 @@ def _searched(
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
             schedules=candidate.rewrite.schedules,
+            primitive=candidate.rewrite.primitive,
         )
         for candidate in solution.candidates
     )
@@ -347,7 +361,7 @@ def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bo
     if not others:
         return "none of the modes that were asked for does it alone in another way"
     best = min(others, key=lambda c: table.cost(name, c).latency_ns)
-    here, there = table.cost(name, chosen).latency_ns, table.cost(name, best).latency_ns
+    here, there = Cost.of(chosen).latency_ns, table.cost(name, best).latency_ns  # an edited plan's may be new
     reason = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"
     return reason if there >= here else f"{reason}, but transitions around it cost more than that saves"
 

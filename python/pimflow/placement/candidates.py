@@ -9,17 +9,20 @@ from dataclasses import replace
 from pimflow.core.candidate import Candidate, EdgeCost, Port, Rewrite
 from pimflow.core.plan import MODES
 from pimflow.core.program import PimProgram
-from pimflow.core.region import GATHERS, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
 from pimflow.core.split import WHOLE, Split
-from pimflow.errors import PlanError
+from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.capability import refusal
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement import splits
 from pimflow.placement.costs import Costs, Profiling
 from pimflow.placement.pim_runs import PimCost
-from pimflow.placement.tasks import Tasks, gpu_kernel, row_bytes
+from pimflow.placement.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
 from pimflow.placement.tilings import Tilings
+from pimflow.primitives import primitive as primitive_of
+from pimflow.primitives.launches import problem, region_launches, usable
+from pimflow.simulators.profiler import GpuProfiler
 
 COST_MODEL = "6"
 
@@ -35,11 +38,14 @@ class Candidates:
         Made for the system, or for one that differs in launch times only.
     modes : sequence of str
         Those of `core.plan.MODES` that candidates have; no others are timed.
+    primitives : bool
+        Whether the GPU may compute regions by convolution primitives.
 
     Raises
     ------
     UsageError
-        If no network is compiled in the system's storage type.
+        If no network is compiled in the system's storage type, or primitives do not compute in it, or
+        whoever times the GPU's kernels cannot time them.
     """
 
     def __init__(
@@ -48,10 +54,13 @@ class Candidates:
         system: System,
         costs: Costs | None = None,
         modes: Sequence[str] = MODES,
+        primitives: bool = False,
     ):
         system.require_network_dtype()
-        self.graph, self.system, self.modes = graph, system, modes
+        self.graph, self.system, self.modes, self.primitives = graph, system, modes, primitives
         self.costs = costs or Costs(system, Profiling())
+        if primitives:
+            require_primitives(system, self.costs.profiling.gpu)
         self.tasks = Tasks(system, self.costs)
         self._layers: dict[ConvGeometry, splits.Layer] = {}
         self._found: dict[str, list[Candidate]] = {}
@@ -71,7 +80,7 @@ class Candidates:
         found = {}
         for region in self.graph.regions:
             found[region.name] = self._all(region)
-            self.make(region, "GPU", gpu_channels=self.system.gpu.memory_channels)
+            self.on_gpu(region, self.system.gpu.memory_channels)
             if not self.refusal(region):
                 self.settle(region), self.absorb(region)
         return found
@@ -121,13 +130,28 @@ class Candidates:
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
-        found = [self.make(region, "GPU")] if "GPU" in self.modes else []
+        found = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
         if self.refusal(region):
             return found
         if "PIM" in self.modes:
             found.append(self.make(region, "PIM"))
         if "SPLIT" in self.modes:
             found += [self._with_pim(region, split) for split in self.splits(region)]
+        return found
+
+    def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
+        """The ways of the GPU while `channels` memory channels serve it: the operator, and primitives.
+
+        Of these, none that another way is as good as in time, energy and memory.
+        """
+        found = [self.make(region, "GPU", gpu_channels=channels)]
+        made = [
+            self.make(region, "GPU", primitive=each.name, gpu_channels=channels)
+            for each in (usable(region) if self.primitives else ())
+        ]
+        for candidate in sorted(made, key=_figures):
+            if not any(_as_good(other, candidate) for other in found):
+                found.append(candidate)
         return found
 
     def splits(self, region: Region) -> tuple[Split, ...]:
@@ -159,6 +183,7 @@ class Candidates:
         *,
         axis: str = "rows",
         gpu_channels: int | None = None,
+        primitive: str = "",
     ) -> Candidate:
         """One candidate.
 
@@ -175,30 +200,54 @@ class Candidates:
             For ``SPLIT``: one of `core.split.AXES`.
         gpu_channels : int, optional
             Memory channels of the GPU; those of a mixed plan by default.
+        primitive : str
+            For ``GPU``: by which convolution primitive; by the operator if empty.
 
         Raises
         ------
         PlanError
             If the region cannot be done so.
+        UnknownNameError
+            If there is no such primitive.
         """
-        channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
         if mode == "GPU":
-            kernels = [] if region.view else [gpu_kernel(region, self.system.dtype)]
-            port = Port(dtype=self.system.dtype)
-            return Candidate(
-                name="GPU",
-                covers=(region.name,),
-                gpu_share=1.0,
-                input=replace(port, accepts_pending=not region.view),
-                output=port,
-                tasks=tuple(self.tasks.gpu(region.name, kernel, channels) for kernel in kernels),
-                rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows),
-            )
+            channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
+            return self._by_gpu(region, channels, primitive)
         split = Split(axis, gpu_rows) if mode == "SPLIT" else WHOLE
         problem = self.refusal(region) or (self.unsplittable(region, split) if mode == "SPLIT" else "")
         if problem:
             raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
         return self._with_pim(region, split, schedule)
+
+    def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
+        """By the operator, or by the primitive of that `name`, whose launches follow one another."""
+        system, primitive = self.system, primitive_of(name) if name else None
+        why = primitive and (_wrong_dtype(system) or problem(primitive, region))
+        if why:
+            raise PlanError(f"region '{region.name}' cannot be computed by primitive '{name}': {why}")
+        if primitive:
+            kernels = region_launches(primitive, region)
+        else:
+            kernels = [] if region.view else [gpu_kernel(region, system.dtype)]
+        labels = [f"{region.name} ({name}, {n} of {len(kernels)})" for n in range(1, len(kernels) + 1)]
+        tasks = [
+            self.tasks.gpu(label if primitive else region.name, kernel, channels)
+            for label, kernel in zip(labels, kernels)
+        ]
+        port = Port(dtype=system.dtype)
+        return Candidate(
+            name=f"GPU {name}".rstrip(),
+            covers=(region.name,),
+            gpu_share=1.0,
+            input=replace(port, accepts_pending=not region.view),
+            output=port,
+            tasks=tuple(replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)),
+            rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows, primitive=name),
+            workspace_bytes=primitive.workspace_bytes(region.geometry) if primitive else 0,
+            filter_bytes=weight_bytes(
+                region, system.dtype, primitive.filter_bytes(region.geometry) if primitive else None
+            ),
+        )
 
     def _with_pim(self, region: Region, split: Split, schedule: str = "") -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
@@ -237,7 +286,13 @@ class Candidates:
             ),
             placed_rows=run.rows,
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
+            filter_bytes=weight_bytes(region, self.system.dtype, self._left_bytes(region, split)),
         )
+
+    def _left_bytes(self, region: Region, split: Split) -> int:
+        """Of the filters that the GPU's part of a split reads."""
+        part = split.gpu_part(region.geometry) if split.gpu else None
+        return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
     def pending(self, region: Region, split: Split) -> tuple[str, ...]:
         """What a PIM region leaves to others whatever it computes."""
@@ -286,3 +341,31 @@ class Candidates:
         split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
         part, pixel_begin = split.pim_part(region.geometry), split.pixel_begin(region.geometry)
         return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin)
+
+
+def _wrong_dtype(system: System) -> str:
+    return "" if system.dtype == "fp32" else f"primitives for GPUs compute in fp32, not in {system.dtype}"
+
+
+def require_primitives(system: System, gpu: GpuProfiler) -> None:
+    """Raise `UsageError` unless primitives are candidates on `system`, by times of `gpu`."""
+    if why := _wrong_dtype(system):
+        raise UsageError(f"--device cuda: {why}; give --dtype fp32")
+    if not gpu.primitives:
+        raise UsageError(
+            f"--device cuda: gpu={gpu.name} has no times of primitives; use gpu=analytic, or gpu=cuda"
+        )
+
+
+def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
+    """Of one whose tasks follow one another on the GPU: time, energy, memory while it runs and always."""
+    return (
+        sum(task.duration_ns for task in candidate.tasks),
+        sum(task.energy_pj for task in candidate.tasks),
+        candidate.workspace_bytes,
+        candidate.filter_bytes,
+    )
+
+
+def _as_good(one: Candidate, other: Candidate) -> bool:
+    return all(a <= b for a, b in zip(_figures(one), _figures(other)))

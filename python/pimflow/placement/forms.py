@@ -177,9 +177,10 @@ class _Both:
         self.forms, self.layers, self.system, self.costs, self.goal = forms, layers, system, costs, goal
         self.graph = forms.mixture(layers)
         self.originals: dict[tuple[str, str], tuple[str, ...]] = {}
-        maker = Candidates(self.graph, system, costs, goal.modes)
+        maker = Candidates(self.graph, system, costs, goal.modes, goal.primitives)
         table = profile(self.graph, maker)
-        plain = Candidates(forms.mixture(set(layers) - set(forms.free)), system, costs, goal.modes)
+        other = forms.mixture(set(layers) - set(forms.free))
+        plain = Candidates(other, system, costs, goal.modes, goal.primitives)
         plain.prepare()
         found = {name: list(candidates) for name, candidates in table.candidates.items()}
         for layer in forms.free:
@@ -234,12 +235,12 @@ class _Both:
     def _on_gpu(self, maker: Candidates, plain: Candidates) -> Mapping[str, list[Candidate]]:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
-        found = {r.name: [maker.make(r, "GPU", gpu_channels=channels)] for r in self.graph.regions}
+        found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
         for covers in self.graph.runs:
             self._add(found, fused.make(maker, covers, channels))
         for layer in self.forms.free:
-            candidate = plain.make(plain.graph.region(layer), "GPU", gpu_channels=channels)
-            self._add(found, self._as_it_came(plain, layer, candidate))
+            for candidate in plain.on_gpu(plain.graph.region(layer), channels):
+                self._add(found, self._as_it_came(plain, layer, candidate))
         return found
 
     def best(self) -> Chosen | None:

@@ -14,6 +14,7 @@ from pimflow.core.fused_tile import GPU_TILE, recomputed
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
 from pimflow.deep_fusion import Tiling
 from pimflow.placement.candidates import Candidates
+from pimflow.placement.tasks import weight_bytes
 
 
 def kernel(regions: Sequence[Region], dtype: str) -> Kernel:
@@ -65,6 +66,7 @@ def make(
         output=Port(dtype=system.dtype),
         tasks=(maker.tasks.gpu(" + ".join(covers), work, channels),),
         rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows, schedule=schedule),
+        filter_bytes=sum(weight_bytes(region, system.dtype) for region in regions),
     )
 
 
@@ -86,22 +88,26 @@ def _every(maker: Candidates, channels: int) -> list[Candidate]:
     return runs + [make(maker, each.covers, channels, each.tiling) for each in maker.tilings.best(channels)]
 
 
-def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
-    """The whole network on the GPU, several regions as one kernel where that is faster.
-
-    The best way up to each region: kernels run one after the other.
-    """
+def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
+    """By first region, all that the GPU may do while so many memory channels serve it."""
     several: dict[str, list[Candidate]] = {}
     for candidate in _every(maker, channels):
         several.setdefault(candidate.covers[0], []).append(candidate)
-    regions = maker.graph.regions
+    return {r.name: (*maker.on_gpu(r, channels), *several.get(r.name, ())) for r in maker.graph.regions}
+
+
+def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
+    """The whole network on the GPU, by primitives and several regions as one kernel where that is faster.
+
+    The best way up to each region: kernels run one after the other.
+    """
+    every, regions = every_on_gpu(maker, channels), maker.graph.regions
     ways: list[tuple[float, tuple[Candidate, ...]] | None] = [(0.0, ())] + [None] * len(regions)
     for begin, region in enumerate(regions):
         if ways[begin] is None:
             continue
         before_ns, chosen = ways[begin]
-        alone = maker.make(region, "GPU", gpu_channels=channels)
-        for candidate in (alone, *several.get(region.name, ())):
+        for candidate in every[region.name]:
             behind = begin + len(candidate.covers)
             total_ns = before_ns + sum(task.duration_ns for task in candidate.tasks)
             if ways[behind] is None or total_ns < ways[behind][0]:

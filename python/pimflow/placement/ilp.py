@@ -320,12 +320,14 @@ def solve_whole(
         If neither a cover nor a proof that there is none was found within `TIME_LIMIT_S`.
     """
     everything = (0, len(graph.regions))
-    problem = Problem(graph=graph, table=table, weights=weights, segment=everything, state=State())
+    problem = Problem(
+        graph=graph, table=table, weights=weights, segment=everything, state=State(), bounded=bool(bounds)
+    )
     found, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
     if found is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
-            "--max-latency or --max-energy"
+            "--max-latency, --max-energy or --memory-budget"
         )
     return found and found.solution()
 

@@ -16,6 +16,7 @@ from pimflow.placement.cache import ResultCache
 from pimflow.placement.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.exhaustive import solve_exhaustive
 from pimflow.placement.ilp import Bound, solve_ilp, solve_whole
+from pimflow.placement.plan_memory import PlanMemory
 from pimflow.placement.segments import is_serial
 from pimflow.placement.solutions import Solutions
 from pimflow.placement.solve import LATENCY, Solution, Weights, solve_dp
@@ -68,9 +69,13 @@ class Goal:
         run one after the other, else `ilp`.
     max_latency_ns, max_energy_pj : float or None
         Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
+    max_memory_bytes : float or None
+        Another: of the GPU's memory (`placement.plan_memory`).
     modes : sequence of str, or str
         What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
         any case; or all of them in one text, with commas.
+    primitives : bool
+        Whether what is left to the GPU may be computed by convolution primitives, in fp32.
 
     Raises
     ------
@@ -83,14 +88,16 @@ class Goal:
     solver: str = AUTO
     max_latency_ns: float | None = None
     max_energy_pj: float | None = None
+    max_memory_bytes: float | None = None
     modes: Sequence[str] = MODES
+    primitives: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
         if self.solver not in (AUTO, *SOLVERS):
             raise UnknownNameError("solver", self.solver, (AUTO, *SOLVERS))
-        for name in ("max_latency_ns", "max_energy_pj"):
+        for name in ("max_latency_ns", "max_energy_pj", "max_memory_bytes"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
@@ -106,7 +113,7 @@ class Goal:
         }[self.objective]
 
     def allows(self, evaluation: Evaluation) -> bool:
-        """Whether a plan keeps to the bounds."""
+        """Whether a plan keeps to the bounds on latency and energy."""
         return evaluation.latency_ns <= (self.max_latency_ns or math.inf) * (
             1 + ROUNDING
         ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
@@ -162,6 +169,7 @@ class Minimiser:
     ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.solutions = Solutions(graph, table, cache)
+        self.memory = PlanMemory(graph, system.dtype)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
         self._solved: dict[Weights, Found] = {}
@@ -185,10 +193,16 @@ class Minimiser:
             return solve_ilp(self.graph, self.table).bound
         return self.unbounded(LATENCY).solution.bound
 
+    def allows(self, found: Found) -> bool:
+        """Whether a plan keeps to all bounds."""
+        most = self.goal.max_memory_bytes
+        fits = most is None or self.memory.of(found.solution.candidates) <= most * (1 + ROUNDING)
+        return fits and self.goal.allows(found.evaluation)
+
     def within(self, weights: Weights) -> Found | None:
         """The best plan within the bounds; None if there is none."""
         free = self.unbounded(weights)
-        if self.goal.allows(free.evaluation):
+        if self.allows(free):
             return free
         bounds = []
         if self.goal.max_latency_ns:
@@ -196,6 +210,8 @@ class Minimiser:
         if self.goal.max_energy_pj:
             per_ns = self.static_pj_per_ns
             bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
+        if self.goal.max_memory_bytes:
+            bounds += self.memory.bounds(self.table, self.goal.max_memory_bytes)
         solution = solve_whole(self.graph, self.table, weights, bounds)
         return solution and self._found(solution)
 
@@ -255,6 +271,13 @@ class Minimiser:
         more = ["more PIM channels (--pim-channels)"]
         if goal.modes != MODES:
             more.append("more modes (--modes)")
+        if goal.max_memory_bytes:
+            least = self.memory.least(self.table)
+            if least > goal.max_memory_bytes:
+                levers = (f"--memory-budget {least}", *more)
+                return InfeasibleError(
+                    f"memory of '{graph.name}'", least, goal.max_memory_bytes, "bytes", levers
+                )
         if goal.max_latency_ns and goal.max_latency_ns < fastest_ns:
             levers = (f"--max-latency {_enough(fastest_ns, 'us', 1e3)}", *more)
             return InfeasibleError(
@@ -263,6 +286,8 @@ class Minimiser:
         if goal.max_energy_pj and goal.max_energy_pj < least_pj:
             levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
+        if goal.max_memory_bytes:
+            return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
         frugal = self._under(replace(goal, max_energy_pj=None), self.energy)
         quick = self._under(replace(goal, max_latency_ns=None), LATENCY)
         within_pj = min(e.energy_pj for e in (frugal, gpu_only) if self._fast_enough(e))
@@ -278,6 +303,18 @@ class Minimiser:
                 *more,
             ),
         )
+
+    def _unreachable_in_memory(self, more: list[str]) -> InfeasibleError:
+        """Where the bounds can be met one by one, but not that on memory with another."""
+        goal, where = self.goal, f"of '{self.graph.name}' within {self.goal.max_memory_bytes:.0f} bytes"
+        within = replace(goal, max_latency_ns=None, max_energy_pj=None)
+        if goal.max_latency_ns:
+            quick_ns = self._under(within, LATENCY).latency_ns
+            levers = (f"--max-latency {_enough(quick_ns, 'us', 1e3)}", *more)
+            return InfeasibleError(f"latency {where}", quick_ns, goal.max_latency_ns, "ns", levers)
+        least_pj = self._under(within, self.energy).energy_pj
+        levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
+        return InfeasibleError(f"energy {where}", least_pj, goal.max_energy_pj or 0.0, "pJ", levers)
 
     def _under(self, goal: Goal, weights: Weights) -> Evaluation:
         """Of the best mixed plan for another goal, which some plan reaches."""

@@ -28,7 +28,7 @@ from pimflow.errors import PlanError
 from pimflow.pim_backend.schedule import Schedule
 from pimflow.placement.candidates import Candidates
 from pimflow.placement.pim_runs import PimCost
-from pimflow.placement.tasks import row_bytes
+from pimflow.placement.tasks import row_bytes, weight_bytes
 
 CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 LENGTHS = (2, 3, 4)  # regions of a run that are tried
@@ -207,6 +207,10 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
         ),
         placed_rows=rows,
         placed_bytes=rows * row_bytes(maker.system) * maker.system.pim_channels,
+        filter_bytes=sum(
+            weight_bytes(region, maker.system.dtype, 0 if mode == "PIM" else None)
+            for region, mode in zip(run.regions, pipeline.modes)
+        ),
     )
 
 

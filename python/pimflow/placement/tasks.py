@@ -162,6 +162,14 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
+def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) -> int:
+    """Of the weights of `region` in the GPU's memory, with filters of so many bytes; whole ones if None."""
+    element, layer = ELEMENT_BYTES[dtype], region.geometry
+    if filter_bytes is None or layer is None:
+        return region.weight_elements * element
+    return (region.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
+
+
 def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
     """The kernel that computes `region`, epilogue included, or the GPU's part of a `split`, without.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Task
@@ -83,6 +84,7 @@ class Problem:
     weights: Weights
     segment: Segment
     state: State
+    bounded: bool = False  # by rows over the whole plan, to which figures beside the time matter
 
     @functools.cached_property
     def order(self) -> dict[str, int]:
@@ -117,7 +119,10 @@ class Problem:
         for variant in found:
             key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
             alike.setdefault(key, []).append(variant)
-        kept = {id(v) for group in alike.values() for v in _undominated(group, self.weights.per_pj > 0)}
+        no_worse = functools.partial(
+            _no_worse, by_energy=self.bounded or self.weights.per_pj > 0, by_memory=self.bounded
+        )
+        kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in found if id(variant) in kept]
 
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
@@ -159,15 +164,21 @@ class Problem:
         return (False, True)
 
 
-def _undominated(group: list[Variant], by_energy: bool) -> list[Variant]:
+def _undominated(group: list[Variant], no_worse: Callable[[Variant, Variant], bool]) -> list[Variant]:
     kept: list[Variant] = []
     for variant in group:
-        if not any(_no_worse(other, variant, by_energy) for other in kept):
-            kept = [other for other in kept if not _no_worse(variant, other, by_energy)] + [variant]
+        if not any(no_worse(other, variant) for other in kept):
+            kept = [other for other in kept if not no_worse(variant, other)] + [variant]
     return kept
 
 
-def _no_worse(one: Variant, other: Variant, by_energy: bool) -> bool:
-    return (not by_energy or one.energy_pj <= other.energy_pj) and all(
-        ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items()
+def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool) -> bool:
+    return (
+        (not by_energy or one.energy_pj <= other.energy_pj)
+        and (not by_memory or all(a <= b for a, b in zip(_held_bytes(one), _held_bytes(other))))
+        and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
     )
+
+
+def _held_bytes(variant: Variant) -> tuple[int, int]:
+    return variant.candidate.workspace_bytes, variant.candidate.filter_bytes

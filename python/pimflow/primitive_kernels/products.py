@@ -36,6 +36,9 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         kh, kw, c = k // (kernel_w * c_extent), k // c_extent % kernel_w, k % c_extent
         return inside(layer, x, [n, 0, 0, c], 1, h * sh + kh * dh - top, w * sw + kw * dw - left)
 
+    def in_map(n, m, k):
+        return in_hwc(n, m // layer.ow, m % layer.ow, k)
+
     def in_chw(n, k, h, w):
         c, kh, kw = k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w
         return inside(layer, x, [n, c, 0, 0], 2, h * sh + kh * dh - top, w * sw + kw * dw - left)
@@ -46,9 +49,15 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         primitive,
         layer,
         windows_shape(primitive, layer),
-        in_chw if primitive.layout == "CHW" else in_hwc,
+        in_chw if primitive.layout == "CHW" else in_map if primitive.target == "cuda" else in_hwc,
         "windows",
     )
+    if primitive.target == "cuda":
+        made = sums(primitive, layer, (layer.n, e.pixels, e.channels),
+            lambda n, m, o: matrix[n, m, k] * filters[o // e.lanes, k, o % e.lanes], [k], (1, 2),
+        )  # fmt: skip
+        shape = output_shape(primitive, layer)
+        return x, filters, te.compute(shape, lambda n, h, w, o: made[n, h * layer.ow + w, o], name="result")
     if primitive.layout == "CHW":
         made = sums(primitive, layer, (layer.n, e.channels, height, e.pixels),
             lambda n, o, h, w: matrix[n, k, h, w] * filters[o // e.places, k, o % e.places],

@@ -44,10 +44,7 @@ def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec
 
 def primitive_ns(primitive: Primitive, layer: ConvGeometry, gpu: GpuSpec) -> float:
     """Its launches, one after the other."""
-    return sum(
-        kernel_cost(kernel, gpu, dtype="fp32", tile=tile).total_ns
-        for kernel, tile in launches(primitive, layer)
-    )
+    return sum(kernel_cost(kernel, gpu, dtype="fp32").total_ns for kernel in launches(primitive, layer))
 
 
 def _move_ns(move: Move, gpu: GpuSpec) -> float:

@@ -12,12 +12,7 @@ from pimflow.errors import ProfileError
 from pimflow.placement.selection import RETURNED
 from pimflow.primitive_profiles.primitive_profile import ANALYTIC, Move, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
-
-
-def has_choice(region: Region) -> bool:
-    """Whether primitives may compute it: a convolution, or a product of one row with a matrix."""
-    layer = region.geometry
-    return layer is not None and (region.operator != "fc" or layer.n == 1) and bool(applicable(layer))
+from pimflow.primitives.layer import has_choice
 
 
 def apart(graph: RegionGraph) -> RegionGraph:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pimflow.primitive_profiles.primitive_machines import Machine
 
 CUDA = "cuda"  # of --device
+MEASURE = 12  # primitives of a layer that are measured unless more are asked for
 MODES = ("measured", "predicted", "mixed")
 Progress = Callable[[float], None]
 

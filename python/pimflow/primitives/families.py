@@ -128,11 +128,17 @@ def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 
 def windows_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
-    """Of the matrix of all windows."""
+    """Of the matrix of all windows; on a GPU its rows are of the whole map."""
     pixels = primitive.extents(layer).pixels
+    if primitive.target == "cuda":
+        return (layer.n, pixels, _window(layer))
     if primitive.layout == "CHW":
         return (layer.n, _window(layer), layer.oh, pixels)
     return (layer.n, layer.oh, pixels, _window(layer))
+
+
+def _windows_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
+    return layer.oh * layer.ow if primitive.target == "cuda" else layer.ow
 
 
 def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
@@ -293,7 +299,9 @@ FAMILIES = {
     # What `ScheduleGpu` makes of a convolution by rules of its own.
     "operator": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=lambda _, __: {}),
     "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
-    "windows": Family(applies=_dense, filter_shape=_windows_filters, stages=_windows_stages),
+    "windows": Family(
+        applies=_dense, filter_shape=_windows_filters, stages=_windows_stages, pixels=_windows_pixels
+    ),
     "mec": Family(
         applies=_dense,
         filter_shape=_windows_filters,

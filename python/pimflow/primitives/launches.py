@@ -5,49 +5,85 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.region import GATHERS, ConvGeometry, Kernel, Region, convolution_kernel
+from pimflow.primitives.catalogue import PRIMITIVES
 from pimflow.primitives.families import output_shape, windows_shape
-from pimflow.primitives.layer import FP32_BYTES, input_bytes
+from pimflow.primitives.layer import FP32_BYTES, has_choice, input_bytes
 from pimflow.primitives.primitive import Primitive
 
-Launch = tuple[Kernel, tuple[int, int] | None]  # with the tile of a block, where the primitive fixes it
 
-
-def launches(primitive: Primitive, layer: ConvGeometry) -> list[Launch]:
+def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     """The launches of `primitive`, in order, in fp32.
 
     Of those whose operands come through shared memory, and of the operator itself. Tiles that are not full
     count as full.
     """
     if primitive.family == "operator":
-        return [(convolution_kernel(layer, "fp32"), None)]
+        return [convolution_kernel(layer, "fp32")]
+    return [
+        replace(kernel, geometry=layer, primitive=primitive.name) for kernel in _launches(primitive, layer)
+    ]
+
+
+def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
+    """Those that do a whole region: the last reads what its epilogue reads too, and stores its result."""
+    *before, last = launches(primitive, region.geometry)
+    residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
+    result_bytes = FP32_BYTES * region.output_elements
+    return [
+        *before,
+        replace(last, input_bytes=last.input_bytes + residual_bytes, output_bytes=result_bytes),
+    ]
+
+
+def problem(primitive: Primitive, region: Region) -> str:
+    """Why `primitive` cannot be what a GPU computes `region` by; empty if it can."""
+    if primitive.target != "cuda":
+        return "it is for a CPU"
+    if primitive.family == "operator":
+        return "it is the operator, which a GPU computes where no primitive is named"
+    if not primitive.shared:
+        return "nothing says how long it takes"
+    if not has_choice(region) or not primitive.applies(region.geometry):
+        return "it does not apply to the layer"
+    if region.kept_elements or {*GATHERS}.intersection(region.prologue):
+        return "the kernel of the region also joins, or stores, what others read"
+    return ""
+
+
+def usable(region: Region) -> list[Primitive]:
+    """Those that a GPU may compute `region` by."""
+    return [primitive for primitive in PRIMITIVES.values() if not problem(primitive, region)]
+
+
+def _launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     extents, result = primitive.extents(layer), FP32_BYTES * prod(output_shape(primitive, layer))
     tile = (extents.places, extents.lanes)
     workspaces = {name: FP32_BYTES * prod(shape) for name, shape in primitive.stages(layer).items()}
+    filters = primitive.filter_bytes(layer)
     if primitive.family == "winograd":
         outer = prod(primitive.stages(layer)["products"][:2])
-        product = _gemm(extents.pixels, extents.channels, layer.c, outer)
-        product = _moved(
-            product, workspaces["transformed"], primitive.filter_bytes(layer), workspaces["products"]
-        )
+        product = _gemm(extents.pixels, extents.channels, layer.c, outer, tile)
+        product = _moved(product, workspaces["transformed"], filters, workspaces["products"])
         forward = _stream(input_bytes(layer), workspaces["transformed"])
-        return [(forward, None), (product, tile), (_stream(workspaces["products"], result), None)]
+        return [forward, product, _stream(workspaces["products"], result)]
     if primitive.family == "pointwise":
-        product = _gemm(layer.n * extents.pixels, extents.channels, layer.c, 1)
-        return [(_moved(product, input_bytes(layer), primitive.filter_bytes(layer), result), tile)]
+        product = _gemm(layer.n * extents.pixels, extents.channels, layer.c, 1, tile)
+        return [_moved(product, input_bytes(layer), filters, result)]
     dense = convolution_kernel(layer, "fp32")
-    product = _gemm(layer.n * layer.oh * extents.pixels, extents.channels, dense.k, 1)
+    product = _gemm(layer.n * extents.pixels, extents.channels, dense.k, 1, tile)
     if "windows" in workspaces:
         windows = FP32_BYTES * prod(windows_shape(primitive, layer))
-        product = _moved(product, windows, primitive.filter_bytes(layer), result)
-        return [(_stream(input_bytes(layer), windows), None), (product, tile)]
+        product = _moved(product, windows, filters, result)
+        return [_stream(input_bytes(layer), windows), product]
     product = replace(product, window=dense.window, stride=dense.stride)
-    return [(_moved(product, dense.input_bytes, primitive.filter_bytes(layer), result), tile)]
+    return [_moved(product, dense.input_bytes, filters, result)]
 
 
-def _gemm(m: int, n: int, k: int, groups: int) -> Kernel:
+def _gemm(m: int, n: int, k: int, groups: int, tile: tuple[int, int]) -> Kernel:
+    macs = groups * m * n * k
     return Kernel(
-        kind="gemm", m=m, n=n, k=k, groups=groups, macs=groups * m * n * k, input_bytes=0, output_bytes=0
+        kind="gemm", m=m, n=n, k=k, groups=groups, macs=macs, input_bytes=0, output_bytes=0, tile=tile
     )
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ConvGeometry, Region
 
 FP32_BYTES = 4
+
+
+def has_choice(region: Region) -> bool:
+    """Whether primitives may compute its layer: a convolution, or a product of one row with a matrix."""
+    layer = region.geometry
+    return layer is not None and (region.operator != "fc" or layer.n == 1)
 
 
 def reach(layer: ConvGeometry) -> tuple[int, int]:

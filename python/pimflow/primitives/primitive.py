@@ -98,9 +98,10 @@ class Primitive:
     implicit: bool = False
 
     def applies(self, layer: ConvGeometry) -> bool:
-        """Whether it can compute `layer`."""
+        """Whether it can compute `layer`; on a GPU, tiles of several pixels do no layer of one."""
         ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
-        return not ragged and FAMILIES[self.family].applies(self, layer)
+        single = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
+        return not (ragged or single) and FAMILIES[self.family].applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
         """Of the filters as the kernel reads them."""
@@ -114,9 +115,9 @@ class Primitive:
         return FAMILIES[self.family].stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """Those of the `stages` that do not fit on the stack."""
-        found = self.stages(layer).items()
-        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= STACK_BYTES}
+        """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
+        found, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
+        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= least}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())

@@ -35,6 +35,7 @@ class Slower:
 
     factor: float
     computes: ClassVar[bool] = True
+    primitives: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -1,0 +1,153 @@
+"""Does a network compute the reference by the primitives of a plan, in the launches that it charges?"""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax, tirx
+
+import pimflow
+from pimflow import compilation, frontend, network_search, pipeline, targets
+from pimflow.hardware import system
+from pimflow.placement import Goal, apply, search
+from pimflow.primitives.launches import usable
+from pimflow.relay_passes.flat import main_bindings
+from pimflow.verify import verify
+
+SYSTEM = system(dtype="fp32", splits="grid")
+GOAL = Goal(modes="gpu,pim", primitives=True)
+CUDA = targets.named_target("cuda+pim")
+
+
+def block():
+    """A stem, two 3x3 layers with a shortcut around, 1x1 layers, and a product of one row."""
+    draw, weights, nodes = np.random.default_rng(0), [], []
+
+    def conv(x: str, name: str, oc: int, c: int, k: int, **attrs: object) -> str:
+        values = (draw.standard_normal((oc, c, k, k)) / np.sqrt(c * k * k)).astype(np.float32)
+        weights.append(numpy_helper.from_array(values, f"{name}.w"))
+        weights.append(numpy_helper.from_array(draw.standard_normal(oc).astype(np.float32), f"{name}.b"))
+        operands = [x, f"{name}.w", f"{name}.b"]
+        nodes.append(helper.make_node("Conv", operands, [name], name=name, pads=[k // 2] * 4, **attrs))
+        return name
+
+    def relu(x: str) -> str:
+        nodes.append(helper.make_node("Relu", [x], [f"{x}.r"], name=f"{x}.relu"))
+        return f"{x}.r"
+
+    stem = relu(conv(relu(conv("x", "stem", 32, 3, 3)), "entry", 32, 32, 1))
+    inner = conv(relu(conv(stem, "first", 32, 32, 3)), "second", 32, 32, 3)
+    nodes.append(helper.make_node("Add", [inner, stem], ["sum"], name="sum"))
+    last = relu(conv(relu("sum"), "last", 48, 32, 1, strides=[2, 2]))
+    nodes.append(helper.make_node("GlobalAveragePool", [last], ["pool"], name="pool"))
+    nodes.append(helper.make_node("Flatten", ["pool"], ["flat"], name="flat"))
+    weights.append(numpy_helper.from_array(draw.standard_normal((48, 24)).astype(np.float32) / 7, "fc.w"))
+    nodes.append(helper.make_node("Gemm", ["flat", "fc.w"], ["y"], name="fc"))
+    graph = helper.make_graph(
+        nodes,
+        "block",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 18, 22))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 24))],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def launches_built(applied: tvm.IRModule) -> int:
+    """Grids of the kernels that ``main`` calls, as they are scheduled for a GPU."""
+    with CUDA:
+        mod = tvm.transform.Sequential(pipeline.scheduled_phases(CUDA, SYSTEM))(applied)
+    count = 0
+    for binding in main_bindings(mod):
+        value = binding.value
+        called = value.args[0] if isinstance(value, relax.Call) and value.args else None
+        if isinstance(called, tvm.ir.GlobalVar) and isinstance(mod[called], tirx.PrimFunc):
+            grids = mod[called].script().count('thread="blockIdx.x"')
+            assert grids, called
+            count += grids
+    return count
+
+
+def check(network, found):
+    """Launches charged and built, but for those of results that a kernel stores besides; and values."""
+    charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
+    readers = found.graph.consumers
+    stored = sum(bool(c.output.pending) and len(readers[c.covers[-1]]) > 1 for c in found.candidates)
+    built = launches_built(compilation.planned(network.module, found))
+    assert built == sum(event.launched for event in charged) + stored
+    inputs = network.example_inputs()
+    compiled = compilation.build(network, found, targets.named_target("llvm+pim"))
+    verify(network, compiled, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"]
+)
+def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
+    """The ReLU behind ``entry``, which its first reader applies and the shortcut reads too."""
+    network = frontend.load(block())
+    graph = network_search.regions(network, SYSTEM)
+    plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
+    changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
+    choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
+    found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    assert found.doing["entry"].output.pending and len(graph.consumers["entry"]) == 2
+    check(network, found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
+    network, draw = frontend.load(block()), random.Random(seed)
+    graph = network_search.regions(network, SYSTEM)
+    searched = search(graph, SYSTEM, goal=GOAL)
+    choices, several = [], 0
+    for region, choice in zip(graph.regions, searched.plan.choices, strict=True):
+        names = [primitive.name for primitive in usable(region)]
+        on_pim = not searched.maker.refusal(region) and draw.random() < 0.3
+        mode, share = ("PIM", 0.0) if on_pim else ("GPU", 1.0)
+        name = "" if on_pim or not names else draw.choice(names)
+        several += "winograd" in name or "im2row" in name
+        choices.append(
+            replace(choice, mode=mode, gpu_share=share, schedule="", axis="rows", primitive=name, covers=())
+        )
+    found = apply(graph, SYSTEM, replace(searched.plan, choices=tuple(choices)))
+    assert several and len(found.primitives()) >= 2
+    check(network, found)
+
+
+def test_workspaces_lie_in_the_pool():
+    network = frontend.load(block())
+    graph = network_search.regions(network, SYSTEM)
+    plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
+    name = "winograd-2d-f4-cuda-hwc-32x32"
+    choices = tuple(replace(c, primitive=name if c.region == "first" else "") for c in plain.plan.choices)
+    found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    plans, stages = [], found.primitives()["first"].stages(graph.region("first").geometry)
+    with CUDA:
+        pipeline.lower(compilation.planned(network.module, found), CUDA, SYSTEM, plans.append)
+        pipeline.lower(compilation.planned(network.module, plain), CUDA, SYSTEM, plans.append)
+    own = found.doing["first"].workspace_bytes
+    assert own == sum(4 * int(np.prod(shape)) for shape in stages.values())
+    assert plans[0].pool_bytes > own
+    assert len(plans[0].offsets_bytes) == len(plans[1].offsets_bytes) + len(stages)
+
+
+def test_the_report_says_what_they_save():
+    made = pimflow.compile(
+        block(), target_system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu"
+    )
+    part, rows = made.report["primitives"], {row["name"]: row for row in made.report["regions"]}
+    assert made.verification.verified
+    names = {name: primitive.name for name, primitive in made.searched.primitives().items()}
+    assert names == {each["layer"]: each["primitive"] for each in part["choices"]} != {}
+    assert {name: row["primitive"] for name, row in rows.items() if row["primitive"]} == names
+    assert part["layers"] == 5 and part["saved_gpu_only_ns"] >= 0
+    without = pimflow.search(block(), SYSTEM, modes="gpu")
+    assert part["latency_operators_ns"] == without.evaluation.latency_ns
+    assert part["saved_ns"] == without.evaluation.latency_ns - made.report["latency_ns"]
+    again = pimflow.compile(block(), target_system=SYSTEM, target="cuda+pim", plan=made.plan)
+    assert again.report["speedup"] == made.report["speedup"]
+    assert again.report["primitives"]["choices"] == part["choices"]

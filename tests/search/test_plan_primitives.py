@@ -1,0 +1,268 @@
+"""Are the GPU's convolution primitives candidates like any other: priced by their launches, never a loss?"""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pimflow import frontend, network_search, report
+from pimflow.core.plan import Plan
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.errors import InfeasibleError, PlanError, UnknownNameError, UsageError
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
+from pimflow.placement.exhaustive import every_cover
+from pimflow.placement.objectives import Minimiser
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.launches import region_launches, usable
+from pimflow.simulators.gpu_learned import Learned
+from pimflow.simulators.gpu_model import kernel_cost
+
+SYSTEM = system(dtype="fp32", splits="grid")
+GPU = SYSTEM.gpu
+WITH, WITHOUT = Goal(modes="gpu,pim", primitives=True), Goal(modes="gpu,pim")
+
+
+def convolution(name, source, shape, outputs, kernel, stride, residual):
+    """A region with a bias, and perhaps a residual, padded so that a stride of 1 keeps the map."""
+    n, h, w, c = shape
+    pad = kernel // 2
+    layer = ConvGeometry(
+        n=n, h=h, w=w, c=c, oc=outputs, kh=kernel, kw=kernel, stride=(stride, stride), padding=(pad,) * 4
+    )
+    result = (n, layer.oh, layer.ow, outputs)
+    return Region(
+        name=name,
+        operator="conv2d",
+        operators=("nn.conv2d", "add", *["add"] * bool(residual)),
+        inputs=(source, *([residual] if residual else [])),
+        input_shapes=(shape, *([result] if residual else [])),
+        output_shape=result,
+        geometry=layer,
+        epilogue=("bias", *["add"] * bool(residual)),
+        weight_elements=outputs * (layer.reduction + 1),
+    )
+
+
+@st.composite
+def graphs(draw, most=4, residuals=True):
+    """Convolutions in a row, with work for Winograd or little of it; some add an earlier result."""
+    shape = (1, draw(st.sampled_from((7, 28))), 28, draw(st.sampled_from((16, 64))))
+    regions, source, made = [], "%x", {"%x": shape}
+    for index in range(draw(st.integers(1, most))):
+        outputs, kernel = draw(st.sampled_from((16, 64))), draw(st.sampled_from((1, 3, 3)))
+        region = convolution(
+            f"r{index}", source, shape, outputs, kernel, draw(st.sampled_from((1, 1, 2))), None
+        )
+        fitting = [name for name, dims in made.items() if dims == region.output_shape and name != source]
+        if residuals and fitting and draw(st.booleans()):
+            added = draw(st.sampled_from(fitting))
+            region = convolution(
+                region.name, source, shape, outputs, kernel, max(region.geometry.stride), added
+            )
+        regions.append(region)
+        source, shape = region.name, region.output_shape
+        made[source] = shape
+    return RegionGraph(name="drawn", regions=tuple(regions), outputs=(source,))
+
+
+def launches_of(primitive, region):
+    """What a region of these graphs launches, by what the primitive is: kinds, and bytes in and out."""
+    layer = region.geometry
+    moved = {"in": 4 * layer.h * layer.w * layer.c, "out": 4 * layer.pixels * layer.oc}
+    moved["added"] = 4 * sum(region.input_elements[1:])
+    stages = {name: 4 * _size(shape) for name, shape in primitive.stages(layer).items()}
+    if primitive.family == "winograd":
+        ways = [(moved["in"], stages["transformed"]), (stages["transformed"], stages["products"])]
+        ways.append((stages["products"] + moved["added"], moved["out"]))
+    elif stages:
+        ways = [(moved["in"], stages["windows"]), (stages["windows"] + moved["added"], moved["out"])]
+    else:
+        skipped = max(layer.stride) > max(layer.kh, layer.kw)
+        read = 4 * layer.pixels * layer.c if skipped else moved["in"]
+        ways = [(read + moved["added"], moved["out"])]
+    return ways
+
+
+def _size(shape):
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs())
+def test_a_primitive_is_charged_all_that_it_launches(graph):
+    maker = Candidates(graph, SYSTEM, primitives=True)
+    for region in graph.regions:
+        for primitive in usable(region):
+            candidate = maker.make(region, "GPU", primitive=primitive.name)
+            ways = launches_of(primitive, region)
+            assert [task.launched for task in candidate.tasks] == [True] * len(ways)
+            assert {task.launch_ns for task in candidate.tasks} == {GPU.launch_ns}
+            one_by_one = [(n - 1,) if n else () for n in range(len(ways))]
+            assert [task.after for task in candidate.tasks] == one_by_one
+            kernels = region_launches(primitive, region)
+            assert [(k.input_bytes, k.output_bytes) for k in kernels] == ways
+            assert sum(k.weight_bytes for k in kernels) == primitive.filter_bytes(region.geometry)
+            times = [
+                kernel_cost(k, GPU, dtype="fp32", channels=SYSTEM.gpu_channels).execution_ns for k in kernels
+            ]
+            assert [task.execution_ns for task in candidate.tasks] == times
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(most=3))
+def test_more_candidates_are_never_a_loss_and_the_best_is_found(graph):
+    apart, together = (search(graph, SYSTEM, goal=goal) for goal in (WITHOUT, WITH))
+    slack = 1 + 1e-6  # of the integer program
+    assert together.evaluation.latency_ns <= apart.evaluation.latency_ns * slack
+    assert together.gpu_only.latency_ns <= apart.gpu_only.latency_ns
+    assert together.evaluation.latency_ns <= together.gpu_only.latency_ns * slack
+    assert set(apart.table.costs) <= set(together.table.costs)
+    exhaustive = search(graph, SYSTEM, goal=replace(WITH, solver="exhaustive"))
+    assert exhaustive.evaluation.latency_ns == pytest.approx(together.evaluation.latency_ns, rel=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(graphs())
+def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
+    """One after the other, by the model and all channels: no candidate that was left out would be faster."""
+    maker = Candidates(graph, SYSTEM, primitives=True)
+    ways = [
+        [
+            sum(task.duration_ns for task in maker.make(region, "GPU", primitive=name, gpu_channels=32).tasks)
+            for name in ["", *(primitive.name for primitive in usable(region))]
+        ]
+        for region in graph.regions
+    ]
+    found = search(graph, SYSTEM, goal=WITH)
+    assert found.gpu_only.latency_ns == pytest.approx(sum(map(min, ways)))
+
+
+def chain_memory_bytes(graph, cover):
+    """Of regions in a row: weights on the GPU, and the most of an operand, a result and a workspace."""
+    filters, most = 0, 0
+    for region, candidate in zip(graph.regions, cover, strict=True):
+        layer = region.geometry
+        primitive = PRIMITIVES.get(candidate.rewrite.primitive)
+        whole = 4 * layer.oc * layer.reduction if candidate.rewrite.mode == "GPU" else 0
+        filters += 4 * layer.oc + (primitive.filter_bytes(layer) if primitive else whole)
+        stages = primitive.stages(layer).values() if primitive else ()
+        live = 4 * (layer.h * layer.w * layer.c + layer.pixels * layer.oc)
+        most = max(most, live + 4 * sum(map(_size, stages)))
+    return filters + most
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(most=3, residuals=False), st.floats(0, 1))
+def test_a_memory_budget_binds_the_plan(graph, share):
+    """Against every cover: the fastest of those that keep to it."""
+    quick = SYSTEM.with_launches(gpu_ns=100.0, pim_ns=100.0)  # so that every primitive pays somewhere
+    table = profile(graph, Candidates(graph, quick, modes=WITH.modes, primitives=True))
+    covers = [(cover, ns) for cover, ns, _ in every_cover(graph, table)]
+    sizes = [chain_memory_bytes(graph, cover) for cover, _ in covers]
+    fastest = min(range(len(covers)), key=lambda at: covers[at][1])
+    budget = min(sizes) + share * (sizes[fastest] - min(sizes))
+    found = Minimiser(graph, table, quick, replace(WITH, max_memory_bytes=budget)).best()
+    assert chain_memory_bytes(graph, found.solution.candidates) <= budget * (1 + 1e-6)
+    best_ns = min(ns for (_, ns), size in zip(covers, sizes) if size <= budget)
+    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-5)
+
+
+def test_a_budget_that_nobody_can_meet():
+    graph = network_search.regions(frontend.load("toy"), SYSTEM)
+    with pytest.raises(InfeasibleError, match=r"memory of 'toy'.*--memory-budget (\d+)") as refused:
+        search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=1000.0))
+    found = search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=float(refused.value.demand)))
+    assert found.plan.latency_ns > 0
+    tight = replace(WITH, max_memory_bytes=float(refused.value.demand), max_latency_ns=1.0)
+    with pytest.raises(InfeasibleError, match="latency of 'toy'"):
+        search(graph, SYSTEM, goal=tight)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    graph = network_search.regions(frontend.load("toy"), SYSTEM)
+    return graph, search(graph, SYSTEM, goal=WITH)
+
+
+def edited(plan, region, **changes):
+    choices = (replace(c, **changes) if c.region == region else c for c in plan.choices)
+    return replace(plan, choices=tuple(choices))
+
+
+def test_a_plan_file_names_them(toy):
+    graph, found = toy
+    chosen = found.primitives()
+    assert chosen and all(p.target == "cuda" for p in chosen.values())
+    rows = json.loads(found.plan.to_json())["choices"]
+    assert {row["region"]: row["primitive"] for row in rows if "primitive" in row} == {
+        name: primitive.name for name, primitive in chosen.items()
+    }
+    again = apply(graph, SYSTEM, Plan.from_json(found.plan.to_json()))
+    assert again.candidates == found.candidates
+    assert again.evaluation.latency_ns == found.evaluation.latency_ns
+    assert again.gpu_only.latency_ns == found.gpu_only.latency_ns, "the baseline has primitives too"
+    for name, primitive in chosen.items():
+        explained = report.explanation(found, graph.region(name))
+        starred = [c["name"] for c in explained["candidates"] if c["chosen"]]
+        assert starred == [f"GPU {primitive.name}"]
+
+
+def test_an_edited_plan_is_priced_anew(toy):
+    graph, found = toy
+    region = graph.region(next(iter(found.primitives())))
+    for primitive in usable(region):
+        other = apply(graph, SYSTEM, edited(found.plan, region.name, primitive=primitive.name))
+        assert other.primitives()[region.name] is primitive
+        assert other.evaluation.latency_ns >= found.evaluation.latency_ns * (1 - 1e-6)
+    plain = apply(graph, SYSTEM, edited(found.plan, region.name, primitive=""))
+    assert region.name not in plain.primitives()
+
+
+@pytest.mark.parametrize(
+    ("primitive", "says"),
+    [
+        ("winograd-2d-f4-cuda-hwc-64x46", "did you mean .*winograd-2d-f4-cuda-hwc-64x64"),
+        ("im2row-hwc-7x32", "it is for a CPU"),
+        ("depthwise-cuda-hwc-8x32", "nothing says how long it takes"),
+        ("operator-cuda-hwc", "where no primitive is named"),
+    ],
+)
+def test_a_primitive_that_cannot_be_is_refused(toy, primitive, says):
+    graph, found = toy
+    region = next(iter(found.primitives()))
+    plan = edited(found.plan, region, primitive=primitive)
+    with pytest.raises(PlanError, match=says) as refused:
+        apply(graph, SYSTEM, Plan.from_json(plan.to_json(), "plan.json"))
+    assert f"'{region}'" in str(refused.value)
+    if primitive not in PRIMITIVES:
+        with pytest.raises(UnknownNameError):
+            apply(graph, SYSTEM, plan)
+
+
+def test_only_what_the_gpu_does_by_itself_has_one(toy):
+    graph, found = toy
+    on_pim = next(c.region for c in found.plan.choices if c.mode == "PIM")
+    name = next(iter(found.primitives().values())).name
+    with pytest.raises(PlanError, match=f"'{on_pim}'.*wholly on the GPU"):
+        apply(graph, SYSTEM, edited(found.plan, on_pim, primitive=name))
+    with pytest.raises(UsageError, match="compute in fp32, not in fp16"):
+        apply(graph, system(splits="grid"), found.plan)
+    learned = Costs(SYSTEM, Profiling(gpu=Learned()))
+    with pytest.raises(UsageError, match="gpu=learned has no times of primitives"):
+        search(graph, SYSTEM, learned, WITH)
+
+
+def test_a_plan_carries_them_over_where_they_still_apply(toy):
+    graph, found = toy
+    name = next(iter(found.primitives()))
+    gathering = replace(graph.region(name), prologue=("concat",))
+    other = replace(graph, regions=tuple(gathering if r.name == name else r for r in graph.regions))
+    carried = found.plan.carried_to(other)
+    assert carried.choice(name).primitive == "" and carried.choice(name).mode == "GPU"
+    assert found.plan.carried_to(graph).choices == found.plan.choices
