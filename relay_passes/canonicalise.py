@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.flat import layer_names, main_bindings, operator, rebuild
 from pimflow.relay_passes.flatten_products import FlattenProducts
 from pimflow.relay_passes.plain_activations import PlainActivations
 from pimflow.relay_passes.plain_axes import PlainAxes
@@ -27,11 +28,20 @@ class Canonicalise:
     where they are free, convolutions are NHWC with OHWI filters, and convolutions and matrix products
     keep the names they came with.
 
+    Parameters
+    ----------
+    pushed : dict of str to ndarray, optional
+        See `PushBias`; here by layer.
+
     Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.
     Preserves: values up to rounding, interface of ``main`` (its inputs and outputs stay NCHW).
     """
 
+    def __init__(self, pushed: dict[str, np.ndarray] | None = None):
+        self.pushed = {} if pushed is None else pushed
+
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        pushed: dict[str, np.ndarray] = {}
         names = [b.var.name for b in _anchors(mod)]
         transform = relax.transform
         mod = tvm.transform.Sequential(
@@ -53,7 +63,7 @@ class Canonicalise:
                 EvaluateConstants(),
                 transform.FoldConstant(),
                 FlattenProducts(),
-                PushBias(),
+                PushBias(pushed),
                 transform.CanonicalizeBindings(),
                 transform.DeadCodeElimination(["main"]),
             ]
@@ -62,6 +72,8 @@ class Canonicalise:
         if len(anchors) != len(names):
             return mod  # a layer was folded away or merged: the names no longer line up
         renamed = dict(zip(anchors, names))
+        layers = layer_names(mod)
+        self.pushed |= {layers.get(n, n): pushed[v.name] for v, n in renamed.items() if v.name in pushed}
 
         def rename(builder, var, value):
             return builder.emit(value, name_hint=renamed[var]) if var in renamed else None

@@ -35,6 +35,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
+    kept = {var for group in groups for var in group.kept}
     copied = copied_inputs(mod, views=views)
     regions, role_of = [], roles(mod)
     for group in groups:
@@ -49,14 +50,21 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        region = _region(layer, group, names, role_of.get(layer, ""))
+        region = _region(layer, group, names, kept, role_of.get(layer, ""))
         regions.append(replace(region, padding_copied=copied.get(group.title, "")))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
-    return RegionGraph(name=name, regions=tuple(regions), outputs=_outputs(mod, groups))
+    returned = _returned(mod)
+    outputs = {layer_name(mod, g.title): g.result for g in groups if returned & {b.var for b in g.bindings}}
+    return RegionGraph(
+        name=name,
+        regions=tuple(regions),
+        outputs=tuple(outputs),
+        kept_outputs=tuple(layer for layer, result in outputs.items() if result not in returned),
+    )
 
 
 def region_groups(mod: tvm.IRModule, *, views: bool = True) -> dict[str, KernelGroup]:
@@ -79,12 +87,11 @@ def _fixed(var: relax.Var) -> bool:
     return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
-def _outputs(mod: tvm.IRModule, groups: list[KernelGroup]) -> tuple[str, ...]:
-    """Names of the regions whose results ``main`` returns."""
+def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
+    """What ``main`` returns: a variable, and what that is another name or a tuple of."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
-    wanted = set(relax.analysis.free_vars(result)) | {body}
-    return tuple(layer_name(mod, g.title) for g in groups if wanted & {b.var for b in g.bindings})
+    return {body, *(() if isinstance(result, relax.Call) else relax.analysis.free_vars(result))}
 
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
@@ -103,7 +110,9 @@ def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
 
-def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: str) -> Region:
+def _region(
+    name: str, group: KernelGroup, names: dict[relax.Var, str], kept: set[relax.Var], role: str
+) -> Region:
     inside = {b.var for b in group.bindings}
     operands: list[relax.Var] = []
     weights = 0
@@ -113,7 +122,8 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
             if var not in inside and var not in operands:
                 operands.append(var)
         weights += sum(_elements(a) for a in getattr(binding.value, "args", ()))
-    operands.sort(key=lambda v: v not in _feeding(group))
+    feeding = _feeding(group)
+    operands.sort(key=lambda v: v not in feeding)
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
     alone = group.anchor is not None and not group.run
@@ -127,6 +137,8 @@ def _region(name: str, group: KernelGroup, names: dict[relax.Var, str], role: st
         epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]) if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),
+        operands=sum(v in feeding for v in operands) if geometry else 1,
+        kept_inputs=tuple(i for i, v in enumerate(operands) if v in kept),
         output_shape=shape(group.result),
         weight_elements=weights,
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),

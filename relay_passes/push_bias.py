@@ -17,10 +17,19 @@ class PushBias:
     its convolution, and PIM has nothing to leave undone. A bias is pushed only if every reader takes
     it, so no tensor is needed both with and without; the kernel that it ends in adds one anyway.
 
+    Parameters
+    ----------
+    pushed : dict of str to ndarray, optional
+        Filled with what was pushed through convolutions and products, by variable name: the bias of their
+        operand, by channel.
+
     Rewrite: ``conv2d(x + b, w) + c -> conv2d(x, w) + (w*b + c)``,
     ``(x + b) + (y + c) -> (x + y) + (b + c)``.
     Preserves: values up to rounding, names.
     """
+
+    def __init__(self, pushed: dict[str, np.ndarray] | None = None):
+        self.pushed = {} if pushed is None else pushed
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # read by what takes no bias
@@ -33,6 +42,8 @@ class PushBias:
             if not _linear(value):
                 return None
             base, offset = _pushed(value, offsets)
+            if operator(value) != "add" and value.args[0] in offsets:
+                self.pushed[var.name] = offsets[value.args[0]]
             if offset is None or (var in stuck and not offsets.keys() & set(value.args)):
                 return None
             # A variable of its own, since the base may have other readers, which see no bias.

@@ -51,6 +51,7 @@ LAYERS = (
         "devices",
         "profilers",
         "simulation",
+        "smaller_pool",
         "layer_order",
         "network_memory",
         "network_search",

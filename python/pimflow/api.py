@@ -34,7 +34,7 @@ from pimflow.c_code import c_network
 from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposed import activation_fusion, decomposition_choice, skip_optimisation
+from pimflow.decomposed import activation_fusion, decomposition_choice, onnx_export, skip_optimisation
 from pimflow.decomposed.calibration import Calibration, Data, agreement
 from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
@@ -63,6 +63,7 @@ fuse = fusion.fuse
 fuse_decomposed = fusion.fuse_decomposed
 select = primitive_selection.select
 execute_fused = fused_execution.execute
+export_decomposed = onnx_export.export_decomposed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +203,13 @@ def compile(
         require_primitives(target_system, (profiling or Profiling()).gpu)
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
-    activation_fusion.require_decomposed(fuse_activations, request)
     if calibration is not None and request is None:
         raise UsageError(
             "--calibration compares a decomposed network with the original: give --decompose too"
         )
     progress("loading")
     network = frontend.load(model, shapes, batch)
+    activation_fusion.require_decomposed(fuse_activations, request, network)
     samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)

@@ -20,6 +20,7 @@ from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError, UnknownNameError
 from pimflow.execution import infer, load, store
 from pimflow.hardware.system import PADDINGS
@@ -142,7 +143,7 @@ class Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        return cls(**table | {"graph": RegionGraph.of(table["graph"])})
+        return cls(**table | {"graph": stored_graph(table["graph"])})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -143,6 +143,7 @@ def _compile(args: argparse.Namespace) -> None:
     target_system = _system(args)
     select = select_command.options(args, args.select) if args.select else None
     if args.explain is not None:
+        arguments.require_explainable(args)
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
@@ -182,6 +183,29 @@ def _compile(args: argparse.Namespace) -> None:
         _print_json(compiled.report)
     else:
         print(report.table(compiled.report, args.output))
+
+
+def _decompose(args: argparse.Namespace) -> None:
+    from pimflow import api
+    from pimflow.decomposed.decomposition_report import export_text
+
+    with _progress(args.quiet) as progress, _profiling(args) as profiling:
+        found = api.export_decomposed(
+            args.model,
+            args.decompose,
+            args.output,
+            target_system=_system(args),
+            shapes=dict(zoo.parse_shape(text) for text in args.shape),
+            batch=args.batch,
+            calibration=args.calibration,
+            profiling=profiling,
+            progress=progress,
+            **_goal(args),
+        )
+    if args.json:
+        _print_json(found)
+    else:
+        print(export_text(found))
 
 
 def _profile(args: argparse.Namespace) -> None:
@@ -369,6 +393,7 @@ HANDLERS = {
     "memory": memory_command.run,
     "fuse": lambda args: fuse_command.run(args, bar),
     "select": lambda args: select_command.run(args, bar),
+    "decompose": _decompose,
     "models": _models,
     "devices": _devices,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,49 +11,21 @@ from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, StepGraph, reorder
 from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.reorder_layers import ReorderLayers, waits
+from pimflow.smaller_pool import Rewritten
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerOrder:
-    """A network in the order that its file has, and in another one.
+class LayerOrder(Rewritten):
+    """A network in the order that its file has, and in another one, which a plan may demand.
 
     Attributes
     ----------
-    given, network : Network
-        As it came, and in the order to take.
     order : Order
         Of live bytes in the storage type; a step a region, network inputs not counted. `order.order` is the
         order that was found, whether it is taken or not.
-    demanded : bool
-        Whether a plan says the order, so that it is taken whatever memory it needs.
-    kept_because : str
-        Why the given order is kept; empty if it is not.
-    pool_given_bytes, pool_bytes : int, optional
-        Pools of the whole network on the GPU in both orders, once `settled`.
     """
 
-    given: Network
-    network: Network
     order: Order
-    demanded: bool = False
-    kept_because: str = ""
-    pool_given_bytes: int | None = None
-    pool_bytes: int | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the order to take is another than the given one."""
-        return self.network is not self.given
-
-    def settled(self, pool_bytes: Callable[[Network], int]) -> LayerOrder:
-        """With the pools of both orders; an order that was searched for is taken if its pool is smaller."""
-        given_bytes = pool_bytes(self.given)
-        found_bytes = pool_bytes(self.network) if self.changed else given_bytes
-        pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
-        if not self.changed or self.demanded or found_bytes < given_bytes:
-            return pools
-        why = f"the pool would not shrink: {given_bytes} to {found_bytes} B"
-        return replace(pools, network=self.given, kept_because=why, pool_bytes=given_bytes)
 
     def summary(self) -> dict[str, Any]:
         """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""

@@ -83,10 +83,11 @@ def search(
     wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
     request, plan = requested(decompose), as_plan(plan)
     skip_optimisation.check_criterion(optimize_skips)
-    activation_fusion.require_decomposed(fuse_activations, request)
     on = target_system or system()
     costs = Costs(on, profiling or Profiling())
-    network, change = decomposed(frontend.load(model, shapes, batch), request)
+    network = frontend.load(model, shapes, batch)
+    activation_fusion.require_decomposed(fuse_activations, request, network)
+    network, change = decomposed(network, request)
     change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
     network = change.network if change else network
     optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)

@@ -15,6 +15,7 @@ from onnx import external_data_helper
 
 from pimflow import placement, zoo
 from pimflow.core.region import RegionGraph
+from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
 from pimflow.placement import Candidates, Costs, Profiling
 from pimflow.placement.cache import ResultCache, sources_digest
@@ -118,7 +119,7 @@ def region_graph(
     key = ("regions", sources_digest(READ_BY), contents, views, batch, tuple(sorted(shapes.items())))
     kept = cache.get([key]) if contents else {}
     if key in kept:
-        return RegionGraph.of(kept[key])
+        return stored_graph(kept[key])
     from pimflow import frontend
     from pimflow.relay_passes.extract_regions import extract_regions
 

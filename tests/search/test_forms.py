@@ -23,8 +23,11 @@ from pimflow.relay_passes.decompose import Decompose
 SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
 
 
-def branches() -> onnx.ModelProto:
-    """A stem beside a branch, two layers that read their concatenation, and the sum of these."""
+def branches(residual: bool = False) -> onnx.ModelProto:
+    """A stem beside a branch, two layers that read their concatenation, and the sum of these.
+
+    With a `residual`, the concatenation is added to what the first makes of it.
+    """
     draw, weights, nodes = np.random.default_rng(0), [], []
 
     def conv(x: str, name: str, oc: int, c: int, k: int) -> str:
@@ -37,13 +40,17 @@ def branches() -> onnx.ModelProto:
     stem = conv("x", "stem", 64, 16, 3)
     parts = [stem, conv(stem, "right", 64, 64, 3)]
     nodes.append(helper.make_node("Concat", parts, ["both"], name="both", axis=1))
-    ends = [conv("both", "first", 64, 128, 1), conv("both", "second", 64, 128, 3)]
+    wide = 128 if residual else 64
+    ends = [conv("both", "first", wide, 128, 1), conv("both", "second", wide, 128, 3)]
+    if residual:
+        nodes.append(helper.make_node("Add", ["first.c", "both"], ["first.s"], name="residual"))
+        ends[0] = "first.s"
     nodes.append(helper.make_node("Add", ends, ["y"], name="sum"))
     graph = helper.make_graph(
         nodes,
         "branches",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 28, 28))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 64, 28, 28))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, wide, 28, 28))],
         weights,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
@@ -85,17 +92,34 @@ def branched() -> Both:
     return Both(branches(), "tucker:0.4")
 
 
+@pytest.fixture(scope="module")
+def residual() -> Both:
+    return Both(branches(residual=True), "tucker:0.4")
+
+
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched):
-    assert toy.forms.free == tuple(toy.change.chains)
-    assert branched.forms.bound == ("first",), "its kernel stores the concatenation"
+    keeping = branched.forms.given.region("first")
+    assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs
     for both in (toy, branched):
+        assert both.forms.free == tuple(both.change.chains)
         for layers in both.mixtures():
             expected, found = both.graph(layers), both.forms.mixture(layers)
             assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
 
 
+def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(residual):
+    """The sum joins the kernel of an lconv, behind all that reads the concatenation; else it is its own."""
+    bound = residual.forms.bound
+    assert set(bound) == {"first", "second"}
+    for layers in residual.mixtures():
+        if len(set(bound).intersection(layers)) in (0, len(bound)):
+            expected, found = residual.graph(layers), residual.forms.mixture(layers)
+            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+
+
 @pytest.mark.parametrize(
-    ("name", "objective"), [("toy", "edp"), ("branched", "latency"), ("branched", "energy")]
+    ("name", "objective"),
+    [("toy", "edp"), ("branched", "latency"), ("branched", "energy")],
 )
 def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
     """The oracle searches a plan for every mixture: 32 and 16."""

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from pimflow.commands import fuse_command, memory_command, select_command
+from pimflow.errors import UsageError
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
@@ -47,12 +48,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     _decompose_option(sub)
     _fuse_option(sub)
-    sub.add_argument(
-        "--calibration",
-        metavar="FILE.npz",
-        help="with --decompose: samples by input name, and perhaps 'labels', on which the report compares "
-        "the decomposed network with the original",
-    )
+    _calibration_option(sub)
     sub.add_argument(
         "--select",
         metavar="measured|predicted|mixed|FILE",
@@ -63,6 +59,15 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "primitives are candidates of the plan, by its times",
     )
     select_command.choice_options(sub)
+
+    sub = command("decompose", "write a network with decomposed layers as ONNX, to be trained further")
+    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models') or .onnx file")
+    sub.add_argument("-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
+    _decompose_request(sub, required=True)
+    _calibration_option(sub)
+    _goal_options(sub)
+    _input_options(sub)
+    _system_options(sub)
 
     sub = command("profile", "time everything that a search needs, and keep it")
     sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
@@ -158,6 +163,22 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     return whole
 
 
+def require_explainable(args: argparse.Namespace) -> None:
+    """Raise `UsageError` if ``--explain`` is given with what it does not do."""
+    given = {
+        "--calibration": args.calibration,
+        "--emit-traces": args.emit_traces,
+        "--select": args.select,
+        "--tolerance": args.tolerance is not None,
+        "-o": args.output,
+    }
+    unused = [option for option, value in given.items() if value]
+    if unused:
+        raise UsageError(
+            f"--explain {args.explain} compiles, runs and writes nothing: leave out {', '.join(unused)}"
+        )
+
+
 def _goal_options(sub: argparse.ArgumentParser) -> None:
     """What a search is asked for."""
     sub.add_argument(
@@ -204,14 +225,30 @@ def _input_options(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _decompose_option(sub: argparse.ArgumentParser) -> None:
+def _calibration_option(sub: argparse.ArgumentParser) -> None:
+    """What a decomposed network is judged on."""
+    sub.add_argument(
+        "--calibration",
+        metavar="FILE.npz",
+        help="with --decompose: samples by input name, and perhaps 'labels', on which the report compares "
+        "the decomposed network with the original",
+    )
+
+
+def _decompose_request(sub: argparse.ArgumentParser, *, required: bool = False) -> None:
     """What changes the numbers that a network computes."""
     sub.add_argument(
         "--decompose",
+        required=required,
         metavar="METHOD:RANK[,first=keep][,fc=decompose][,where=pays]",
         help="layers into chains of smaller ones: METHOD is tucker, cp or tt; RANK a ratio, energy=SHARE, "
         "vbmf, or a .toml file; where=pays: only layers that the search finds cheaper so",
     )
+
+
+def _decompose_option(sub: argparse.ArgumentParser) -> None:
+    """Decomposition, and what works on decomposed layers."""
+    _decompose_request(sub)
     sub.add_argument(
         "--optimize-skips",
         action="store_true",
@@ -227,7 +264,8 @@ def _decompose_option(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--fuse-activations",
         action="store_true",
-        help="with --decompose: one kernel from the end of a chain over activation and pooling to the next",
+        help="of a decomposed network: one kernel from the end of a chain over activation and pooling to the "
+        "next",
     )
 
 

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pimflow.core.liveness import Buffers, Liveness
 from pimflow.core.ranges import RangeMap
@@ -229,10 +228,14 @@ class Region:
     epilogue : tuple of str
         Operators after the convolution (bias, residual add, activation), in order.
     inputs : tuple of str
-        Producing regions, or ``"%name"`` of graph inputs: the anchor's operand first, then those of
+        Producing regions, or ``"%name"`` of graph inputs: the anchor's operands first, then those of
         the epilogue.
     input_shapes : tuple of tuple of int
         Their shapes.
+    operands : int
+        How many of `inputs` the anchor reads, itself or through what is fused before it.
+    kept_inputs : tuple of int
+        Positions of those `inputs` that are no results, but what their regions keep beside them.
     output_shape : tuple of int
     weight_elements : int
     kept_elements : int
@@ -258,6 +261,8 @@ class Region:
     epilogue: tuple[str, ...] = ()
     inputs: tuple[str, ...]
     input_shapes: tuple[tuple[int, ...], ...]
+    operands: int = 1
+    kept_inputs: tuple[int, ...] = ()
     output_shape: tuple[int, ...]
     weight_elements: int = 0
     kept_elements: int = 0
@@ -280,6 +285,16 @@ class Region:
     def input_elements(self) -> tuple[int, ...]:
         return tuple(math.prod(shape) for shape in self.input_shapes)
 
+    @property
+    def results_read(self) -> tuple[str, ...]:
+        """Of `inputs`, those whose results it reads."""
+        return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)
+
+    @property
+    def first_result(self) -> str:
+        """Whose result its first input is; empty if it is what a region keeps beside its own."""
+        return "" if 0 in self.kept_inputs else self.inputs[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RegionGraph:
@@ -291,7 +306,9 @@ class RegionGraph:
         Of the network.
     regions : tuple of Region
     outputs : tuple of str
-        Regions whose results the network returns.
+        Regions of which the network returns something.
+    kept_outputs : tuple of str
+        Those of them whose own results it does not return, but what they keep beside them.
     runs : tuple of tuple of str
         Regions, one behind the other, that may be one kernel on the GPU.
     fusible : tuple of str
@@ -303,13 +320,7 @@ class RegionGraph:
     outputs: tuple[str, ...]
     runs: tuple[tuple[str, ...], ...] = ()
     fusible: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> RegionGraph:
-        """From what `dataclasses.asdict` makes of one, through JSON or not."""
-        regions = tuple(_region(region) for region in plain["regions"])
-        more = {name: _frozen(list(plain.get(name, ()))) for name in ("runs", "fusible")}
-        return cls(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]), **more)
+    kept_outputs: tuple[str, ...] = ()
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""
@@ -323,13 +334,21 @@ class RegionGraph:
 
     @functools.cached_property
     def consumers(self) -> dict[str, tuple[str, ...]]:
-        """By region, the regions that read its result, once for each operand."""
-        readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
-        for region in self.regions:
-            for name in region.inputs:
-                if name in readers:
-                    readers[name].append(region.name)
-        return {name: tuple(found) for name, found in readers.items()}
+        """By region, the regions that read its result."""
+        return self._reading({region.name: region.results_read for region in self.regions})
+
+    @functools.cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """By region, the regions that read its result or what it keeps beside it, once for each."""
+        return self._reading({region.name: region.inputs for region in self.regions})
+
+    def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {region.name: [] for region in self.regions}
+        for reader, names in reads.items():
+            for name in names:
+                if name in found:
+                    found[name].append(reader)
+        return {name: tuple(readers) for name, readers in found.items()}
 
     def tensor_bytes(self, dtype: str) -> dict[str, int]:
         """Of the graph's inputs and the regions' results, with what each stores beside its own."""
@@ -376,18 +395,4 @@ class RegionGraph:
     @property
     def digest(self) -> str:
         """Of everything a plan depends on: names, shapes, order. Weights do not matter."""
-        return hashlib.sha256(repr((self.regions, self.outputs)).encode()).hexdigest()[:16]
-
-
-def _region(plain: Mapping[str, Any]) -> Region:
-    fields = {name: _frozen(value) for name, value in plain.items()}
-    for kind in ("geometry", "pooling"):
-        if plain.get(kind) is not None:
-            geometry = {name: _frozen(value) for name, value in plain[kind].items()}
-            fields[kind] = ConvGeometry(**geometry)
-    return Region(**fields)
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+        return hashlib.sha256(repr((self.regions, self.outputs, self.kept_outputs)).encode()).hexdigest()[:16]

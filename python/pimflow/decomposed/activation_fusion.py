@@ -10,14 +10,14 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.relay_passes.flat import fused
+from pimflow.relay_passes.flat import fused, roles
 from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
 from pimflow.relay_passes.separate_phases import SeparatePhases
 
 
-def require_decomposed(fuse_activations: bool, decompose: object) -> None:
-    """Raise `UsageError` if activations of a network as it is are to be fused: it has no chains."""
-    if fuse_activations and not decompose:
+def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
+    """Raise `UsageError` if activations are to be fused of a network that has no chains, and gets none."""
+    if fuse_activations and not decompose and not roles(network.module):
         raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
 
 

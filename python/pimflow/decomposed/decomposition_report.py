@@ -41,6 +41,18 @@ def agreement_text(part: dict[str, Any]) -> str:
     return f"{text} ({part['samples']} samples)"
 
 
+def export_text(part: dict[str, Any]) -> str:
+    """What was written, and how far it is from what pimflow makes of it."""
+    lines = [decomposition_text(part)]
+    if part["calibration"]:
+        lines.append(agreement_text(part["calibration"]))
+    lines.append(
+        f"{part['output']}: {part['nodes']} nodes, {part['bytes'] / 1e6:.3f} MB; outputs within "
+        f"{part['export_error']:.1e} of the largest value of those of the network that pimflow compiles"
+    )
+    return "\n".join(lines)
+
+
 def skips_text(part: dict[str, Any]) -> str:
     """What became of the skip connections of a decomposed network."""
     if not part["changed"]:

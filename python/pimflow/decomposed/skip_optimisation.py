@@ -21,6 +21,7 @@ from pimflow.relay_passes.layer_flops import flops
 from pimflow.relay_passes.merge_lconvs import MergeLconvs, merge_sites
 from pimflow.relay_passes.optimize_skips import DISTANCE, Skip, copied, skips
 from pimflow.relay_passes.split_concat import SplitConcat, split_sites
+from pimflow.smaller_pool import Rewritten
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
@@ -33,13 +34,11 @@ TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipOptimisation:
-    """A decomposed network before and after.
+class SkipOptimisation(Rewritten):
+    """A decomposed network before and after; the criterion ``paper`` demands what it finds.
 
     Attributes
     ----------
-    given, network : Network
-        As it came, and as it is to be.
     criterion : str
         One of `CRITERIA`.
     copies : tuple of Skip
@@ -56,14 +55,8 @@ class SkipOptimisation:
         `layer_flops.flops` of both networks.
     weight_bytes : int
         Of `network`: merged layers have zeros in their filters.
-    kept_because : str
-        Why the network stays as it came; empty if it does not.
-    pool_given_bytes, pool_bytes : int, optional
-        Pools of both, once `settled`.
     """
 
-    given: Network
-    network: Network
     criterion: str
     copies: tuple[Skip, ...]
     transformation: str
@@ -73,32 +66,16 @@ class SkipOptimisation:
     flops_given: int
     flops: int
     weight_bytes: int
-    kept_because: str = ""
-    pool_given_bytes: int | None = None
-    pool_bytes: int | None = None
 
-    @property
-    def changed(self) -> bool:
-        return self.network is not self.given
-
-    def settled(self, pool_bytes: Callable[[Network], int]) -> SkipOptimisation:
-        """With the pools of both networks; by the criterion ``pool``, the smaller one is taken."""
-        given_bytes = pool_bytes(self.given)
-        found_bytes = pool_bytes(self.network) if self.changed else given_bytes
-        pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
-        if not self.changed or self.criterion == "paper" or found_bytes < given_bytes:
-            return pools
+    def undone(self, why: str) -> SkipOptimisation:
         return replace(
-            pools,
-            network=self.given,
+            super().undone(why),
             copies=(),
             transformation="",
             sites=(),
             folded=(),
             flops=self.flops_given,
             weight_bytes=relax_module.weight_bytes(self.given.module),
-            kept_because=f"the pool would not shrink: {given_bytes} to {found_bytes} B",
-            pool_bytes=given_bytes,
         )
 
     def summary(self) -> dict[str, Any]:
@@ -187,6 +164,7 @@ def find(
     return SkipOptimisation(
         given=network,
         network=replace(network, module=form.module) if changed else network,
+        demanded=criterion == "paper",
         criterion=criterion,
         copies=form.copies,
         transformation=form.transformation,

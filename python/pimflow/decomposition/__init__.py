@@ -13,7 +13,17 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.request import Request
 from pimflow.errors import DecompositionError
 
-__all__ = ["Decomposed", "Link", "RankRule", "Request", "Upsampling", "check", "decomposable", "decompose"]
+__all__ = [
+    "Decomposed",
+    "Link",
+    "RankRule",
+    "Request",
+    "Upsampling",
+    "check",
+    "decomposable",
+    "decompose",
+    "joined",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +140,7 @@ def decompose(
     """
     check(layer, method, geometry, rule, upsampling)
     scale = upsampling.scale if upsampling else (1, 1)
-    groups = [_joined(each.astype(np.float64), scale) for each in np.split(filters, geometry.groups)]
+    groups = [joined(each.astype(np.float64), scale) for each in np.split(filters, geometry.groups)]
     ranks = factors.ranks(method, groups, rule)
     chains = [factors.factorise(method, each, ranks) for each in groups]
     missing = sum(_distance(each, chain) for each, chain in zip(groups, chains))
@@ -146,7 +156,7 @@ def decompose(
     )
 
 
-def _joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+def joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
     """A group's filter [(row, column, OC), KH, KW, C] as a transposed convolution's, [OC, KH*s, KW*s, C]."""
     (sh, sw), (oc, kh, kw, c) = scale, filters.shape
     phases = filters.reshape(sh, sw, oc // (sh * sw), kh, kw, c)
@@ -154,7 +164,7 @@ def _joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
 
 
 def _phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
-    """What `_joined` joined, apart again."""
+    """What `joined` joined, apart again."""
     (sh, sw), (oc, kh, kw, c) = scale, core.shape
     phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
     return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)

@@ -28,6 +28,7 @@ from pimflow.frontend.onnx_rewrites import (
     plainer,
     without_weights,
 )
+from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.relax_module import canonical, last_line
 from pimflow.relay_passes.flat import operator, shape
@@ -36,8 +37,8 @@ WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # where a mapping may begin
 
 
-def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
-    """An ONNX network with fixed shapes in canonical Relax form; see `Canonicalise`.
+def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = None) -> tvm.IRModule:
+    """An ONNX network with fixed shapes in canonical Relax form; see `Canonicalise`, and for `pushed` too.
 
     Raises
     ------
@@ -45,7 +46,8 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
         depends on shapes only.
     """
-    return _as_given_or_plainer(model, lambda *m: canonical(_import(*m), model.graph.name))
+    mod = _as_given_or_plainer(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
+    return with_stored_roles(mod, model)
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:

@@ -17,13 +17,17 @@ from pimflow.frontend.reference import Reference, Run
 from pimflow.relay_passes.canonicalise import Canonicalise
 
 
-def canonical(mod: tvm.IRModule, name: str = "module") -> tvm.IRModule:
+def canonical(
+    mod: tvm.IRModule, name: str = "module", pushed: dict[str, np.ndarray] | None = None
+) -> tvm.IRModule:
     """`mod` in canonical form; see `Canonicalise`.
 
     Parameters
     ----------
     name : str
         Of the network, for messages.
+    pushed : dict of str to ndarray, optional
+        See `Canonicalise`.
 
     Raises
     ------
@@ -34,7 +38,7 @@ def canonical(mod: tvm.IRModule, name: str = "module") -> tvm.IRModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return Canonicalise()(mod)
+            return Canonicalise(pushed)(mod)
         except PimflowError:
             raise
         except Exception as error:  # passes raise whatever their operators raise

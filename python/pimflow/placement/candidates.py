@@ -24,7 +24,7 @@ from pimflow.primitives import primitive as primitive_of
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler
 
-COST_MODEL = "6"
+COST_MODEL = "7"
 
 
 class Candidates:
@@ -305,14 +305,15 @@ class Candidates:
         It may if the first region that reads the result reads it through its anchor, or is the only
         one, and takes no parts or joins any: `relay_passes.kernel_groups` fuses just that.
         """
-        consumers = self.graph.consumers[region.name]
-        if region.name in self.graph.outputs or not consumers:
+        graph, consumers = self.graph, self.graph.consumers[region.name]
+        returned = region.name in graph.outputs and region.name not in graph.kept_outputs
+        if returned or not consumers:
             return False
-        first = self.graph.region(consumers[0])
+        first = graph.region(consumers[0])
         before = first.prologue if first.geometry else first.operators
         if first.view or not set(GATHERS).isdisjoint(before):
             return False
-        return first.inputs[0] == region.name and (first.anchored or len(consumers) == 1)
+        return first.first_result == region.name and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""

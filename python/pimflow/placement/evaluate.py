@@ -120,7 +120,7 @@ def advance(
         free_ns[task.resource] = ends[-1]
         placed.append((task, start_ns))
     end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
-    ready_ns = moment.ready_ns | {candidate.covers[-1]: end_ns}
+    ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
     after = steps.after(graph, candidate, moment.state)
     return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
@@ -39,7 +39,7 @@ class Forms:
     def free(self) -> tuple[str, ...]:
         """Layers whose form concerns nobody else: their chain stands where they stood, alike to all others.
 
-        It does not where a kernel of the layer stores what others read, such as a concatenation.
+        What a layer keeps for others, such as a concatenation, its ``fconv`` keeps.
         """
         return tuple(layer for layer in self.chains if self._exchangeable(layer))
 
@@ -56,24 +56,33 @@ class Forms:
         order = [region.name for region in self.decomposed.regions]
         begin, graph = order.index(chain[0]), self.decomposed
         in_a_row = tuple(order[begin : begin + len(chain)]) == chain and all(
-            after.inputs[0] == before.name
+            after.first_result == before.name
             and graph.consumers[before.name] == (after.name,)
             and before.name not in graph.outputs
             for before, after in itertools.pairwise(links)
         )
         first, last = links[0], links[-1]
-        operands = tuple(
-            self._given_name(name) for link in links for name in link.inputs if name not in chain
-        )
-        readers = [self._given_name(name) for name in graph.consumers[last.name]]
+        operands = [
+            (self._given_name(name), *rest)
+            for link in links
+            for name, *rest in _operands(link)
+            if name not in chain
+        ]
         return (
             in_a_row
-            and operands == whole.inputs
-            and readers == list(self.given.consumers[layer])
-            and first.prologue == whole.prologue
-            and not any(region.kept_elements for region in (whole, *links))
+            and operands == _operands(whole)
+            and self._alike(graph.consumers[last.name], self.given.consumers[layer])
+            and self._alike(_kept_readers(graph, first.name), _kept_readers(self.given, layer))
+            and layer not in self.given.kept_outputs
+            and (first.prologue, first.operands) == (whole.prologue, whole.operands)
+            and first.kept_elements == whole.kept_elements
+            and not any(link.kept_elements for link in links[1:])
             and _left_undone(last) == _left_undone(whole)
         )
+
+    def _alike(self, decomposed: Sequence[str], given: Sequence[str]) -> bool:
+        """Whether regions of both graphs do the same."""
+        return [self._given_name(name) for name in decomposed] == list(given)
 
     def _given_name(self, name: str) -> str:
         """Of a region of `decomposed`, what does the same in `given`."""
@@ -95,10 +104,11 @@ class Forms:
             return self.decomposed
         whole = all(there[layer] for layer in self.bound)
         base, other = (self.decomposed, self.given) if whole else (self.given, self.decomposed)
-        names = {
-            (self.chains[layer][-1] if whole else layer): self.chains[layer][-1] if there[layer] else layer
-            for layer in self.free
-        }
+        # By the region that has a layer's result in the one, or what it keeps, the one in the other.
+        results, kept = (
+            {(self.chains[x][at] if whole else x): self.chains[x][at] if there[x] else x for x in self.free}
+            for at in (-1, 0)
+        )
         regions: list[Region] = []
         for region in base.regions:
             layer = self._layer_of.get(region.name, region.name)
@@ -106,34 +116,62 @@ class Forms:
                 regions.append(region)
             elif region.name == (self.chains[layer][0] if whole else layer):
                 regions += self._exchanged(layer, base, other)
-        regions = [replace(r, inputs=tuple(names.get(name, name) for name in r.inputs)) for r in regions]
-        kept = {region.name for region in regions}
+        known = {region.name for region in regions}
         return RegionGraph(
             name=base.name,
-            regions=tuple(regions),
-            outputs=tuple(names.get(name, name) for name in base.outputs),
-            runs=tuple(run for run in self.decomposed.runs if kept.issuperset(run)),
+            regions=tuple(
+                _renamed(region, lambda name, keeps: (kept if keeps else results).get(name, name))
+                for region in regions
+            ),
+            outputs=tuple(results.get(name, name) for name in base.outputs),
+            kept_outputs=base.kept_outputs,
+            runs=tuple(run for run in self.decomposed.runs if known.issuperset(run)),
         )
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
         """What does `layer` in `other`, reading what it reads in `base`."""
-        here, there = self._doing(layer, base), self._doing(layer, other)
-        operands = [name for region in here for name in region.inputs if name not in self.chains[layer]]
-        if len(there) == 1:
-            return [replace(there[0], inputs=tuple(operands))]
-        own = [name for region in there for name in region.inputs if name not in self.chains[layer]]
-        names = dict(zip(own, operands, strict=True))
-        return [replace(r, inputs=tuple(names.get(name, name) for name in r.inputs)) for r in there]
+        here, there = (
+            [
+                (name, keeps)
+                for region in self._doing(layer, graph)
+                for name, keeps, _ in _operands(region)
+                if name not in self.chains[layer]
+            ]
+            for graph in (base, other)
+        )
+        names = {own: name for own, (name, _) in zip(there, here, strict=True)}
+        return [
+            _renamed(region, lambda name, keeps: names.get((name, keeps), name))
+            for region in self._doing(layer, other)
+        ]
 
     def _doing(self, layer: str, graph: RegionGraph) -> list[Region]:
         names = self.chains[layer] if graph is self.decomposed else (layer,)
         return [graph.region(name) for name in names]
 
 
+def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Names of what it reads, whether that is kept beside a result, and shapes."""
+    return [
+        (name, i in region.kept_inputs, shape)
+        for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
+    ]
+
+
+def _kept_readers(graph: RegionGraph, name: str) -> list[str]:
+    """Who reads what `name` keeps beside its result."""
+    return [r.name for r in graph.regions for read, keeps, _ in _operands(r) if keeps and read == name]
+
+
+def _renamed(region: Region, new: Callable[[str, bool], str]) -> Region:
+    """`region`, reading what `new` says by name, and whether that is kept beside a result."""
+    return replace(region, inputs=tuple(new(name, keeps) for name, keeps, _ in _operands(region)))
+
+
 def _left_undone(region: Region) -> tuple[object, ...]:
     """All that decides what it costs to finish a result that PIM has left."""
     results = region.geometry and region.geometry.pixels * region.geometry.oc
-    return region.output_shape, results, region.input_elements[1:]
+    return region.output_shape, results, region.input_elements[region.operands :]
 
 
 @dataclass(frozen=True, kw_only=True)

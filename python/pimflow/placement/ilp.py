@@ -179,7 +179,7 @@ class _Program:
                     self._wait(left, self._ready(name), delayed, always=False)
 
     def _results(self, position: int) -> None:
-        ending = self._those(lambda v: v.last == position)
+        ending = self._those(lambda v: position in v.ends_at)
         ready = self._ready(self.problem.graph.regions[position].name)
         self._wait(ready, None, _delayed(ending, START, END), always=True)
         for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):
@@ -246,7 +246,7 @@ class _Program:
             for (source, sink), ns in v.delays_ns.items():
                 leaves[sink] = max(leaves[sink], before[source] + ns)
             late_ns = (ready_ns.get(name, 0.0) for name in v.late)
-            ready_ns[v.candidate.covers[-1]] = max(leaves.pop(END), *late_ns, 0.0)
+            ready_ns |= dict.fromkeys(v.candidate.covers, max(leaves.pop(END), *late_ns, 0.0))
             free_ns = leaves
         return max(ready_ns.values())
 

@@ -146,8 +146,8 @@ def _unstaged(region: Region) -> str:
 
 
 def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
-    alone = graph.consumers[before.name] == (after.name,) and before.name not in graph.outputs
-    return alone and after.inputs[0] == before.name
+    alone = graph.readers[before.name] == (after.name,) and before.name not in graph.outputs
+    return alone and after.first_result == before.name
 
 
 def _of(maker: Candidates, pipeline: Pipeline) -> Run:

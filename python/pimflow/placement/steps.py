@@ -32,8 +32,9 @@ class State:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
 
-    A run stands at its first region, and nobody else reads what is inside. Of a pipeline, each region reads
-    the one before through its first input, and nobody else does.
+    A run stands at its first region, and nobody else reads what is inside, but what a layer in another form
+    keeps beside its result too. Of a pipeline, each region reads the one before through its first input, and
+    nobody else does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -41,12 +42,13 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
             inside = {region.name for region in run}
+            reading = graph.consumers if candidate.form else graph.readers
+            returned = set(graph.outputs).difference(graph.kept_outputs if candidate.form else ())
             closed = all(
-                inside.issuperset(graph.consumers[region.name]) and region.name not in graph.outputs
-                for region in run[:-1]
+                inside.issuperset(reading[region.name]) and region.name not in returned for region in run[:-1]
             )
             chained = candidate.rewrite.mode != "PIPELINE" or all(
-                after.inputs[0] == before.name and graph.consumers[before.name] == (after.name,)
+                after.first_result == before.name and graph.consumers[before.name] == (after.name,)
                 for before, after in itertools.pairwise(run)
             )
             if tuple(region.name for region in run) != candidate.covers or not (closed and chained):
@@ -58,6 +60,12 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
     if len(candidate.covers) == 1:
         return graph.region(candidate.covers[0]).inputs
     names = [name for region in candidate.covers for name in graph.region(region).inputs]
+    return tuple(name for name in names if name not in candidate.covers)
+
+
+def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
+    """Of `reads`, regions whose results a candidate reads, not what they keep beside these."""
+    names = [name for region in candidate.covers for name in graph.region(region).results_read]
     return tuple(name for name in names if name not in candidate.covers)
 
 
@@ -76,18 +84,19 @@ def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> 
         return frozenset()
     region = candidate.form or graph.region(candidate.covers[0])
     found = frozenset(late_operands(region)) - {region.inputs[0]}
-    return frozenset() if found.intersection(pending) else found
+    taken = found.intersection(pending).intersection(results_read(graph, candidate))
+    return frozenset() if taken else found
 
 
 def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     """Whether `candidate` may be part of the PIM submission before it."""
-    return bool(state.on_pim) and graph.region(candidate.covers[0]).inputs[0] == state.on_pim
+    return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
     """The state that `candidate` leaves, done in `state`."""
     last = candidate.covers[-1]
-    pending = state.pending.difference(reads(graph, candidate))
+    pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
         pending |= {last}
     return State(pending=pending, on_pim=last if candidate.stays_on_pim else "")
@@ -95,7 +104,7 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
-    read = sorted(state.pending.intersection(reads(graph, candidate)))
+    read = sorted(state.pending.intersection(results_read(graph, candidate)))
     return joined(table, candidate, read, goes_on(graph, candidate, state))
 
 

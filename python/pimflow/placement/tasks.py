@@ -95,8 +95,12 @@ class Tasks:
 
     def prologue(self, region: Region) -> Task:
         """The kernel that applies what the GPU would have fused before the convolution."""
-        moved = region.input_elements[0] * ELEMENT_BYTES[self.system.dtype]
-        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        g, element = region.geometry, ELEMENT_BYTES[self.system.dtype]
+        kernel = Kernel(
+            kind="stream",
+            input_bytes=_before_elements(region) * element,
+            output_bytes=g.n * g.h * g.w * g.c * element,
+        )
         return self.gpu(f"{region.name} ({', '.join(region.prologue)})", kernel)
 
     def padding(self, region: Region, split: Split) -> list[Task]:
@@ -147,7 +151,8 @@ class Tasks:
     def _epilogue_bytes(self, region: Region, sums: int = 1) -> int:
         # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
         returned = sums * region.geometry.pixels * region.geometry.oc
-        return (returned + sum(region.input_elements[1:])) * ELEMENT_BYTES[self.system.dtype]
+        added = sum(region.input_elements[region.operands :])
+        return (returned + added) * ELEMENT_BYTES[self.system.dtype]
 
     def _stream(self, region: Region, read_bytes: int, written_bytes: int) -> EdgeCost:
         if not self.system.charges("epilogue") or not (read_bytes or written_bytes):
@@ -180,8 +185,7 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         return _part_kernel(region.geometry, dtype, split, symmetric)
     output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
-        residual_bytes = sum(region.input_elements[1:]) * element
-        kernel = convolution_kernel(region.geometry, dtype, residual_bytes)
+        kernel = convolution_kernel(region.geometry, dtype, _beside_elements(region) * element)
         return replace(kernel, output_bytes=output_bytes)
     return Kernel(
         kind="stream",
@@ -190,6 +194,19 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         weight_bytes=region.weight_elements * element,
         output_bytes=output_bytes,
     )
+
+
+def _before_elements(region: Region) -> int:
+    """What is read for the input of a convolution: of each operand, which may be sliced, at most as much."""
+    g = region.geometry
+    return sum(min(read, g.n * g.h * g.w * g.c) for read in region.input_elements[: region.operands])
+
+
+def _beside_elements(region: Region) -> int:
+    """What the kernel of a convolution reads beside as many elements as this has inputs."""
+    g = region.geometry
+    before = max(_before_elements(region) - g.n * g.h * g.w * g.c, 0)
+    return before + sum(region.input_elements[region.operands :])
 
 
 # Asked of hundreds of splits of a layer, in every search of a network.

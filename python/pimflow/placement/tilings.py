@@ -173,8 +173,8 @@ class Tilings:
         """Whether nobody else reads what is between."""
         names = {region.name for region in self.graph.regions[begin:end]}
         return all(
-            names.issuperset(self.graph.consumers[region.name])
-            and self.graph.consumers[region.name]
+            names.issuperset(self.graph.readers[region.name])
+            and self.graph.readers[region.name]
             and region.name not in self.graph.outputs
             for region in self.graph.regions[begin : end - 1]
         )

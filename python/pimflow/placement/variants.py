@@ -52,6 +52,12 @@ class Variant:
     energy_pj: float
 
     @property
+    def ends_at(self) -> tuple[int, ...]:
+        """Positions of the regions whose tensors are there when it has ended, for others to read."""
+        keeps = self.candidate.form is not None and self.candidate.form.kept_elements
+        return (self.begin, self.last) if keeps else (self.last,)
+
+    @property
     def leaves(self) -> str:
         """What its last region is left as."""
         if self.candidate.output.pending:
@@ -126,10 +132,10 @@ class Problem:
         return [variant for variant in found if id(variant) in kept]
 
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
-        reads = steps.reads(self.graph, candidate)
+        reads, results = steps.reads(self.graph, candidate), steps.results_read(self.graph, candidate)
         last = position + len(candidate.covers) - 1
         here = [
-            n for n in dict.fromkeys(reads) if n in self.order and position <= self.first_reader(n) <= last
+            n for n in dict.fromkeys(results) if n in self.order and position <= self.first_reader(n) <= last
         ]
         given = [name for name in here if name in self.state.pending]
         maybe = [name for name in here if name in self.may_pend]
@@ -157,7 +163,7 @@ class Problem:
 
     def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
         before = self.graph.regions[position - 1].name if position else ""
-        if self.graph.regions[position].inputs[0] != before or candidate.continued() is candidate:
+        if self.graph.regions[position].first_result != before or candidate.continued() is candidate:
             return (None,)
         if position == self.segment[0]:
             return (self.state.on_pim == before,)

@@ -23,10 +23,12 @@ def apart(graph: RegionGraph) -> RegionGraph:
     regions: list[Region] = []
     joined: dict[tuple[str, tuple[int, ...]], str] = {}
     for region in graph.regions:
-        inputs = tuple(
-            joined.get((name, shape), name) for name, shape in zip(region.inputs, region.input_shapes)
+        found = {i: joined.get((region.inputs[i], region.input_shapes[i])) for i in region.kept_inputs}
+        region = replace(
+            region,
+            inputs=tuple(found.get(i) or name for i, name in enumerate(region.inputs)),
+            kept_inputs=tuple(i for i, name in found.items() if not name),
         )
-        region = replace(region, inputs=inputs)
         operands = _concatenated(region)
         if operands:
             layer = region.geometry
@@ -39,16 +41,18 @@ def apart(graph: RegionGraph) -> RegionGraph:
                     operators=("concat",),
                     inputs=region.inputs[:operands],
                     input_shapes=region.input_shapes[:operands],
+                    kept_inputs=tuple(i for i in region.kept_inputs if i < operands),
                     output_shape=shape,
                     anchored=False,
                 )
             )
-            if shape != region.output_shape:
-                joined[region.name, shape] = name
+            joined[region.name, shape] = name
             region = replace(
                 region,
                 inputs=(name, *region.inputs[operands:]),
                 input_shapes=(shape, *region.input_shapes[operands:]),
+                operands=region.operands - operands + 1,
+                kept_inputs=tuple(i - operands + 1 for i in region.kept_inputs if i >= operands),
                 prologue=tuple(op for op in region.prologue if op != "concat"),
                 operators=tuple(op for op in region.operators if op != "concat"),
                 kept_elements=max(0, region.kept_elements - math.prod(shape)),

@@ -1,0 +1,30 @@
+"""Regions from what files have of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+
+
+def stored_graph(plain: Mapping[str, Any]) -> RegionGraph:
+    """From what `dataclasses.asdict` makes of one, through JSON or not."""
+    regions = tuple(_region(region) for region in plain["regions"])
+    optional = ("runs", "fusible", "kept_outputs")
+    more = {name: _frozen(list(plain.get(name, ()))) for name in optional}
+    return RegionGraph(name=plain["name"], regions=regions, outputs=tuple(plain["outputs"]), **more)
+
+
+def _region(plain: Mapping[str, Any]) -> Region:
+    fields = {name: _frozen(value) for name, value in plain.items()}
+    for kind in ("geometry", "pooling"):
+        if plain.get(kind) is not None:
+            geometry = {name: _frozen(value) for name, value in plain[kind].items()}
+            fields[kind] = ConvGeometry(**geometry)
+    return Region(**fields)
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

@@ -1,0 +1,148 @@
+"""Decomposed networks as ONNX models: trained further elsewhere, they come back as any other model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError
+
+from pimflow import frontend, zoo
+from pimflow.decomposed.calibration import Calibration, Data, agreement
+from pimflow.decomposed.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested
+from pimflow.decomposed.decomposition_choice import settled
+from pimflow.decomposed.onnx_chains import with_chains
+from pimflow.errors import ArtifactError, UsageError, VerificationError
+from pimflow.frontend import onnx_graph
+from pimflow.hardware import System, system
+from pimflow.memory.csv_form import replace_file
+from pimflow.output_error import relative_error
+from pimflow.placement import Costs, Goal, Profiling
+from pimflow.relay_passes.decompose import decomposable_layers
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
+# Of `relative_error`, what the order of sums may make between ONNX Runtime and TVM, both in fp32; assumed.
+EXPORT_BOUND = 1e-4
+
+
+def export_decomposed(
+    model: Model,
+    request: Decomposing,
+    out: str | os.PathLike,
+    *,
+    target_system: System | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    calibration: Data | None = None,
+    profiling: Profiling | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    **goal: Any,
+) -> dict[str, Any]:
+    """Decompose layers of an ONNX model, and write it as an ONNX model.
+
+    All but the decomposed layers is as it was: other nodes and weights, batch norms, and dimensions that the
+    model leaves open. What is written is run by ONNX Runtime beside the network that pimflow would compile.
+
+    Parameters
+    ----------
+    model : str, path or ModelProto
+        See `frontend.load`.
+    request : Request or str
+        See `network_search.search`.
+    out : path
+        Model to write; a file that is there is replaced.
+    target_system, profiling, **goal
+        What ``where=pays`` chooses layers by; see `network_search.search`.
+    calibration : path, or mapping of str to ndarray, optional
+        See `api.compile`.
+
+    Returns
+    -------
+    dict
+        `DecomposedNetwork.summary`, and ``output``, ``nodes``, ``bytes`` of what was written, and
+        ``export_error``: how far its outputs are from those of the network that pimflow compiles.
+
+    Raises
+    ------
+    UsageError
+        If `model` is no ONNX model, or there is nothing to decompose.
+    UnsupportedOpError
+        If a layer is none that a chain of nodes can stand for.
+    VerificationError
+        If the outputs differ; nothing is written.
+    """
+    wanted, request = Goal(**goal), requested(request)
+    if not frontend.is_onnx(model):
+        raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
+    on = target_system or system()
+    progress("loading")
+    proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    network = frontend.load(proto)
+    samples = None if calibration is None else Calibration.read(calibration, network)
+    change = decompose(network, request, progress)
+    costs = Costs(on, profiling or Profiling())
+    change = settled(change, on, costs, wanted, progress=progress)
+    if not change.layers:
+        raise UsageError(
+            f"'{request.text}' leaves all layers of '{network.name}' as they are: nothing to write"
+        )
+    pushed: dict[str, np.ndarray] = {}
+    given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))
+    written = with_chains(proto, change.layers, {layer.name: layer for layer in given}, pushed)
+    progress("comparing outputs")
+    inputs = network.example_inputs()
+    expected = change.network.reference(inputs)
+    error = _error(written, change, expected)
+    found = change.summary(inputs, expected)
+    if samples is not None:
+        progress(f"comparing {samples.samples} samples")
+        found["calibration"] = agreement(samples, change)
+    _open_dims(model, written)
+    data = _bytes(written, out)
+    replace_file(out, data)
+    return found | {
+        "output": os.fspath(out),
+        "nodes": len(written.graph.node),
+        "bytes": len(data),
+        "export_error": error,
+    }
+
+
+def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: list) -> float:
+    """How far the outputs of `written` are; raises `VerificationError` if that is too far."""
+    outputs = onnx_graph.reference(written)(change.original.example_inputs())
+    error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
+    if not error <= EXPORT_BOUND:
+        raise VerificationError(
+            f"'{change.original.name}': outputs of what was to be written differ from the decomposed "
+            f"network's by {error:.1e} of the largest value, more than {EXPORT_BOUND:g}; decompose fewer "
+            "layers"
+        )
+    return error
+
+
+def _open_dims(model: Model, written: onnx.ModelProto) -> None:
+    """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
+    if isinstance(model, str) and model in zoo.names():
+        return  # which have no open ones
+    declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    for name in ("input", "output"):
+        shapes = {value.name: value.type.tensor_type for value in getattr(declared.graph, name)}
+        for value in getattr(written.graph, name):
+            kind = shapes.get(value.name)
+            for dim, own in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
+                if not own.HasField("dim_value"):
+                    dim.CopyFrom(own)
+
+
+def _bytes(written: onnx.ModelProto, out: str | os.PathLike) -> bytes:
+    try:
+        return written.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ArtifactError(f"{Path(out)}: cannot be written: ONNX files hold at most 2 GiB") from error

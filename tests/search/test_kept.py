@@ -1,0 +1,211 @@
+"""Who reads a result, and who what a kernel keeps beside it, as a concatenation: who is charged for what?
+
+The oracle knows no regions: it counts the kernels of the module that a plan was applied to.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import api, frontend, pipeline
+from pimflow.core.candidate import Cost, CostTable
+from pimflow.core.region import RegionGraph
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Costs, Profiling
+from pimflow.placement.evaluate import evaluate, execute
+from pimflow.placement.exhaustive import every_cover
+from pimflow.placement.ilp import solve_ilp
+from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.flat import layer_name, main_bindings
+from pimflow.relay_passes.kernel_groups import kernel_groups
+
+SYSTEM = system().with_launches(gpu_ns=500.0, pim_ns=200.0)
+WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
+COSTS = Costs(SYSTEM, Profiling())
+
+
+class Network:
+    """An ONNX network, node by node; what nothing reads is returned."""
+
+    def __init__(self) -> None:
+        self.nodes, self.weights, self.read = [], [], set()
+        self.channels = {"x": WIDTH}
+
+    def add(
+        self, kind: str, operands: list[str], channels: int, weights: tuple[np.ndarray, ...] = (), **attrs
+    ):
+        name = f"{kind.lower()}{len(self.nodes)}"
+        stored = [numpy_helper.from_array(array, f"{name}.{i}") for i, array in enumerate(weights)]
+        self.weights += stored
+        inputs = [*operands, *(tensor.name for tensor in stored)]
+        self.nodes.append(helper.make_node(kind, inputs, [f"{name}.y"], name=name, **attrs))
+        self.read |= set(operands)
+        self.channels[f"{name}.y"] = channels
+        return f"{name}.y"
+
+    def conv(self, x: str, activation: bool = True) -> str:
+        draw = np.random.default_rng(len(self.nodes))
+        size = (WIDTH, self.channels[x], 1, 1)
+        weights = draw.standard_normal(size, np.float32), draw.standard_normal(WIDTH, np.float32)
+        y = self.add("Conv", [x], WIDTH, weights)
+        return self.add("Relu", [y], WIDTH) if activation else y
+
+    def concat(self, parts: list[str]) -> str:
+        return self.add("Concat", parts, sum(self.channels[part] for part in parts), axis=1)
+
+    def ends(self) -> list[str]:
+        return [name for name in self.channels if name not in self.read and name != "x"]
+
+    def load(self) -> frontend.Network:
+        def value(name: str):
+            shape = (1, self.channels[name], SIZE, SIZE)
+            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+        graph = helper.make_graph(
+            self.nodes, "drawn", [value("x")], [value(name) for name in self.ends()], self.weights
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return frontend.load(model)
+
+
+def joined() -> Network:
+    """`first` reads a concatenation and keeps it for `second`; others read the result of `first`."""
+    network = Network()
+    stem = network.conv("x")
+    both = network.concat([stem, network.conv(stem)])
+    first = network.conv(both)
+    second = network.conv(both)
+    network.conv(network.concat([network.conv(first), second]))
+    return network
+
+
+@st.composite
+def networks(draw) -> frontend.Network:
+    """Convolutions and concatenations over what came before, as in DenseNet and Inception; one result."""
+    network = Network()
+    made = [network.conv("x")]
+    for _ in range(draw(st.integers(2, 6))):
+        recent = made[-4:]
+        if len(recent) > 1 and draw(st.booleans()):
+            parts = draw(st.lists(st.sampled_from(recent), min_size=2, max_size=3, unique=True))
+            made.append(network.concat(parts))
+        else:
+            made.append(network.conv(draw(st.sampled_from(recent)), draw(st.booleans())))
+    ends = network.ends()
+    network.conv(network.concat(ends) if len(ends) > 1 else ends[0])
+    return network.load()
+
+
+def table_of(graph: RegionGraph, maker: Candidates) -> CostTable:
+    """GPU and PIM of every region."""
+    candidates = {r.name: tuple(maker.all(r)) for r in graph.regions}
+    capable = [r for r in graph.regions if not maker.refusal(r)]
+    return CostTable(
+        candidates=candidates,
+        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
+        refused={},
+        settle={r.name: maker.settle(r) for r in capable},
+        absorb={r.name: maker.absorb(r) for r in capable},
+    )
+
+
+def applied(network: frontend.Network, maker: Candidates, chosen: tuple) -> tvm.IRModule:
+    programs = {
+        c.covers[0]: maker.placed(maker.graph.region(c.covers[0]), c, 0)
+        for c in chosen
+        if c.rewrite.mode == "PIM"
+    }
+    return pipeline.apply_plan(network.module, {}, programs, system=SYSTEM)
+
+
+def charged_and_built(network: frontend.Network, pick) -> tuple[int, int]:
+    """GPU launches that a plan is charged, and kernels of the module that it was applied to."""
+    graph = api.regions(network, SYSTEM)
+    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    maker.prepare()
+    table = table_of(graph, maker)
+    chosen = tuple(pick(region.name, table.candidates[region.name]) for region in graph.regions)
+    events = evaluate(graph, chosen, table, SYSTEM).timeline.events
+    charged = sum(event.launched for event in events if event.resource == "gpu")
+    return charged, sum(group.fusible for group in kernel_groups(applied(network, maker, chosen)))
+
+
+def test_readers_of_a_result_and_of_what_is_kept_beside_it():
+    network = joined().load()
+    graph = api.regions(network, SYSTEM)
+    first = next(region for region in graph.regions if region.kept_elements)
+    second, last = graph.readers[first.name]
+    assert graph.consumers[first.name] == (last,)
+    assert graph.region(second).kept_inputs == (0,) and not graph.region(last).kept_inputs
+    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    # One kernel alone reads the finished result: it stores nothing for others.
+    assert maker.defers(first) and maker.absorb(first).task is None
+
+
+@pytest.mark.parametrize("devices", list(itertools.product(("GPU", "PIM"), repeat=3)))
+def test_a_kept_concatenation_takes_over_nothing(devices):
+    """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
+    network = joined().load()
+    graph = api.regions(network, SYSTEM)
+    first = next(region.name for region in graph.regions if region.kept_elements)
+    on = dict(zip((first, *graph.readers[first]), devices, strict=True))
+
+    def pick(name, candidates):
+        return next(c for c in candidates if c.rewrite.mode == on.get(name, "GPU"))
+
+    charged, built = charged_and_built(network, pick)
+    assert charged == built
+
+
+@settings(max_examples=12, deadline=None)
+@given(networks(), st.randoms(use_true_random=False))
+def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
+    charged, built = charged_and_built(network, lambda _, candidates: draw.choice(candidates))
+    assert charged == built
+
+
+@settings(max_examples=12, deadline=None)
+@given(networks())
+def test_consumers_are_those_that_read_the_result(network):
+    """By the variables that the module's kernels read."""
+    mod = network.module
+    graph, groups = api.regions(network, SYSTEM), region_groups(mod, views=SYSTEM.views)
+    inside = {name: {b.var for b in group.bindings} for name, group in groups.items()}
+    read = {
+        name: {v for b in group.bindings for v in tvm.relax.analysis.free_vars(b.value)} - inside[name]
+        for name, group in groups.items()
+    }
+    for name, group in groups.items():
+        results = {other for other in groups if group.result in read[other]}
+        anything = {other for other in groups if other != name and read[other] & inside[name]}
+        assert set(graph.consumers[name]) == results
+        assert set(graph.readers[name]) == anything
+    returned = {b.var for b in main_bindings(mod)} & fields(mod)
+    assert set(graph.outputs) == {name for name in groups if returned & inside[name]}
+    kept_alone = {name for name in graph.outputs if groups[name].result not in returned}
+    assert set(graph.kept_outputs) == kept_alone
+    assert all(layer_name(mod, group.title) == name for name, group in groups.items())
+
+
+def fields(mod: tvm.IRModule) -> set:
+    """What ``main`` returns, with the fields of a tuple."""
+    body = mod["main"].body.body
+    value = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), None)
+    return {body, *(value.fields if isinstance(value, tvm.relax.Tuple) else ())}
+
+
+def test_the_solver_foresees_what_the_evaluator_finds():
+    network = joined().load()
+    graph = api.regions(network, SYSTEM)
+    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    maker.prepare()
+    table = table_of(graph, maker)
+    found = solve_ilp(graph, table)
+    latency_ns = execute(graph, found.candidates, table).latency_ns
+    assert found.latency_ns == pytest.approx(latency_ns, rel=1e-9)
+    assert latency_ns == pytest.approx(min(ns for _, ns, _ in every_cover(graph, table)), rel=1e-6)
