@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from pimflow import interrupts
+from pimflow import interrupts, without_torch
 from pimflow.cli import main
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
+    without_torch.install()
     code = main()
     interrupts.ignore()
     sys.exit(code)

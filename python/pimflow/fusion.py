@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pimflow import deep_fusion, zoo
-from pimflow.decomposed import decomposed_network
-from pimflow.decomposed.decomposed_network import Decomposing, requested
 from pimflow.decomposed.decomposition_report import decomposition_text
 from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 from pimflow.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from pimflow.decomposed.decomposed_network import Decomposing
     from pimflow.frontend import Model
 
 BASELINES = ("unfolded", "folded")
@@ -151,9 +150,10 @@ def fuse_decomposed(
         See `decomposed_network.decompose`.
     """
     from pimflow import frontend
+    from pimflow.decomposed import decomposed_network
     from pimflow.relay_passes.extract_regions import extract_regions
 
-    request = requested(decompose)
+    request = decomposed_network.requested(decompose)
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network
