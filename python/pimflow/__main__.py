@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 
 from pimflow import interrupts, without_torch
-from pimflow.cli import main
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
     without_torch.install()
+    try:
+        from pimflow.cli import main  # takes long enough to be interrupted
+    except KeyboardInterrupt:
+        print("pimflow: interrupted", file=sys.stderr)
+        sys.exit(130)
     code = main()
     interrupts.ignore()
     sys.exit(code)
