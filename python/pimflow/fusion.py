@@ -41,15 +41,15 @@ def layer_graph(
     UsageError
         If what is to stay unfolded is no ONNX network.
     """
-    from pimflow import frontend
-    from pimflow.relay_passes.extract_regions import extract_regions
-
     if baseline not in BASELINES:
         raise UnknownNameError("baseline", baseline, BASELINES)
     if baseline == "folded":
+        from pimflow import frontend  # TVM: only who wants regions waits for it
+        from pimflow.relay_passes.extract_regions import extract_regions
+
         network = frontend.load(model, shapes, batch)
         return deep_fusion.folded(extract_regions(network.module, network.name))
-    if not frontend.is_onnx(model):
+    if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
     return deep_fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
 

@@ -1,7 +1,7 @@
-"""tvm-ffi without PyTorch, for processes that are pimflow's own.
+"""TVM without PyTorch, for processes that are pimflow's own.
 
-Where PyTorch is installed, tvm-ffi imports it with itself, so that its functions know PyTorch's tensors and
-types: that takes more than a second, and no setting of tvm-ffi's leaves it out (0.1.14). The commands and
+Where PyTorch is installed, tvm-ffi and Relax import it with themselves, so that their functions know its
+tensors and types: more than a second, and no setting leaves it out (tvm-ffi 0.1.14, TVM 0.27). Commands and
 their workers hand TVM no such values; a program that imports pimflow may, and is left alone.
 """
 
@@ -14,23 +14,27 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 TORCH = "torch"
+IMPORTERS = ("tvm_ffi", "tvm.relax")
 
 
 def install() -> None:
-    """Keep `TORCH` out of an import of tvm-ffi that is still to come; it can be imported before and after."""
-    if "tvm_ffi" not in sys.modules and TORCH not in sys.modules:
-        sys.meta_path.insert(0, _TvmFfiFinder())
+    """Keep PyTorch out of what TVM still has to import; others can import it before and after."""
+    if TORCH not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
-class _TvmFfiFinder:
-    """Finds tvm-ffi as Python would, and hides PyTorch while it is loaded."""
+class _Finder:
+    """Finds `IMPORTERS` as Python would, and hides PyTorch while they are loaded."""
+
+    def __init__(self) -> None:
+        self.left = set(IMPORTERS)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "tvm_ffi":
+        if name not in self.left:
             return None
-        sys.meta_path.remove(self)
+        self.left.remove(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

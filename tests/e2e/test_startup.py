@@ -43,7 +43,7 @@ def imported(folder, *options: str) -> list[str]:
         ("compile", "--help"),
         ("devices", "hbm-pim"),
         ("models",),
-        ("fuse", "squeezenet", "--quiet"),
+        ("fuse", "toy", "--quiet"),
     ],
     ids=" ".join,
 )
@@ -55,6 +55,11 @@ def test_the_timing_engines_alone(tmp_path):
     assert imported(tmp_path, "trace", LAYER, "--format", "pimprog", "-o", "out", "--quiet") == ["tvm_ffi"]
     (program,) = (tmp_path / "out").glob("**/*.pimprog")
     assert imported(tmp_path, "simulate", str(program), "--quiet") == ["tvm_ffi"]
+
+
+def test_networks_need_tvm_and_no_pytorch(tmp_path):
+    options = ("--system", "pimflow", "--jobs", "1", "--modes", "gpu", "--quiet")
+    assert imported(tmp_path, "timeline", "toy", *options) == ["tvm", "tvm_ffi"]
 
 
 def test_tables_of_buffers_need_the_planner_alone(tmp_path):
