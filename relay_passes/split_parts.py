@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.core.split import Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.extract_regions import layer_geometry
-from pimflow.relay_passes.flat import layer_name, rebuild, shape
+from pimflow.relay_passes.flat import constant, layer_name, rebuild, shape
 from pimflow.relay_passes.split_mddp import GPU_SUFFIX, PIM_SUFFIX
 
 # Input and filters of the part [begin, end) of a layer.
@@ -63,5 +63,6 @@ def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
     """Of a tensor: a slice of a variable, a constant of a constant."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
-        return relax.const(np.from_dlpack(x.value).take(range(begin, end), axis))
+        whole = np.from_dlpack(x.value)
+        return constant(whole[(slice(None),) * axis + (slice(begin, end),)])
     return relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True)
