@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.split import Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.extract_regions import layer_geometry
@@ -60,9 +61,12 @@ def split_layers(
 
 
 def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
-    """Of a tensor: a slice of a variable, a constant of a constant."""
+    """Of a tensor: a slice of a variable, a constant of a constant, in its memory where it can lie there."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
         whole = np.from_dlpack(x.value)
-        return constant(whole[(slice(None),) * axis + (slice(begin, end),)])
+        part = whole[(slice(None),) * axis + (slice(begin, end),)]
+        # Kernels rely on the alignment of tensors.
+        inside = part.flags.c_contiguous and part.ctypes.data % ALIGNMENT_BYTES == 0
+        return relax.const(tvm.runtime.from_dlpack(part)) if inside else constant(part)
     return relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True)
