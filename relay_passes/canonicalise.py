@@ -9,6 +9,7 @@ from tvm import relax
 from pimflow.relay_passes.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.flat import layer_names, main_bindings, operator, rebuild
 from pimflow.relay_passes.flatten_products import FlattenProducts
+from pimflow.relay_passes.fold_padding import FoldPadding
 from pimflow.relay_passes.plain_activations import PlainActivations
 from pimflow.relay_passes.plain_axes import PlainAxes
 from pimflow.relay_passes.push_bias import PushBias
@@ -24,7 +25,8 @@ ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 class Canonicalise:
     """Inference-time graph in NHWC.
 
-    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, biases are pushed to
+    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, zeros around inputs
+    are padding of the convolutions, biases are pushed to
     where they are free, convolutions are NHWC with OHWI filters, and convolutions and matrix products
     keep the names they came with.
 
@@ -49,6 +51,7 @@ class Canonicalise:
                 EvaluateConstants(),
                 SingleResults(),
                 PlainAxes(),
+                FoldPadding(),
                 PlainActivations(),
                 RecogniseClip(),
                 transform.FoldBatchnormToConv2D(),

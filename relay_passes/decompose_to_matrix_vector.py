@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.flat import constant, operator, rebuild, shape
 
 
 @tvm.transform.module_pass(opt_level=0, name="DecomposeToMatrixVector")
@@ -38,7 +38,7 @@ class DecomposeToMatrixVector:
                 return None
             windows = _windows(builder, value, var.name)
             filters = np.from_dlpack(value.args[1].value)
-            matrix = relax.const(filters.reshape(filters.shape[0], -1).T.copy())
+            matrix = constant(filters.reshape(filters.shape[0], -1).T)
             return builder.emit(relax.op.matmul(windows, matrix), name_hint=var.name)
 
         return rebuild(mod, rewrite)

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.flat import constant, operator, rebuild, shape
 
 _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
@@ -45,8 +45,8 @@ class EvaluateConstants:
             if kind not in _EVALUATE and kind not in _MOVES:
                 return None
             args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args]
-            known = args[:1] if kind in _MOVES else args
-            arrays = [_array(a) for a in known]
+            given = args[:1] if kind in _MOVES else args
+            arrays = [_array(a) for a in given]
             if any(a is None for a in arrays):
                 return relax.Call(value.op, args, value.attrs, value.ty_args)
             if kind == "permute_dims":
@@ -58,19 +58,12 @@ class EvaluateConstants:
                 result = arrays[0].reshape(shape(var))
             else:
                 result = _EVALUATE[kind](*arrays)
-            constant = _constant(np.asarray(result), str(var.ty.dtype))
-            emitted = builder.emit(constant, name_hint=var.name)
-            constants[emitted] = constant
+            known = constant(np.asarray(result), str(var.ty.dtype))
+            emitted = builder.emit(known, name_hint=var.name)
+            constants[emitted] = known
             return emitted
 
         return rebuild(mod, rewrite)
-
-
-def _constant(value: np.ndarray, dtype: str) -> relax.Expr:
-    """`value`, copied once: weights may be most of a machine's memory."""
-    tensor = tvm.runtime.empty(value.shape, dtype)
-    np.from_dlpack(tensor)[...] = value
-    return relax.const(tensor)
 
 
 def _array(expr: relax.Expr) -> np.ndarray | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -205,6 +206,36 @@ def slice_begin(call: relax.Call) -> tuple[int, int] | None:
     extent = shape(call.args[0])[axes[0]]
     begin = begins[0] + extent if begins[0] < 0 else begins[0]
     return axes[0] % len(shape(call.args[0])), min(max(begin, 0), extent)
+
+
+def repadded(call: relax.Call, x: relax.Expr, padding: Sequence[int]) -> relax.Call:
+    """Convolution `call` of `x`, with other padding: top, left, bottom, right."""
+    attrs = call.attrs
+    return relax.op.nn.conv2d(
+        x,
+        call.args[1],
+        strides=list(attrs.strides),
+        padding=list(padding),
+        dilation=list(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=attrs.out_dtype,
+    )
+
+
+def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
+    """`value` as a constant, copied once: weights may be most of a machine's memory.
+
+    Parameters
+    ----------
+    dtype : str, optional
+        If another than that of `value`.
+    """
+    tensor = tvm.runtime.empty(value.shape, dtype or str(value.dtype))
+    np.from_dlpack(tensor)[...] = value
+    return relax.const(tensor)
 
 
 def element_bytes(expr: relax.Expr) -> int:

@@ -10,7 +10,7 @@ from tvm import relax
 
 from pimflow.core.ranges import Range, RangeMap
 from pimflow.errors import PlanError
-from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
+from pimflow.relay_passes.flat import layer_name, operator, rebuild, repadded, shape
 from pimflow.relay_passes.padded_inputs import copied_inputs
 
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
@@ -90,20 +90,8 @@ def row_map(call: relax.Call, axis: int) -> RangeMap:
 
 def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
     """Output rows of convolution `call` that read just `x`, the input rows `reads`."""
-    attrs = call.attrs
-    _, left, _, right = (int(p) for p in attrs.padding)
-    return relax.op.nn.conv2d(
-        x,
-        call.args[1],
-        strides=list(attrs.strides),
-        padding=[reads.pad_before, left, reads.pad_after, right],
-        dilation=list(attrs.dilation),
-        groups=int(attrs.groups),
-        data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout,
-        out_layout=attrs.out_layout,
-        out_dtype=attrs.out_dtype,
-    )
+    _, left, _, right = (int(p) for p in call.attrs.padding)
+    return repadded(call, x, [reads.pad_before, left, reads.pad_after, right])
 
 
 def _padded(

@@ -8,10 +8,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.split import Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.extract_regions import layer_geometry
-from pimflow.relay_passes.flat import layer_name, rebuild, shape
+from pimflow.relay_passes.flat import constant, layer_name, rebuild, shape
 from pimflow.relay_passes.split_mddp import GPU_SUFFIX, PIM_SUFFIX
 
 # Input and filters of the part [begin, end) of a layer.
@@ -60,8 +61,12 @@ def split_layers(
 
 
 def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
-    """Of a tensor: a slice of a variable, a constant of a constant."""
+    """Of a tensor: a slice of a variable, a constant of a constant, in its memory where it can lie there."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
-        return relax.const(np.from_dlpack(x.value).take(range(begin, end), axis))
+        whole = np.from_dlpack(x.value)
+        part = whole[(slice(None),) * axis + (slice(begin, end),)]
+        # Kernels rely on the alignment of tensors.
+        inside = part.flags.c_contiguous and part.ctypes.data % ALIGNMENT_BYTES == 0
+        return relax.const(tvm.runtime.from_dlpack(part)) if inside else constant(part)
     return relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import tvm_ffi
 
 from pimflow import native
 from pimflow.core.program import MemoryImage, PimProgram
@@ -48,6 +47,8 @@ class Device:
         fits = image.table.shape == held and image.pages.shape[1:] == page
         if image.dtype != program.dtype or not fits or image.table.max(initial=-1) >= len(image.pages):
             raise UsageError(f"region '{program.region}': the memory image is another program's")
+        import tvm_ffi
+
         self.program = program
         table = np.ascontiguousarray(image.table, np.int32)
         arrays = (program.header(), *program.packed(), image.lanes, table)
@@ -62,6 +63,8 @@ class Device:
             )
         if variant and variant not in simd_variants():
             raise UnknownNameError("variant", variant, simd_variants())
+        import tvm_ffi
+
         integer = program.dtype == "int8"
         if integer and x.dtype != np.int8:
             raise UsageError(f"region '{program.region}' takes an input of int8, got {x.dtype}")

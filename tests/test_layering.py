@@ -22,7 +22,7 @@ FOLDERS = {
 }
 # Lowest first.
 LAYERS = (
-    ("errors", "core", "hardware", "interrupts", "native", "decomposition", "primitives"),
+    ("errors", "core", "hardware", "interrupts", "native", "without_torch", "decomposition", "primitives"),
     ("primitive_kernels",),
     ("relay_passes", "pim_backend", "simulators", "memory", "zoo"),
     ("deep_fusion",),
@@ -84,6 +84,7 @@ WITHOUT_TVM = (
     "hardware",
     "interrupts",
     "native",
+    "without_torch",
     "decomposition",
     "primitives",
     "simulators",
@@ -95,6 +96,11 @@ WITHOUT_TVM = (
     "devices",
     "cli",
     "commands",
+    "timeline",
+    "tracing",
+    "artifact",
+    "simulation",
+    "kernel_traces",
     "fusion",
     "primitive_selection",
     "selection_figures",
@@ -269,8 +275,10 @@ def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     import subprocess
 
-    names = "pimflow, pimflow.zoo, pimflow.placement, pimflow.simulators.timing, pimflow.memory, pimflow.cli"
-    code = f"import sys, {names}; sys.exit('tvm' in sys.modules)"
+    parts = ("zoo", "placement", "simulators.timing", "memory", "cli", "tracing", "simulation", "fusion")
+    names = ", ".join(f"pimflow.{each}" for each in (*parts, "timeline"))
+    heavy = {"tvm", "tvm_ffi", "torch"}
+    code = f"import sys, pimflow, {names}; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0
 
 

@@ -10,7 +10,6 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 
 from __future__ import annotations
 
-from pimflow import native as _native  # noqa: F401  registers the runtime
 from pimflow import tvm_extension as _tvm_extension
 from pimflow.hardware import GpuSpec, PimSpec, System, system
 

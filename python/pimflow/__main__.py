@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from pimflow import interrupts
-from pimflow.cli import main
+from pimflow import interrupts, without_torch
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
+    without_torch.install()
+    try:
+        from pimflow.cli import main  # takes long enough to be interrupted
+    except KeyboardInterrupt:
+        print("pimflow: interrupted", file=sys.stderr)
+        sys.exit(130)
     code = main()
     interrupts.ignore()
     sys.exit(code)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 search = network_search.search
 search_network = network_search.search_network
-trace_plan = network_search.trace_plan
+trace_plan = timeline.trace_plan
 trace = tracing.trace
 plan_memory = network_memory.plan_memory
 count_operators = operator_memory.count_operators

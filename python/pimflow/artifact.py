@@ -13,19 +13,20 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.compilation import Build
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError, UnknownNameError
-from pimflow.execution import infer, load, store
 from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.expansion import pim_text
-from pimflow.targets import cpu_name, device, named_target
+
+if TYPE_CHECKING:
+    from pimflow.compilation import Build
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -253,6 +254,8 @@ def write(
     sources : mapping of str to bytes
         Files in C, by name.
     """
+    from pimflow.execution import store
+
     with new_directory(target) as directory:
         for build in builds:
             store(build.module, directory / _LIBRARIES[build.target], build.weight_bytes)
@@ -303,6 +306,9 @@ def run(
     UnknownNameError
         If it was not built for `target`.
     """
+    from pimflow.execution import infer, load
+    from pimflow.targets import cpu_name, device, named_target
+
     path = Path(directory)
     interface = Interface.load(path)
     arrays = interface.ordered(inputs)

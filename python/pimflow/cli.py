@@ -295,7 +295,7 @@ def _simulate(args: argparse.Namespace) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    from pimflow import api, tracing
+    from pimflow import tracing
 
     if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
         options = "--dtype, --pim-channels and --scheduling"
@@ -303,7 +303,7 @@ def _trace(args: argparse.Namespace) -> None:
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with bar("writing", args.quiet) as advance:
-        summary = api.trace(args.layer, args.output, args.format, target_system, advance=advance)
+        summary = tracing.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:
         _print_json({**summary, "output": args.output})
     else:
@@ -311,7 +311,7 @@ def _trace(args: argparse.Namespace) -> None:
 
 
 def _timeline(args: argparse.Namespace) -> None:
-    from pimflow import api, timeline
+    from pimflow import timeline
     from pimflow.memory import plot
 
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
@@ -321,7 +321,7 @@ def _timeline(args: argparse.Namespace) -> None:
         progress("searching")
         options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
         options["fuse"] = args.fuse
-        found = api.trace_plan(args.source, _system(args), **options, **goal)
+        found = timeline.trace_plan(args.source, _system(args), **options, **goal)
     if args.perfetto:
         timeline.write(args.perfetto, found)
     if args.plot:

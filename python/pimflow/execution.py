@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.support import cc
 
 from pimflow import native
 from pimflow.errors import ArtifactError
@@ -78,7 +81,7 @@ def infer(
 
 
 def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options: object) -> None:
-    """Write a packed network as a shared library; raises `ArtifactError` if no C++ compiler links it.
+    """Write a packed network as a shared library; raises `ArtifactError` if it cannot be linked or written.
 
     Parameters
     ----------
@@ -87,18 +90,48 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     options
         Those of TVM's ``export_library``.
     """
+    compiler = cc.get_cc()
+    if compiler is None or shutil.which(compiler) is None:
+        missing = f"CXX is '{compiler}', which is not there" if compiler else "there is none"
+        raise ArtifactError(f"{path.name} is linked by a C++ compiler: {missing}; install g++, or set CXX")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace:
             _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
             with _without_tvm_warnings():
-                network.export_library(str(path), workspace_dir=workspace, **options)
+                network.export_library(
+                    str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
+                )
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
-        raise ArtifactError(
-            f"{path.name} cannot be linked; is a C++ compiler installed? ({reason})"
-        ) from error
+        said = [line for line in str(error).splitlines() if line.strip()]
+        reasons = [line for line in said if not line.startswith("Command line:")] or ["unknown reason"]
+        raise ArtifactError(f"{path.name} cannot be linked: {reasons[-1].strip()}") from error
+
+
+def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
+    """An object with what TVM's loader of libraries looks for, made in `folder`.
+
+    TVM has LLVM write it, for which the weights are in memory four times over; the assembler takes a file.
+    """
+    contents, source = Path(folder) / "contents", Path(folder) / "imports.s"
+    # Of the sections of x86-64, the large alone may be larger than 2 GiB.
+    section = '.lrodata,"al"' if platform.machine() == "x86_64" else '.rodata,"a"'
+    symbol = f"{prefix}__tvm_ffi__library_bin"
+    lines = [
+        f".section {section},@progbits",
+        f".globl {symbol}",
+        ".balign 64",
+        f"{symbol}:",
+        f'.incbin "{contents.name}"',
+        '.section .note.GNU-stack,"",@progbits',
+    ]
+    source.write_text("".join(f"\t{line}\n" for line in lines), encoding="utf-8")
+    packed = tvm.get_global_func("runtime.ModulePackImportsToTensor")(network)
+    np.from_dlpack(packed).tofile(contents)
+    cc.create_executable("imports.obj", [source.name], cwd=folder)
+    contents.unlink()
+    return str(Path(folder) / "imports.obj")
 
 
 def _reserve(folder: Path, size: int) -> None:

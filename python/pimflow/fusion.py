@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pimflow import deep_fusion, zoo
-from pimflow.decomposed import decomposed_network
-from pimflow.decomposed.decomposed_network import Decomposing, requested
 from pimflow.decomposed.decomposition_report import decomposition_text
 from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 from pimflow.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from pimflow.decomposed.decomposed_network import Decomposing
     from pimflow.frontend import Model
 
 BASELINES = ("unfolded", "folded")
@@ -42,15 +41,15 @@ def layer_graph(
     UsageError
         If what is to stay unfolded is no ONNX network.
     """
-    from pimflow import frontend
-    from pimflow.relay_passes.extract_regions import extract_regions
-
     if baseline not in BASELINES:
         raise UnknownNameError("baseline", baseline, BASELINES)
     if baseline == "folded":
+        from pimflow import frontend  # TVM: only who wants regions waits for it
+        from pimflow.relay_passes.extract_regions import extract_regions
+
         network = frontend.load(model, shapes, batch)
         return deep_fusion.folded(extract_regions(network.module, network.name))
-    if not frontend.is_onnx(model):
+    if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
     return deep_fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
 
@@ -151,9 +150,10 @@ def fuse_decomposed(
         See `decomposed_network.decompose`.
     """
     from pimflow import frontend
+    from pimflow.decomposed import decomposed_network
     from pimflow.relay_passes.extract_regions import extract_regions
 
-    request = requested(decompose)
+    request = decomposed_network.requested(decompose)
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network

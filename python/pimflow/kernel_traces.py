@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pimflow import artifact, frontend
+from pimflow import artifact
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
@@ -17,7 +17,6 @@ from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement import pipelines
 from pimflow.placement.tasks import gpu_kernel
-from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.accel_sim_kernels import write_traces
 from pimflow.simulators.profiler import KernelRequest
 
@@ -60,6 +59,9 @@ def wanted(source: str, system: System) -> Wanted:
         return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
     if Path(source).is_dir():
         return _of_directory(Path(source), system)
+    from pimflow import frontend  # TVM: only who gives a network waits for it
+    from pimflow.relay_passes.extract_regions import extract_regions
+
     network = frontend.load(source)
     graph = extract_regions(network.module, network.name)
     layers = _of_graph(graph, system)

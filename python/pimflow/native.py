@@ -1,34 +1,21 @@
-"""The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi."""
+"""The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi.
+
+It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes longer than all else.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-
-import tvm_ffi
+from typing import Any
 
 from pimflow import errors
 
 LIBRARY = Path(__file__).with_name("libpimflow_core.so")
 
-if not LIBRARY.exists():
-    raise ImportError(f"{LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
-
-_module = tvm_ffi.load_module(str(LIBRARY))
-get = tvm_ffi.get_global_func
-
-
-def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
-    """`kind`, made from its message alone, whatever its constructor takes."""
-
-    def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)
-
-    return type(kind.__name__, (kind,), {"__init__": __init__})
-
-
 # A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
-tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
-for _error in (
+_ERRORS = (
     errors.UsageError,
     errors.UnknownNameError,
     errors.ModelError,
@@ -40,6 +27,40 @@ for _error in (
     errors.UnsupportedOpError,
     errors.InfeasibleError,
     errors.VerificationError,
-):
-    tvm_ffi.register_error(_error.__name__, _error)  # what it is called on the way down
-    tvm_ffi.register_error(_error.__name__, _restored(_error))  # what comes back up
+)
+
+
+@functools.cache
+def load() -> Any:
+    """The library, with everything that it registers; raises `ImportError` if it is not built."""
+    import tvm_ffi
+
+    if not LIBRARY.exists():
+        raise ImportError(f"{LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+    for error in _ERRORS:
+        tvm_ffi.register_error(error.__name__, error)  # what it is called on the way down
+        tvm_ffi.register_error(error.__name__, _restored(error))  # what comes back up
+    return tvm_ffi.load_module(str(LIBRARY))
+
+
+def get(name: str) -> Callable[..., Any]:
+    """The function that the library, or TVM, registers as `name`; looked up when it is first called."""
+
+    @functools.cache
+    def found() -> Callable[..., Any]:
+        load()
+        import tvm_ffi
+
+        return tvm_ffi.get_global_func(name)
+
+    return lambda *arguments: found()(*arguments)
+
+
+def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
+    """`kind`, made from its message alone, whatever its constructor takes."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})

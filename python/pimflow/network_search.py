@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow import artifact, frontend, network_memory, timeline
+from pimflow import frontend, network_memory
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposed import activation_fusion, skip_optimisation
@@ -100,19 +99,6 @@ def search(
         network = network_memory.reordered(network, on, plan=plan).network
     graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
     return place(graph, on, plan, costs, wanted)
-
-
-def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
-    """When everything runs, for Perfetto: of a compiled directory, or of the plan that `search` finds.
-
-    Parameters
-    ----------
-    source
-        A compiled directory, or a network as `search` takes it, with its `options`.
-    """
-    if isinstance(source, str | os.PathLike) and (Path(source) / artifact.INTERFACE).exists():
-        return timeline.load(source)
-    return timeline.trace(search(source, target_system, **options))
 
 
 def search_network(

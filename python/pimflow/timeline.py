@@ -6,17 +6,36 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pimflow.artifact import TIMELINE, Interface
+from pimflow.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import ArtifactError, LifetimeError
+from pimflow.hardware import System
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Searched
 
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
 LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
+
+
+def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
+    """When everything runs, for Perfetto: of a compiled directory, or of the plan that a search finds.
+
+    Parameters
+    ----------
+    source
+        A compiled directory, or a network as `network_search.search` takes it, with its `options`.
+    """
+    if isinstance(source, str | os.PathLike) and (Path(source) / INTERFACE).exists():
+        return load(source)
+    from pimflow.network_search import search  # TVM: only who gives a network waits for it
+
+    return trace(search(source, target_system, **options))
 
 
 def trace(searched: Searched) -> dict[str, Any]:

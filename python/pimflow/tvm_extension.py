@@ -58,8 +58,9 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
 
 
 def _extend() -> None:
-    from pimflow import pass_options, targets
+    from pimflow import native, pass_options, targets
 
+    native.load()
     targets.register()
     pass_options.register()
     for name, source in _FACADE.items():

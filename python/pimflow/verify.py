@@ -15,12 +15,11 @@ from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
 from pimflow.execution import infer
 from pimflow.frontend import Network
-from pimflow.hardware import PimSpec, System
+from pimflow.hardware import System
 from pimflow.output_error import OUTPUT_BOUND, relative_error
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.extract_regions import filters
-from pimflow.simulators.checker import count_violations
-from pimflow.simulators.timing import distinct_channels, issued
+from pimflow.simulation import program_violations
 
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
@@ -212,11 +211,3 @@ def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
             ]
             out += part.reshape(-1, g.c) @ taps[:, i, j].T
     return out
-
-
-def program_violations(program: PimProgram, pim: PimSpec) -> int:
-    """Illegal commands over the issued clocks of all channels, by the independent checker's judgement."""
-    return sum(
-        alike * count_violations(issued(program, pim, channel), pim, program, channel)
-        for channel, alike in distinct_channels(program).items()
-    )

@@ -14,8 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import zoo
+from pimflow import execution, zoo
 from pimflow.cli import main
+from pimflow.errors import ArtifactError
 
 
 def array(name, *dims, dtype=np.float32):
@@ -335,3 +336,13 @@ def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nt
         (new / artifacts.INTERFACE).write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert (path / artifacts.INTERFACE).read_text() == "old"
+
+
+@pytest.mark.parametrize("compiler", ["", "missing/g++"])
+def test_without_a_compiler(tmp_path, monkeypatch, compiler):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(ArtifactError, match=r"is linked by a C\+\+ compiler: .*; install g\+\+, or set CXX"):
+        execution.store(None, tmp_path / "model.so", 0)
+    assert not list(tmp_path.iterdir())

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.frontend import onnx_graph
+from pimflow import zoo
+from pimflow.frontend import load, onnx_graph
 
 
 @st.composite
@@ -49,3 +51,17 @@ def test_what_the_reference_reads_is_the_model(model):
     x = np.ones(model.graph.initializer[0].dims, np.float32)
     (y,) = onnx_graph.reference(model)({"x": x})
     np.testing.assert_array_equal(y, x + numpy_helper.to_array(model.graph.initializer[0]))
+
+
+def test_weights_drawn_where_they_are_kept_are_those_of_the_model():
+    """Networks of the zoo are never held as models with their weights."""
+    whole, network = zoo.load_model("toy"), load("toy")
+    tvm.ir.assert_structural_equal(onnx_graph.from_onnx(whole), network.module)
+    with tempfile.TemporaryDirectory() as folder:
+        read = onnx.load(onnx_graph.stored(zoo.load_model("toy", filled=False), Path(folder)))
+    assert {t.name: numpy_helper.to_array(t).tobytes() for t in read.graph.initializer} == {
+        t.name: numpy_helper.to_array(t).tobytes() for t in whole.graph.initializer
+    }
+    inputs = network.example_inputs()
+    for y, expected in zip(network.reference(inputs), onnx_graph.reference(whole)(inputs), strict=True):
+        np.testing.assert_array_equal(y, expected)

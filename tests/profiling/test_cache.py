@@ -109,8 +109,17 @@ def test_a_full_disk_costs_the_results_and_no_more(tmp_path):
     cache.put({("key", i): "x" * 1000 for i in range(100)})
     assert "full" in cache.flaw
     cache.put({"more": 1})
-    assert cache.get(["before"]) == {}
+    assert cache.get(["before", "more"]) == {"before": 1}
     assert ResultCache(tmp_path / "c").get(["before", "more"]) == {"before": 1}
+
+
+def test_a_file_that_cannot_be_written_is_read(tmp_path):
+    ResultCache(tmp_path / "c").put({"before": 1})
+    cache = ResultCache(tmp_path / "c")
+    cache._connection.execute("PRAGMA query_only=ON")  # as on a file system that is read-only
+    cache.put({"more": 1})
+    assert "readonly" in cache.flaw and str(tmp_path / "c") in cache.flaw
+    assert cache.get(["before", "more"]) == {"before": 1}
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

@@ -110,17 +110,19 @@ def _decomposed(
 def _fused(
     args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
 ) -> tuple[dict[str, Any], str]:
-    from pimflow import api, fused_execution, fusion
+    from pimflow import fusion
 
-    if args.execute:
+    if args.execute:  # TVM: only who executes waits for it
+        from pimflow import fused_execution
+
         fused_execution.require_executable(on.dtype, args.baseline)
     with bar("searching", args.quiet) as advance:
-        plan = api.fuse(args.model, on, **options, progress=advance)
+        plan = fusion.fuse(args.model, on, **options, progress=advance)
     found, lines = fusion.summary(plan), [fusion.text(plan)]
     if args.execute:
         same = {key: options[key] for key in ("shapes", "batch")}
         with bar("executing", args.quiet) as advance:
-            ran = api.execute_fused(args.model, plan, **same, progress=advance)
+            ran = fused_execution.execute(args.model, plan, **same, progress=advance)
         ran.require(plan)
         found["executed"] = fused_execution.summary(plan, ran)
         lines.append(fused_execution.text(plan, ran))

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy import optimize, sparse
 
 from pimflow.deep_fusion.costs import Costed, Costs
 from pimflow.deep_fusion.growing import MAX_LAYERS
@@ -185,6 +184,8 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float
 
 def _cover(columns: list[Costed], costs: Costs) -> list[Costed]:
     """The exact cover of the least objective that can run."""
+    from scipy import optimize, sparse  # no command waits for it that solves nothing
+
     rows = np.concatenate([each.positions for each in columns])
     places = np.repeat(np.arange(len(columns)), [len(each.positions) for each in columns])
     shape = (len(costs), len(columns))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Model = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
 
-__all__ = ["Network", "is_onnx", "load"]
+__all__ = ["Network", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def load(
         return Network(
             name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
         )
-    proto = zoo.load_model(model, shapes, batch=batch)
+    proto = zoo.load_model(model, shapes, batch=batch, filled=False)  # weights are drawn where they are kept
     name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     return Network(
         name=name,
@@ -114,11 +114,6 @@ def load(
         reference=onnx_graph.reference(proto),
         table_rows=zoo.index_bounds(proto),
     )
-
-
-def is_onnx(model: Model) -> bool:
-    """Whether `load` takes it for an ONNX model: none of the other kinds."""
-    return not (torch_program.is_program(model) or isinstance(model, tvm.IRModule))
 
 
 def _stem(model: object) -> str:

@@ -8,7 +8,7 @@ import io
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
 from pimflow.frontend.naming import layer_names, with_names
 from pimflow.frontend.onnx_rewrites import (
@@ -74,7 +75,7 @@ def _as_given_or_plainer(
     try:
         return convert(light, model.graph)
     except (ModelError, UnsupportedOpError):
-        light.graph.initializer.extend(model.graph.initializer)
+        light.graph.initializer.extend(zoo.filled(model).graph.initializer)
         rewritten = plainer(light)
         if rewritten is None:
             raise
@@ -88,7 +89,7 @@ _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum}
 class _NamingImporter(onnx_frontend.ONNXGraphImporter):
     """TVM's importer, noting which variable holds which ONNX node's convolution, product or result.
 
-    The graph that it imports has its initializers in `weights`.
+    The graph that it imports has its initializers in `weights`, or inputs that say how to draw them.
     """
 
     def __init__(self, weights: onnx.GraphProto, keep_params: bool) -> None:
@@ -98,6 +99,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
 
     def from_onnx(self, graph, opset):
         super()._parse_graph_initializers(self.weights)
+        for value in filter(zoo.is_weight, self.weights.input):
+            self._nodes[value.name] = relax.const(_drawn(value))
         return super().from_onnx(graph, opset)
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
@@ -115,6 +118,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         elif op_name == "Gather" and _is_table(*node_inputs):
             result = relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
+        elif op_name == "Pad" and (padded := self._padded(node_inputs, attrs)) is not None:
+            result = padded
         else:
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
             if operator(result) == "take":  # the importer's reads what lies beyond the tensor
@@ -130,12 +135,46 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             self.names[result.fields[0]] = name  # bound already; the others are placeholders
         return result
 
+    def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
+        """A Pad by constants as an operator, where the importer emits a kernel; None if it is another."""
+        x, *given = operands
+        given = [self._known(each) for each in given]
+        mode, rank = attrs.get("mode", b"constant"), x.ty.ndim
+        given = [np.array(attrs["pads"])] if "pads" in attrs else given
+        if mode != b"constant" or not given or any(isinstance(each, relax.Expr) for each in given):
+            return None
+        pads, value, axes = (*given, None, None)[:3]
+        if value is None:
+            value = np.array(attrs.get("value", 0.0))
+        axes = range(rank) if axes is None else [int(axis) % rank for axis in axes]
+        widths = np.zeros((rank, 2), int)
+        widths[list(axes)] = pads.reshape(2, -1).T
+        if (widths < 0).any() or str(x.ty.dtype) != "float32":
+            return None
+        return self.bb.normalize(relax.op.nn.pad(x, widths.flatten().tolist(), "constant", value.item()))
+
+    def _known(self, expr: relax.Expr | None) -> np.ndarray | relax.Expr | None:
+        """The value of a constant operand, whether it is an input of ``main`` or not; else `expr`."""
+        if expr is not None:
+            expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
+        return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
+
     def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
         """The slice of `data` at a constant index, for which the importer emits kernels."""
         axis %= len(shape(data))
         begin = int(index.value.numpy()) % shape(data)[axis]
         part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
         return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
+
+
+def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
+    """A weight of the zoo, drawn where it stays."""
+    tensor = tvm.runtime.empty(zoo.dims_of(value), "float32")
+    flat, begin = np.from_dlpack(tensor).reshape(-1), 0
+    for part in zoo.weight_values(value):
+        flat[begin : begin + part.size] = part
+        begin += part.size
+    return tensor
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
@@ -245,20 +284,28 @@ def stored(model: onnx.ModelProto, folder: Path) -> Path:
     light = without_weights(model)
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for tensor in model.graph.initializer:
-            light.graph.initializer.append(_kept_in(file, tensor))
+            values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
+            large = len(values) >= PAGE_BYTES
+            of = (tensor.name, tensor.dims, tensor.data_type)
+            light.graph.initializer.append(_external(file, [values], *of) if large else tensor)
+        for value in filter(zoo.is_weight, model.graph.input):
+            of = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
+            light.graph.initializer.append(_external(file, zoo.weight_values(value), *of))
     path = folder / "model.onnx"
     path.write_bytes(light.SerializeToString())
     return path
 
 
-def _kept_in(file: BinaryIO, tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """`tensor` with its values in `file`, if they are many and plain bytes; else itself."""
-    values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
-    if len(values) < PAGE_BYTES:
-        return tensor
+def _external(
+    file: BinaryIO, parts: Iterable[bytes | np.ndarray], name: str, dims: Sequence[int], data_type: int
+) -> onnx.TensorProto:
+    """A tensor of which `parts` are the bytes, written to `file`."""
     file.write(bytes(-file.tell() % PAGE_BYTES))
-    place = {"location": WEIGHTS_FILE, "offset": file.tell(), "length": file.write(values)}
-    light = onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+    begin = file.tell()
+    for part in parts:
+        file.write(part)
+    place = {"location": WEIGHTS_FILE, "offset": begin, "length": file.tell() - begin}
+    light = onnx.TensorProto(name=name, dims=dims, data_type=data_type)
     light.data_location = onnx.TensorProto.EXTERNAL
     for key, value in place.items():
         light.external_data.add(key=key, value=str(value))

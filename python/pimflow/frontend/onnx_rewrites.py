@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from onnx import helper, inliner, version_converter
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from pimflow import zoo
 from pimflow.frontend.recurrent import unrolled
 
 
@@ -89,13 +90,15 @@ _OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", "LST
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that leaves out the initializers, which may be most of a machine's memory."""
+    """A copy without the weights, which may be most of a machine's memory: neither those yet to be drawn."""
     light = onnx.ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
             _put(light, field.name, value)
     for field, value in model.graph.ListFields():
-        if field.name != "initializer":
+        if field.name == "input":
+            light.graph.input.extend(each for each in value if not zoo.is_weight(each))
+        elif field.name != "initializer":
             _put(light.graph, field.name, value)
     return light
 

@@ -68,6 +68,7 @@ class ResultCache:
         self.path = Path(path)
         self.flaw = ""
         self._connection: sqlite3.Connection | None = None
+        self._stores = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
@@ -102,13 +103,16 @@ class ResultCache:
         return found
 
     def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
-        """Keep `values`, all of them or none; `code` as for `get`."""
-        if self._connection is None or not values:
+        """Keep `values`, all of them or none; if that fails, what was there can still be read."""
+        if self._connection is None or not self._stores or not values:
             return
         rows = [(_digest(key, code), json.dumps(value)) for key, value in values.items()]
         try:
             with self._connection:
                 self._connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", rows)
+        except sqlite3.OperationalError as error:  # full, or not to be written
+            self._stores = False
+            self._note(error)
         except sqlite3.Error as error:
             self._give_up(error)
 
@@ -118,10 +122,13 @@ class ResultCache:
             self._connection = None
 
     def _give_up(self, error: Exception) -> None:
+        self._note(error)
+        self.close()
+
+    def _note(self, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
         self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
-        self.close()
 
 
 def _digest(key: object, code: str | None) -> str:

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from pimflow import without_torch
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.placement.cache import sources_digest
 
@@ -63,7 +64,7 @@ class Processes:
         left = set(range(len(items)))
         for _ in range(ATTEMPTS):
             jobs = min(self.jobs, len(left))
-            pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+            pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker)
             try:
                 futures = {pool.submit(function, items[position]): position for position in sorted(left)}
                 for future in as_completed(futures):
@@ -159,5 +160,6 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
     return Processes(jobs or os.cpu_count() or 1)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    without_torch.install()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +27,16 @@ __all__ = [
     "describe",
     "dims_of",
     "example_inputs",
+    "filled",
     "index_bounds",
     "input_types",
+    "is_onnx",
     "is_weight",
     "load",
     "load_model",
     "names",
     "parse_shape",
+    "weight_values",
 ]
 
 GRAPHS = Path(__file__).parent / "graphs"
@@ -205,9 +209,31 @@ def load_model(
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
 
 
+def is_onnx(model: object) -> bool:
+    """Whether :func:`load_model` may take it: a model, a name, or a path other than of a PyTorch program."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model).suffix != ".pt2"
+    return isinstance(model, onnx.ModelProto)
+
+
 def is_weight(value: onnx.ValueInfoProto) -> bool:
     """Whether an input of a graph-only model is a weight to be drawn."""
     return weights.rule_of(value) is not None
+
+
+def weight_values(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
+    """What such a weight holds, fp32 in parts of one axis; raises :class:`ModelError` if none can say."""
+    return weights.drawn(value, seed)
+
+
+def filled(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
+    """`model` with such weights drawn: itself if there are none."""
+    if not any(map(is_weight, model.graph.input)):
+        return model
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    weights.fill(whole, seed)
+    return whole
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
@@ -240,7 +266,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
     stored = {tensor.name for tensor in model.graph.initializer}
     wanted = {}
     for value in model.graph.input:
-        if value.name in stored:
+        if value.name in stored or is_weight(value):
             continue
         kind = value.type.tensor_type.elem_type
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):

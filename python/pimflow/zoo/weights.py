@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError, UsageError
+from .shapes import dims_of
 
 # rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
 # gain 1 has variance 2 / fan_in (He et al. 2015, eq. 10). The others are `assumed`: so far from
@@ -114,26 +115,39 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
     graph = model.graph
     data = []
     for value in graph.input:
-        if (found := rule_of(value)) is None:
+        if rule_of(value) is None:
             data.append(value)
             continue
-        rule, fan_in, gain = found
-        tensor = value.type.tensor_type
-        dims = [dim.dim_value for dim in tensor.shape.dim]
-        if tensor.elem_type != onnx.TensorProto.FLOAT or 0 in dims:
-            raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
-        centre, half_width = RULES[rule]
-        scale = np.float32(half_width * gain / math.sqrt(fan_in))
         raw = io.BytesIO()
-        for chunk in _chunks(value.name, math.prod(dims), seed):
-            chunk *= scale
-            chunk += np.float32(centre)
-            raw.write(chunk.astype("<f4", copy=False))
+        for chunk in drawn(value, seed):
+            raw.write(chunk)
         # filled in place: a tensor made elsewhere would be copied
-        stored = graph.initializer.add(name=value.name, data_type=tensor.elem_type, dims=dims)
+        stored = graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT)
+        stored.dims.extend(dims_of(value))
         stored.raw_data = raw.getvalue()
     del graph.input[:]
     graph.input.extend(data)
+
+
+def drawn(value: onnx.ValueInfoProto, seed: int) -> Iterator[np.ndarray]:
+    """Values of the weight that a graph input with an ``init`` rule stands for, little-endian fp32, in parts.
+
+    Raises
+    ------
+    ModelError
+        As `fill` does.
+    """
+    found, dims = rule_of(value), dims_of(value)
+    single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    if found is None or dims is None or None in dims or not single:
+        raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
+    rule, fan_in, gain = found
+    centre, half_width = RULES[rule]
+    scale = np.float32(half_width * gain / math.sqrt(fan_in))
+    for chunk in _chunks(value.name, math.prod(dims), seed):
+        chunk *= scale
+        chunk += np.float32(centre)
+        yield chunk.astype("<f4", copy=False)
 
 
 def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:

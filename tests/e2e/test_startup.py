@@ -1,0 +1,88 @@
+"""What does a command import? Only what it needs: TVM takes a second, PyTorch more."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import json, sys
+from pimflow.__main__ import run
+try:
+    run()
+finally:
+    with open("imported.json", "w") as file:
+        json.dump(sorted({"tvm", "tvm_ffi", "torch"} & sys.modules.keys()), file)
+"""
+# Stands where PyTorch may be installed: whoever asks for it is seen.
+TORCH = """
+from pathlib import Path
+Path(__file__).with_name("asked").touch()
+raise ImportError("no PyTorch")
+"""
+LAYER = "conv:1x8x4x4,16,1x1"
+
+
+def imported(folder, *options: str) -> list[str]:
+    """What a process loads that runs one command; ``torch`` if it so much as asks for it."""
+    (folder / "torch.py").write_text(TORCH, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PIMFLOW_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-c", RUN, *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "imported.json").read_text(encoding="utf-8"))
+    return found + ["torch"] * (folder / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--help",),
+        ("compile", "--help"),
+        ("devices", "hbm-pim"),
+        ("models",),
+        ("fuse", "toy", "--quiet"),
+    ],
+    ids=" ".join,
+)
+def test_neither_tvm_nor_its_foreign_functions(options, tmp_path):
+    assert imported(tmp_path, *options) == []
+
+
+def test_the_timing_engines_alone(tmp_path):
+    assert imported(tmp_path, "trace", LAYER, "--format", "pimprog", "-o", "out", "--quiet") == ["tvm_ffi"]
+    (program,) = (tmp_path / "out").glob("**/*.pimprog")
+    assert imported(tmp_path, "simulate", str(program), "--quiet") == ["tvm_ffi"]
+
+
+def test_networks_need_tvm_and_no_pytorch(tmp_path):
+    options = ("--system", "pimflow", "--jobs", "1", "--modes", "gpu", "--quiet")
+    assert imported(tmp_path, "timeline", "toy", *options) == ["tvm", "tvm_ffi"]
+
+
+def test_tables_of_buffers_need_the_planner_alone(tmp_path):
+    rows = "id,lower,upper,size\na,0,2,64\nb,1,3,32\nc,2,4,64\n"
+    (tmp_path / "buffers.csv").write_text(rows, encoding="utf-8")
+    assert set(imported(tmp_path, "memory", "buffers.csv", "--quiet")) <= {"tvm_ffi"}
+
+
+def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
+    """Only the command's own process does without."""
+    (tmp_path / "torch.py").write_text(TORCH, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-c", "import pimflow.native; pimflow.native.load()"], env=environment, check=True
+    )
+    assert (tmp_path / "asked").exists()
+
+
+def test_pytorch_can_be_imported_after_tvm(tmp_path):
+    (tmp_path / "torch.py").write_text("VALUE = 7\n", encoding="utf-8")
+    code = (
+        "from pimflow import native, without_torch; without_torch.install(); native.load(); "
+        "import sys; assert 'torch' not in sys.modules; import torch; assert torch.VALUE == 7"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -1,0 +1,202 @@
+"""Are zeros around the input of convolutions their padding, and does nothing else change?"""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from graphs import operators, run, same_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.frontend import load
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.fold_padding import FoldPadding
+
+C = 3
+
+
+def conv(builder, x, layout="NCHW", kernel=(3, 3), padding=0, dilation=1, seed=0):
+    channels = int(x.ty.shape[layout.index("C")])
+    dims = {"O": 2, "I": channels, "H": kernel[0], "W": kernel[1]}
+    filters = {"NCHW": "OIHW", "NHWC": "OHWI"}[layout]
+    weights = np.random.default_rng(seed).standard_normal([dims[axis] for axis in filters])
+    call = relax.op.nn.conv2d(
+        x,
+        relax.const(weights.astype(np.float32)),
+        padding=padding,
+        dilation=dilation,
+        data_layout=layout,
+        kernel_layout=filters,
+    )
+    return builder.emit(call)
+
+
+def pad(builder, x, widths, mode="constant", value=0.0):
+    return builder.emit(relax.op.nn.pad(x, list(widths), mode, value))
+
+
+def module(body, dims=(1, C, 6, 5)) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(dims, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(body(builder, x))
+        builder.emit_func_output(output)
+    return rebuild(builder.get(), lambda *_: None)
+
+
+def paddings(mod: tvm.IRModule) -> list[list[int]]:
+    convs = [b.value for b in main_bindings(mod) if operator(b.value) == "nn.conv2d"]
+    return [[int(p) for p in call.attrs.padding] for call in convs]
+
+
+SPATIAL = (0, 0, 0, 0, 1, 2, 0, 1)  # top 1, bottom 2, left 0, right 1
+
+
+def test_zeros_become_padding_of_every_reader():
+    def body(builder, x):
+        padded = pad(builder, x, SPATIAL)
+        return builder.emit(relax.op.add(conv(builder, padded), conv(builder, padded, seed=1)))
+
+    before = module(body)
+    after = FoldPadding()(before)
+    assert "nn.pad" in operators(before) and "nn.pad" not in operators(after)
+    assert paddings(after) == [[1, 0, 2, 1]] * 2
+    assert same_bits(before, after)
+    tvm.ir.assert_structural_equal(FoldPadding()(after), after)
+
+
+def test_the_rewrite():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 8, 8, 3), "float32"), w: R.Tensor((4, 3, 3, 3), "float32")) -> R.Tensor(
+            (1, 4, 4, 4), "float32"
+        ):
+            with R.dataflow():
+                padded: R.Tensor((1, 9, 9, 3), "float32") = R.nn.pad(x, [0, 0, 0, 1, 0, 1, 0, 0])
+                y: R.Tensor((1, 4, 4, 4), "float32") = R.nn.conv2d(
+                    padded, w, strides=[2, 2], data_layout="NHWC", kernel_layout="OHWI"
+                )
+                R.output(y)
+            return y
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 8, 8, 3), "float32"), w: R.Tensor((4, 3, 3, 3), "float32")) -> R.Tensor(
+            (1, 4, 4, 4), "float32"
+        ):
+            with R.dataflow():
+                y: R.Tensor((1, 4, 4, 4), "float32") = R.nn.conv2d(
+                    x, w, strides=[2, 2], padding=[0, 0, 1, 1], data_layout="NHWC", kernel_layout="OHWI"
+                )
+                R.output(y)
+            return y
+
+    tvm.ir.assert_structural_equal(FoldPadding()(Before), Expected)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(["NCHW", "NHWC"]),
+    st.tuples(*[st.integers(0, 4)] * 4),
+    st.tuples(*[st.integers(0, 2)] * 4),
+    st.sampled_from([(1, 1), (3, 3), (2, 5), (5, 1)]),
+    st.integers(1, 2),
+)
+def test_any_padding_gives_the_same_bits(layout, zeros, own, kernel, dilation):
+    """And it is folded exactly where no window then lies in padding alone."""
+    top, bottom, left, right = zeros
+    widths = {"NCHW": (0, 0, 0, 0, *zeros), "NHWC": (0, 0, *zeros, 0, 0)}[layout]
+    dims = {"NCHW": (1, C, 9, 10), "NHWC": (1, 9, 10, C)}[layout]
+    before = module(lambda b, x: conv(b, pad(b, x, widths), layout, kernel, list(own), dilation), dims)
+    after = FoldPadding()(before)
+    whole = [p + z for p, z in zip(own, (top, left, bottom, right))]
+    windows = [(k - 1) * dilation + 1 for k in kernel] * 2
+    folded = all(p < window for p, window in zip(whole, windows))
+    assert paddings(after) == [whole if folded else list(own)]
+    assert ("nn.pad" in operators(after)) != folded
+    assert same_bits(before, after)
+
+
+def ones(builder, x):
+    return conv(builder, pad(builder, x, SPATIAL, value=1.0))
+
+
+def reflected(builder, x):
+    return conv(builder, pad(builder, x, (0, 0, 0, 0, 1, 1, 1, 1), "reflect"))
+
+
+def channels(builder, x):
+    return conv(builder, pad(builder, x, (0, 0, 0, 1, 1, 1, 1, 1)))
+
+
+def another_reader(builder, x):
+    padded = pad(builder, x, SPATIAL)
+    return builder.emit(relax.op.sum(padded, [1, 2, 3]) + relax.op.sum(conv(builder, padded), [1, 2, 3]))
+
+
+def an_output(builder, x):
+    padded = pad(builder, x, SPATIAL)
+    return relax.Tuple([padded, conv(builder, padded)])
+
+
+def filters(builder, x):
+    padded = pad(builder, x, (0, 0, 0, 0, 0, 1, 0, 1))
+    return builder.emit(relax.op.nn.conv2d(padded, padded))
+
+
+@pytest.mark.parametrize("body", [ones, reflected, channels, another_reader, an_output, filters])
+def test_other_padding_stays(body):
+    before = module(body)
+    tvm.ir.assert_structural_equal(FoldPadding()(before), before)
+
+
+def padded_model(opset: int, mode: str = "constant", value: float = 0.0) -> onnx.ModelProto:
+    """A Pad before a convolution, as exporters of TensorFlow write SAME padding."""
+    widths = np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64)
+    weights = np.random.default_rng(0).standard_normal((4, C, 3, 3)).astype(np.float32)
+    stored = [numpy_helper.from_array(weights, "w")]
+    if opset < 11:
+        node = helper.make_node("Pad", ["x"], ["padded"], mode=mode, pads=widths.tolist(), value=value)
+    elif opset < 18:
+        stored += [
+            numpy_helper.from_array(widths, "pads"),
+            numpy_helper.from_array(np.float32(value), "value"),
+        ]
+        node = helper.make_node("Pad", ["x", "pads", "value"], ["padded"], mode=mode)
+    else:
+        stored += [
+            numpy_helper.from_array(widths[[2, 3, 6, 7]], "pads"),
+            numpy_helper.from_array(np.array([-2, 3]), "axes"),
+        ]
+        node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["padded"], mode=mode)
+    nodes = [node, helper.make_node("Conv", ["padded", "w"], ["y"], name="conv", strides=[2, 2])]
+    graph = helper.make_graph(
+        nodes,
+        "padded",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, C, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 4, 4])],
+        stored,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 18])
+def test_networks_have_no_kernel_that_pads(opset):
+    network = load(padded_model(opset))
+    assert paddings(network.module) == [[0, 0, 1, 1]]
+    assert operators(network.module).count("nn.pad") == operators(network.module).count("call_tir") == 0
+
+
+@pytest.mark.parametrize(("mode", "value"), [("constant", 1.5), ("edge", 0.0)])
+def test_other_pads_of_networks_are_computed(mode, value):
+    network = load(padded_model(13, mode, value))
+    inputs = network.example_inputs()
+    (found,) = run(network.module, *inputs.values())
+    np.testing.assert_allclose(found, network.reference(inputs)[0], rtol=1e-4, atol=1e-4)
