@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
 from collections import Counter
 from dataclasses import replace
 
@@ -10,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, UNEVEN, Layer, flat, in_small_buffers, layers
+from layers import NEWTON, SHORT, UNEVEN, Layer, flat, in_small_buffers, layers
 from reference import STORAGE, Window, bound, convolve, in_hardware_order
 
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import execute, simd_variants
+from pimflow.simulators.functional import Device, execute, simd_variants
 from pimflow.simulators.timing import issued
 
 POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
@@ -121,6 +123,34 @@ def test_every_instruction_set_gives_the_same_bits(variant, layer, special):
     for schedule in layer.schedules[::3]:
         expected = bits(run(layer, schedule, x, w, variant="portable"))
         assert (bits(run(layer, schedule, x, w, variant=variant)) == expected).all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the word that is set is x86's MXCSR")
+@pytest.mark.parametrize("bits_set", [0x8040, 0x6000], ids=["subnormals flushed", "rounded towards zero"])
+@pytest.mark.parametrize("variant", simd_variants())
+def test_the_callers_arithmetic_does_not_matter(variant, bits_set):
+    """Libraries set it for a thread (torch.set_flush_denormal); the threads beside it have their own."""
+    layer = replace(POINTWISE, dtype="fp32")
+    x, w = layer.operands()
+    x[:, ::2] *= np.float32(2.0**-80)
+    w[::2] *= np.float32(2.0**-60)
+    program = layer.lowered(layer.schedules[0])
+    device = Device(program, layer.image(program, w))
+    expected = device.run(x, 1, variant)
+    assert ((expected != 0) & (abs(expected) < np.finfo(np.float32).tiny)).any()
+    libm, callers = ctypes.CDLL("libm.so.6"), (ctypes.c_uint32 * 8)()
+    libm.fegetenv(callers)
+    changed = type(callers)(*callers)
+    changed[7] |= bits_set
+    libm.fesetenv(changed)
+    try:
+        result = device.run(x, 1, variant)
+        after = type(callers)()
+        libm.fegetenv(after)
+    finally:
+        libm.fesetenv(callers)
+    assert (bits(result) == bits(expected)).all()
+    assert after[7] & bits_set == bits_set
 
 
 def test_the_environment_names_the_instruction_set(monkeypatch):
@@ -312,6 +342,19 @@ def test_rows_without_weights_are_zero(layer):
         image = layer.image(program, w)
         empty = replace(image, table=np.full_like(image.table, -1))
         assert (execute(program, empty, x) == 0).all()
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_tiles_that_share_a_row(buffers):
+    """Four tiles a row, and enough of them for loops: a row is opened every fourth tile."""
+    layer = Layer(x_shape=(1, 3, 3, 50), oc=427, pim=replace(SHORT, global_buffers=buffers))
+    assert any(schedule.staggered for schedule in layer.schedules) == (buffers > 1)
+    x, w = layer.operands()
+    expected = bits(in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes))
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        assert (bits(execute(program, layer.image(program, w), x)) == expected).all(), str(schedule)
+        assert violations(issued(program, layer.pim, 0), layer.pim, program, 0) == []
 
 
 def test_programs_do_not_grow_with_the_map():
