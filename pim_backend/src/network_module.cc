@@ -136,7 +136,7 @@ class ExecutorObj : public ffi::ModuleObj {
     }
     outputs_.clear();  // they lie in the pool of the last run, which this one takes again
     ffi::Any result;
-    main_.CallPacked(args.data(), args.size(), &result);
+    main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
     if (auto one = result.try_cast<ffi::Tensor>()) {
       outputs_.push_back(*one);
     } else {

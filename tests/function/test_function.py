@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import platform
 from collections import Counter
 from dataclasses import replace
 
@@ -17,9 +15,9 @@ from reference import STORAGE, Window, bound, convolve, in_hardware_order
 
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
-from pimflow.errors import TraceError, UnknownNameError, UsageError
+from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import Device, execute, simd_variants
+from pimflow.simulators.functional import execute
 from pimflow.simulators.timing import issued
 
 POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
@@ -98,72 +96,6 @@ def test_loops_mean_what_they_expand_to(layer):
         expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
         image = layer.image(program, w)
         assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
-
-
-@pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
-def test_threads_do_not_change_values(layer):
-    x, w = layer.operands()
-    for schedule in layer.schedules:
-        alone = run(layer, schedule, x, w, threads=1)
-        for threads in (2, 3, 16):
-            assert (bits(run(layer, schedule, x, w, threads=threads)) == bits(alone)).all()
-
-
-@pytest.mark.parametrize("variant", simd_variants())
-@settings(max_examples=60)
-@given(layers(), st.sampled_from((0.0, 0.0, 0.01, 0.5)))
-def test_every_instruction_set_gives_the_same_bits(variant, layer, special):
-    """Which NaN comes out of a sum, too."""
-    x, w = layer.operands()
-    if layer.dtype != "int8":
-        rng = np.random.default_rng(layer.seed)
-        for operand in (x, w):
-            some = rng.random(operand.shape) < special
-            operand[some] = rng.choice(SPECIAL, some.sum())
-    for schedule in layer.schedules[::3]:
-        expected = bits(run(layer, schedule, x, w, variant="portable"))
-        assert (bits(run(layer, schedule, x, w, variant=variant)) == expected).all()
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the word that is set is x86's MXCSR")
-@pytest.mark.parametrize("bits_set", [0x8040, 0x6000], ids=["subnormals flushed", "rounded towards zero"])
-@pytest.mark.parametrize("variant", simd_variants())
-def test_the_callers_arithmetic_does_not_matter(variant, bits_set):
-    """Libraries set it for a thread (torch.set_flush_denormal); the threads beside it have their own."""
-    layer = replace(POINTWISE, dtype="fp32")
-    x, w = layer.operands()
-    x[:, ::2] *= np.float32(2.0**-80)
-    w[::2] *= np.float32(2.0**-60)
-    program = layer.lowered(layer.schedules[0])
-    device = Device(program, layer.image(program, w))
-    expected = device.run(x, 1, variant)
-    assert ((expected != 0) & (abs(expected) < np.finfo(np.float32).tiny)).any()
-    libm, callers = ctypes.CDLL("libm.so.6"), (ctypes.c_uint32 * 8)()
-    libm.fegetenv(callers)
-    changed = type(callers)(*callers)
-    changed[7] |= bits_set
-    libm.fesetenv(changed)
-    try:
-        result = device.run(x, 1, variant)
-        after = type(callers)()
-        libm.fegetenv(after)
-    finally:
-        libm.fesetenv(callers)
-    assert (bits(result) == bits(expected)).all()
-    assert after[7] & bits_set == bits_set
-
-
-def test_the_environment_names_the_instruction_set(monkeypatch):
-    x, w = POINTWISE.operands()
-    for variant in simd_variants():
-        monkeypatch.setenv("PIMFLOW_SIMD", variant)
-        run(POINTWISE, POINTWISE.schedules[0], x, w)
-    monkeypatch.setenv("PIMFLOW_SIMD", "mmx")
-    with pytest.raises(UsageError, match=r"PIMFLOW_SIMD.*'mmx'.*portable"):
-        run(POINTWISE, POINTWISE.schedules[0], x, w)
-    monkeypatch.delenv("PIMFLOW_SIMD")
-    with pytest.raises(UnknownNameError, match="portable"):
-        run(POINTWISE, POINTWISE.schedules[0], x, w, variant="portabel")
 
 
 @settings(max_examples=60)

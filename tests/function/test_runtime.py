@@ -92,6 +92,14 @@ def test_inferences_side_by_side():
     assert all(seen) and len(seen) <= 120
 
 
+def test_a_damaged_interface_takes_no_memory():
+    load = native.get("ffi.Module.load_from_bytes.pimflow (import pimflow first)")
+    with pytest.raises(RuntimeError, match="truncated pimflow module"):
+        load(struct.pack("<QQ", 0x3130544E4D4950, 1 << 62))
+    with pytest.raises(ArtifactError, match="another version of pimflow: compile it again"):
+        load(bytes(16))
+
+
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
