@@ -148,7 +148,8 @@ class Nest:
             nodes, bounds = [], [*self.starts, inner]
             for begin, end in itertools.pairwise(bounds):
                 base = number * inner + begin
-                nodes += roll(lambda step, base=base: emit(base + step), min(end - begin, len(self) - base))
+                count = min(end - begin, len(self) - base)
+                nodes += roll(lambda step, base=base: emit(base + step), count, period=period)
             return nodes
 
         if self.schedule.staggered:

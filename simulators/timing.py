@@ -334,14 +334,18 @@ def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
 
 
 def _timing_signature(words: np.ndarray) -> np.ndarray:
-    """Encoded words less what no figure depends on: pixels, elements, output channels, the first row."""
-    words = words.copy()
+    """Encoded words less what no figure depends on: pixels, elements, output channels, the least row."""
+    words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
-    rows, node = [], 0
-    while node < len(words):
-        opcode, size, *_ = words[node : node + 2].tolist()
+    around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
+    rows, extents, node = [], [], 0
+    while node < len(plain):
+        while around and around[-1][0] == node:
+            around.pop()
+        opcode, size, extent = plain[node : node + 3]
         operands = node + 2
         if opcode == 0:
+            around.append((node + size, extent))
             node += 3
             continue
         if opcode == 1:
@@ -351,9 +355,11 @@ def _timing_signature(words: np.ndarray) -> np.ndarray:
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
             rows.append(operands + 1)
+            extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
         node += size
     if rows:
-        words[rows] -= words[rows].min()
+        falls = np.minimum(words[np.add.outer(rows, np.arange(1, affine))], 0) * (np.array(extents) - 1)
+        words[rows] -= (words[rows] + falls.sum(axis=1)).min()
     return words
 
 

@@ -136,7 +136,7 @@ class ExecutorObj : public ffi::ModuleObj {
     }
     outputs_.clear();  // they lie in the pool of the last run, which this one takes again
     ffi::Any result;
-    main_.CallPacked(args.data(), args.size(), &result);
+    main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
     if (auto one = result.try_cast<ffi::Tensor>()) {
       outputs_.push_back(*one);
     } else {
@@ -205,13 +205,16 @@ class NetworkModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    TVM_FFI_ICHECK_EQ(r.Get<uint64_t>(), kMagic) << "not a network of pimflow";
+    if (r.Get<uint64_t>() != kMagic) {
+      TVM_FFI_THROW(ArtifactError) << "a network of another version of pimflow: compile it again";
+    }
     Interface interface;
-    interface.inputs.resize(r.Get<uint64_t>());
-    for (Input& input : interface.inputs) {
+    for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
+      Input input;
       r.GetAll(&input.name);
       r.GetAll(&input.dtype);
       r.GetAll(&input.shape);
+      interface.inputs.push_back(std::move(input));
     }
     interface.outputs = r.Get<int64_t>();
     r.GetAll(&interface.target);

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -152,10 +153,27 @@ ffi::Tensor GetTensor(Reader* r) {
 }
 
 /*! \brief Called after each region with (symbol, input, output), both fp32 on the CPU, if set. */
-ffi::Optional<ffi::Function>& Observer() {
-  static ffi::Optional<ffi::Function> observer;
-  return observer;
-}
+class Observer {
+ public:
+  void Set(ffi::Optional<ffi::Function> observer) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::swap(observer_, observer);
+  }
+  /*! \brief A reference of one's own: another thread may set the next while this one is called. */
+  ffi::Optional<ffi::Function> Get() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return observer_;
+  }
+
+  static Observer& OfThisProcess() {
+    static Observer* observer = new Observer();  // Python may be gone when statics are destroyed
+    return *observer;
+  }
+
+ private:
+  std::mutex mutex_;
+  ffi::Optional<ffi::Function> observer_;
+};
 
 class PimModuleObj : public ffi::ModuleObj {
  public:
@@ -170,6 +188,9 @@ class PimModuleObj : public ffi::ModuleObj {
     Region* region = &found->second;
     auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
     return ffi::Function::FromPacked([self, region, name](ffi::PackedArgs args, ffi::Any*) {
+      if (args.size() < 2) {
+        TVM_FFI_THROW(TypeError) << "PIM region '" << name << "' takes an input and an output tensor";
+      }
       auto x = args[0].cast<ffi::Tensor>(), y = args[args.size() - 1].cast<ffi::Tensor>();
       for (const ffi::Tensor& each : {x, y}) {
         TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
@@ -182,7 +203,7 @@ class PimModuleObj : public ffi::ModuleObj {
       execute(region->header, region->words, region->offsets, region->pages, region->table, operand, result,
               threads, ffi::String());
       FromHost(result, y);
-      if (Observer()) (*Observer())(name, operand, result);
+      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operand, result);
     });
   }
 
@@ -240,7 +261,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def("pimflow.runtime.create_module", CreateModule)
       .def("pimflow.runtime.add_region", AddRegion)
-      .def("pimflow.runtime.set_observer", [](ffi::Optional<ffi::Function> f) { Observer() = f; })
+      .def("pimflow.runtime.set_observer",
+           [](ffi::Optional<ffi::Function> observer) { Observer::OfThisProcess().Set(std::move(observer)); })
       .def("ffi.Module.load_from_bytes.pim", PimModuleObj::LoadFromBytes);
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System
+from pimflow.hardware.reader import INTEGER_LIMIT
 
 ELLIPSES = ("…", "...")
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
@@ -37,7 +38,7 @@ class Setting:
 
     @classmethod
     def parse(cls, text: str) -> Setting:
-        """Read ``pim_channels=0,4,…,28``, ``global_buffers=1,2,4`` or ``pim.timing.nRCD=20,30``.
+        """Read ``pim_channels=0,4,…,28``, ``global_buffers=1,2,4`` or ``pim.timing.nRAS=20,30``.
 
         Raises
         ------
@@ -57,6 +58,10 @@ class Setting:
 
     def apply(self, system: System, value: Value) -> System:
         """`system` with that value; raises `UsageError` if they do not go together."""
+        if self.key:
+            known = getattr(getattr(system, self.owner), self.field)
+            if self.key not in known:
+                raise UnknownNameError(f"--set {self.owner}.{self.field}", self.key, known)
         try:
             if self.owner == "system":
                 loader = _OWNERS.get(self.field)
@@ -119,9 +124,12 @@ def _listed(parts: list[str], text: str) -> list[str]:
 def _value(text: str, kind: object, whole: str) -> Value:
     if kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
+        if kind is int and abs(value) >= INTEGER_LIMIT:
+            raise UsageError(f"--set {whole}: '{text:.40}' is not below {INTEGER_LIMIT}")
+        return value
     if kind is bool:
         if text not in ("true", "false"):
             raise UsageError(f"--set {whole}: '{text}' is neither true nor false")

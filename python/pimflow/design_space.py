@@ -194,6 +194,9 @@ def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, 
     for setting, (_, value) in pairs:
         base = setting.apply(base, value)
     base.require_network_dtype()
+    for fault in base.pim.faults():
+        set_so = " ".join(f"--set {name}={value}" for name, value in values)
+        raise UsageError(f"{set_so}: pim '{base.pim.name}': {fault}")
     return base
 
 

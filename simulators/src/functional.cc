@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -274,6 +275,20 @@ class Channel {
   bool some_closed_ = true;
 };
 
+/*! \brief Rounding to nearest, subnormals kept: the thread that calls may have been set to something else. */
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
+
 template <typename T>
 T* Data(const ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
@@ -339,6 +354,7 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   }
   std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
   auto work = [&](int64_t thread) {
+    const DefaultArithmetic arithmetic;
     Channel* device = devices[thread].get();
     for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared) prepare(i);
     WaitUntil([&] { return prepared == slabs; });

@@ -6,12 +6,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace pimflow {
@@ -58,7 +60,7 @@ class Workers {
   }
 
   void RunAll(int64_t threads, const Work& work) {
-    for (; started_ < threads; ++started_) std::thread(&Workers::Wait, this).detach();
+    threads = Start(threads);
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       work_ = &work;
@@ -72,6 +74,15 @@ class Workers {
       next_ = threads_;
     }
     WaitUntil([&] { return running_.load(std::memory_order_acquire) == 0; });
+  }
+
+  /*! \brief Have so many threads, this one included, or as many as the system gives; how many there are. */
+  int64_t Start(int64_t threads) {
+    try {
+      for (; started_ < threads; ++started_) std::thread(&Workers::Wait, this).detach();
+    } catch (const std::system_error&) {
+    }
+    return std::min(started_, threads);
   }
 
   [[noreturn]] void Wait() {

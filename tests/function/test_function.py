@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, UNEVEN, Layer, flat, in_small_buffers, layers
+from layers import NEWTON, SHORT, UNEVEN, Layer, flat, in_small_buffers, layers
 from reference import STORAGE, Window, bound, convolve, in_hardware_order
 
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
-from pimflow.errors import TraceError, UnknownNameError, UsageError
+from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import execute, simd_variants
+from pimflow.simulators.functional import execute
 from pimflow.simulators.timing import issued
 
 POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
@@ -96,44 +96,6 @@ def test_loops_mean_what_they_expand_to(layer):
         expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
         image = layer.image(program, w)
         assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
-
-
-@pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
-def test_threads_do_not_change_values(layer):
-    x, w = layer.operands()
-    for schedule in layer.schedules:
-        alone = run(layer, schedule, x, w, threads=1)
-        for threads in (2, 3, 16):
-            assert (bits(run(layer, schedule, x, w, threads=threads)) == bits(alone)).all()
-
-
-@pytest.mark.parametrize("variant", simd_variants())
-@settings(max_examples=60)
-@given(layers(), st.sampled_from((0.0, 0.0, 0.01, 0.5)))
-def test_every_instruction_set_gives_the_same_bits(variant, layer, special):
-    """Which NaN comes out of a sum, too."""
-    x, w = layer.operands()
-    if layer.dtype != "int8":
-        rng = np.random.default_rng(layer.seed)
-        for operand in (x, w):
-            some = rng.random(operand.shape) < special
-            operand[some] = rng.choice(SPECIAL, some.sum())
-    for schedule in layer.schedules[::3]:
-        expected = bits(run(layer, schedule, x, w, variant="portable"))
-        assert (bits(run(layer, schedule, x, w, variant=variant)) == expected).all()
-
-
-def test_the_environment_names_the_instruction_set(monkeypatch):
-    x, w = POINTWISE.operands()
-    for variant in simd_variants():
-        monkeypatch.setenv("PIMFLOW_SIMD", variant)
-        run(POINTWISE, POINTWISE.schedules[0], x, w)
-    monkeypatch.setenv("PIMFLOW_SIMD", "mmx")
-    with pytest.raises(UsageError, match=r"PIMFLOW_SIMD.*'mmx'.*portable"):
-        run(POINTWISE, POINTWISE.schedules[0], x, w)
-    monkeypatch.delenv("PIMFLOW_SIMD")
-    with pytest.raises(UnknownNameError, match="portable"):
-        run(POINTWISE, POINTWISE.schedules[0], x, w, variant="portabel")
 
 
 @settings(max_examples=60)
@@ -312,6 +274,19 @@ def test_rows_without_weights_are_zero(layer):
         image = layer.image(program, w)
         empty = replace(image, table=np.full_like(image.table, -1))
         assert (execute(program, empty, x) == 0).all()
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_tiles_that_share_a_row(buffers):
+    """Four tiles a row, and enough of them for loops: a row is opened every fourth tile."""
+    layer = Layer(x_shape=(1, 3, 3, 50), oc=427, pim=replace(SHORT, global_buffers=buffers))
+    assert any(schedule.staggered for schedule in layer.schedules) == (buffers > 1)
+    x, w = layer.operands()
+    expected = bits(in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes))
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        assert (bits(execute(program, layer.image(program, w), x)) == expected).all(), str(schedule)
+        assert violations(issued(program, layer.pim, 0), layer.pim, program, 0) == []
 
 
 def test_programs_do_not_grow_with_the_map():

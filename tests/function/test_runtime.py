@@ -1,6 +1,8 @@
 """Does the runtime module of PIM regions take tensors as kernels leave them: fp16, anywhere?"""
 
 import struct
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -51,6 +53,51 @@ def test_results_are_rounded_to_half_like_numpy():
     with np.errstate(over="ignore"):
         expected = values.reshape(-1, 16).astype(np.float16)
     np.testing.assert_array_equal(y, expected)
+
+
+def test_a_region_takes_two_tensors():
+    layer = Layer(x_shape=(1, 3, 3, 40), oc=20)
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    module = native.get("pimflow.runtime.create_module")()
+    codegen.add_region(module, "layer", program, layer.image(program, w))
+    for tensors in ((), (tvm_ffi.from_dlpack(x),)):
+        with pytest.raises(TypeError, match="'layer' takes an input and an output"):
+            module["layer"](*tensors)
+
+
+def test_inferences_side_by_side():
+    """Threads share a module, and observers come and go meanwhile: the same values, each seen once or not."""
+    layer = Layer(x_shape=(1, 6, 6, 300), oc=40, channels=4)
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    image = layer.image(program, w)
+    expected = called(program, image, x, np.float32)
+    module = native.get("pimflow.runtime.create_module")()
+    codegen.add_region(module, "layer", program, image)
+    results = [np.zeros((40, *expected.shape), np.float32) for _ in range(3)]
+    seen = []
+
+    def infer(outputs):
+        for y in outputs:
+            module["layer"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
+
+    threads = [threading.Thread(target=infer, args=(outputs,)) for outputs in results]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        with codegen.observed(lambda symbol, x, y: seen.append((y == expected).all())):
+            time.sleep(0.001)
+    assert all((outputs == expected).all() for outputs in results)
+    assert all(seen) and len(seen) <= 120
+
+
+def test_a_damaged_interface_takes_no_memory():
+    load = native.get("ffi.Module.load_from_bytes.pimflow (import pimflow first)")
+    with pytest.raises(RuntimeError, match="truncated pimflow module"):
+        load(struct.pack("<QQ", 0x3130544E4D4950, 1 << 62))
+    with pytest.raises(ArtifactError, match="another version of pimflow: compile it again"):
+        load(bytes(16))
 
 
 def stored(program, image) -> bytes:

@@ -14,8 +14,9 @@ from lifetimes import collide, network, smallest_pool, tables
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import InfeasibleError, LifetimeError, UnknownNameError, UsageError
-from pimflow.memory import csv_form, validator
-from pimflow.memory.pools import blocks, lower_bound_bytes
+from pimflow.memory import csv_form, exact, validator
+from pimflow.memory.policies import place
+from pimflow.memory.pools import blocks, lower_bound_bytes, pool_end_bytes
 
 DATA = Path(__file__).parent / "data"
 CAPACITY_BYTES = 1 << 20
@@ -58,6 +59,30 @@ def test_the_decision_form_answers_both_ways(lifetimes):
     with pytest.raises(InfeasibleError, match=f"{smallest} B.* above the capacity") as caught:
         memory.plan(lifetimes, capacity_bytes=smallest - 1)
     assert (caught.value.demand, caught.value.bound) == (smallest, smallest - 1)
+
+
+@settings(max_examples=100)
+@given(tables(), st.integers(2, 4))
+def test_no_decision_claims_more_than_it_proved(lifetimes, unit):
+    """Capacities that no pool can have exactly: all sizes and offsets are multiples of `unit`."""
+    assume(not collide(lifetimes))
+    smallest = unit * smallest_pool(lifetimes)
+    scaled = [
+        replace(
+            each,
+            size_bytes=unit * each.size_bytes,
+            alignment_bytes=unit * each.alignment_bytes,
+            offset_bytes=each.offset_bytes and unit * each.offset_bytes,
+        )
+        for each in lifetimes
+    ]
+    start = max(
+        (place(scaled, policy) for policy in memory.POLICIES), key=lambda at: pool_end_bytes(scaled, at)
+    )
+    for capacity in range(max(1, smallest - unit), smallest + 2):
+        solution = exact.solve(scaled, start, 10, capacity)
+        assert solution.lower_bound_bytes <= smallest
+        assert (solution.pool_bytes <= capacity) == (capacity >= smallest)
 
 
 @settings(max_examples=40)

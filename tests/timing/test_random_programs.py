@@ -12,7 +12,7 @@ from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.checker import count_violations, violations
-from pimflow.simulators.timing import issued, time_program, time_trace
+from pimflow.simulators.timing import TimingResult, issued, time_program, time_trace
 from pimflow.simulators.trace import expand_to_pim
 
 NEWTON = PimSpec.load("newton-gddr6")
@@ -42,8 +42,9 @@ def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
                 nodes.append(loop(draw(st.integers(1, 5)), *draw(bodies(depth + 1))))
                 rows.clear()
         else:
-            coefficients = tuple(draw(st.integers(0, 2)) for _ in range(depth))
-            row = Affine(draw(st.integers(0, 3)), coefficients)
+            coefficients = tuple(draw(st.integers(-2, 2)) for _ in range(depth))
+            least = 700 if min(coefficients, default=0) < 0 else 0  # no loop falls by more
+            row = Affine(least + draw(st.integers(0, 3)), coefficients)
             if kind == "act":
                 gang = draw(st.sampled_from(GANGS))
                 nodes.append(act(gang, row))
@@ -130,6 +131,15 @@ def test_no_command_could_issue_sooner(source, spec, data):
 @given(programs, st.sampled_from(SPECS), st.sampled_from(("strict", "ramulator-pimflow")))
 def test_loops_and_runs_change_nothing(source, spec, timing):
     assert time_program(source, spec, timing) == time_program(unrolled(source), spec, timing)
+
+
+def test_rows_may_fall():
+    def timed(row: Affine) -> TimingResult:
+        return time_program(
+            program((loop(6, *(act(gang, row) for gang in GANGS), comp(4, row=row)),)), NEWTON
+        )
+
+    assert timed(Affine(5, (-1,))) == timed(Affine(0, (1,)))
 
 
 @settings(max_examples=80, deadline=None)

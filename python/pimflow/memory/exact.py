@@ -84,7 +84,8 @@ def solve(
     while not settled():
         # Below `low` nothing is known to fit, or the nodes of this round did not tell.
         low = found.lower_bound_bytes
-        capacity = capacity_bytes if decide else low
+        # Packed pools are multiples of `step`.
+        capacity = capacity_bytes // step * step if decide else low
         while not settled() and low < found.pool_bytes:
             outcome = _try(found, placed, rows, count, capacity, nodes, deadline - time.monotonic())
             if outcome == _NONE:
