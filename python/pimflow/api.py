@@ -43,6 +43,7 @@ from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
 from pimflow.network_search import AnyPlan, as_plan, order_part, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.primitive_profiles.primitive_times import check_device
 from pimflow.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def compile(
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
-    primitive_selection.check_device(select, targets.C if in_c else target, target_system.dtype)
+    check_device(select, targets.C if in_c else target, target_system.dtype)
     wanted = Goal(**goal)
     target_system.require_network_dtype()
     request = requested(decompose)
@@ -249,16 +250,16 @@ def compile(
             interface = replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
-    choices = selection and selection.choices
+    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
     names = dict.fromkeys([target, "llvm+pim"])
     builds = tuple(
-        compilation.build(network, searched, targets.named_target(name), None if in_c else choices)
+        compilation.build(network, searched, targets.named_target(name), None if in_c else choices, layouts)
         for name in names
     )
     c_part = None
     if in_c:
         progress("building C")
-        c_part = c_network.c_network(network, target_system, choices, inputs, expected, tolerance)
+        c_part = c_network.c_network(network, target_system, choices, layouts, inputs, expected, tolerance)
 
     progress("verifying")
     for built in reversed(builds):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate, Known
 from pimflow.core.region import RegionGraph
-from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.selection import Budgets, Problem, Sums
 from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
@@ -96,6 +96,12 @@ class Selection:
             if step.chosen
         }
 
+    @property
+    def layouts(self) -> dict[str, str]:
+        """In which layouts all other layers work."""
+        others = self.problem.others(self.selected.choice)
+        return {name: candidate.input.layout for name, candidate in others.items()}
+
 
 def select(
     model: Model,
@@ -131,7 +137,7 @@ def select(
     from pimflow.hardware import system
 
     network = frontend.load(model, shapes or {}, batch)
-    applied = compilation.with_primitives(network.module, found.choices)
+    applied = compilation.with_primitives(network.module, found.choices, found.layouts)
     calls = network_kernels.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
     progress = options.get("progress", lambda _: None)
@@ -245,19 +251,6 @@ def for_compilation(
     return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options, **own)
 
 
-def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:
-    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
-    device = (options or {}).get("device") or ""
-    if device.startswith("rpc:") and target != "c":
-        raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
-    if device == CUDA and target != "cuda+pim":
-        raise UsageError("--device cuda: there are no kernels for a GPU; give --target cuda+pim too")
-    if device == CUDA and dtype != "fp32":
-        raise UsageError(
-            f"--device cuda: primitives for GPUs compute in fp32, not in {dtype}; give --dtype fp32"
-        )
-
-
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
     """`budgets`, and no more of what was minimised than `sums` has; of time, no more than the budget."""
     if objective == "time":
@@ -290,6 +283,8 @@ def summary(found: Selection) -> dict[str, Any]:
     layers = set(Layers(problem.graph, device.target).chosen.values())
     missing = unmeasured(found.profile, layers)
     possible = sum(len(applicable(layer, device.target)) for layer in layers)
+    others = problem.others(choice)
+    every = Layers(problem.graph, device.target).layouts
     known = {False: "measured", True: ANALYTIC if device.cpu == ANALYTIC else "predicted"}
     row = {
         "network": problem.graph.name,
@@ -313,6 +308,10 @@ def summary(found: Selection) -> dict[str, Any]:
             for step in problem.steps
             if step.chosen
         ],
+        "others": [
+            {"layer": name, "layout": each.input.layout, "time_ns": problem.time_ns(each)}
+            for name, each in others.items()
+        ],
         "transforms": [dict(vars(transform)) for transform in sums.transforms],
         "greedy_time_ns": found.greedy and found.greedy.time_ns,
         "baselines": {name: _brief(each) for name, each in found.baselines.items()},
@@ -324,6 +323,7 @@ def summary(found: Selection) -> dict[str, Any]:
             "of": possible,
             "predicted": len(found.profile.predicted_ns),
             "failed": len(found.profile.failed),
+            "layouts_untimed": sum(len(every[name]) - len(problem.layouts(name)) for name in others),
         },
     }
     if found.network:
@@ -361,11 +361,14 @@ def text(found: Selection) -> str:
         for each in row["choices"]
     ]
     spent_ns = sum(each["time_ns"] for each in row["transforms"])
-    measured = row["measured"]
+    measured, used = row["measured"], Counter(each["layout"] for each in row["others"])
+    left = measured["layouts_untimed"]
+    untimed = f"; {left} more layouts have no times" if left else ""
     lines += [
         f"least {row['minimize']}: {_figures(row)}, {row['status']}, {row['solve_seconds']:.2f} s",
         f"{len(row['transforms'])} layout transforms, {spent_ns / 1e6:.3f} ms of that; memory is "
         + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
+        "other layers: " + (", ".join(f"{n} in {layout}" for layout, n in used.items()) or "none") + untimed,
         *([network_text(row["network_time"])] if found.network else []),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
@@ -83,6 +83,19 @@ class Source:
             yield Times(self, layers, found, progress)
 
 
+def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:
+    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
+    device = (options or {}).get("device") or ""
+    if device.startswith("rpc:") and target != "c":
+        raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
+    if device == CUDA and target != "cuda+pim":
+        raise UsageError("--device cuda: there are no kernels for a GPU; give --target cuda+pim too")
+    if device == CUDA and dtype != "fp32":
+        raise UsageError(
+            f"--device cuda: primitives for GPUs compute in fp32, not in {dtype}; give --dtype fp32"
+        )
+
+
 class Times:
     """The times of a network's layers.
 
@@ -123,7 +136,13 @@ class Times:
         source, layers = self._source, self._layers
         most = 0 if source.profile == "predicted" else source.measure
         found = primitive_profiler.measure(
-            layers.chosen.values(), layers.moves.values(), most, source.cache, progress, machine=self._machine
+            layers.chosen.values(),
+            layers.moves.values(),
+            most,
+            source.cache,
+            progress,
+            machine=self._machine,
+            pools=layers.pooled,
         )
         measured_now = is_remote(source.device) or source.on_gpu
         found.require(self._machine.device, None if measured_now else source.device)
