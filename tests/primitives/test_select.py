@@ -244,20 +244,21 @@ def pooling(channels: int) -> RegionGraph:
         region("pool", "nn.max_pool2d", ("nn.max_pool2d",), ("conv",), (shape,), half, pooling=pool),
         region("mean", "mean", ("mean", "reshape"), ("pool",), (half,), (1, channels)),
         region("gate", "mean", ("mean",), ("pool",), (half,), pixel),
+        region("axes", "mean", ("mean", "permute_dims"), ("pool",), (half,), (1, channels, 1, 1)),
         region("rows", "mean", ("mean",), ("pool",), (half,), (1, 4, 4, 1)),
         region("scaled", "multiply", ("multiply",), ("pool", "gate"), (half, pixel), half, anchored=False),
     )
-    return RegionGraph(name="pools", regions=regions, outputs=("mean", "rows", "scaled"))
+    return RegionGraph(name="pools", regions=regions, outputs=("mean", "axes", "rows", "scaled"))
 
 
 @pytest.mark.parametrize("channels, every", [(32, ("HWC", "CHW", "CHWc16")), (24, ("HWC", "CHW"))])
 def test_pools_and_means_take_part_in_every_layout(channels, every):
     layers = Layers(pooling(channels))
-    assert {name: layers.layouts[name] for name in ("pool", "mean", "gate", "scaled")} == dict.fromkeys(
-        ("pool", "mean", "gate", "scaled"), every
-    )
+    for name in ("pool", "mean", "axes", "gate", "scaled"):
+        assert layers.layouts[name] == every
     assert layers.layouts["rows"] == ("HWC",)  # over channels
-    assert layers.pools.keys() == {"pool", "mean", "gate"}
+    assert layers.pools.keys() == {"pool", "mean", "axes", "gate"}
+    assert not any(tensor in ("mean", "axes", "gate") for tensor, _, _ in layers.moves)  # pixels
     assert layers.pools["gate"] == layers.pools["mean"] and layers.pools["mean"].window.kh == 4
     assert Layers(pooling(channels), "cuda").layouts["pool"] == ("HWC",)
 

@@ -110,7 +110,7 @@ def _window(region: Region) -> ConvGeometry | None:
     n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
     channels = region.output_elements // max(n, 1)
     # Over channels, it would make a map of as many elements only by chance.
-    if not n or h * w == channels or region.output_shape[-1] != channels:
+    if not n or h * w == channels or channels not in region.output_shape:
         return None
     return ConvGeometry(n=n, h=h, w=w, c=channels, oc=channels, kh=h, kw=w, groups=channels)
 
@@ -120,7 +120,8 @@ def _layouts(region: Region, target: str) -> tuple[str, ...]:
     shapes = [*region.input_shapes, region.output_shape]
     window = _window(region)
     behind = region.operators
-    if window and (window.oh, window.ow) == (1, 1):  # of a pixel all layouts are one
+    if window and window.pixels == window.n and region.output_elements == window.n * window.oc:
+        # Of a pixel all layouts are one.
         behind, shapes = _before(region), shapes[:-1]
     fixed = {*MOVES, "strided_slice"} & set(behind) or region.geometry or (region.anchored and not window)
     if fixed or any(len(shape) != 4 for shape in shapes):
@@ -193,10 +194,16 @@ class Layers:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Batch, height, width and channels of every tensor; what is no map is a pixel."""
+        """Batch, height, width and channels of every tensor; what is no map is a pixel.
+
+        So is what has one axis only: it may be a pixel in another order of axes.
+        """
 
         def map_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-            return shape if len(shape) == 4 else (1, 1, 1, math.prod(shape))
+            if len(shape) != 4:
+                return (1, 1, 1, math.prod(shape))
+            n, *rest = shape
+            return shape if sum(extent > 1 for extent in rest) > 1 else (n, 1, 1, math.prod(rest))
 
         found = {region.name: map_of(region.output_shape) for region in self.graph.regions}
         for region in self.graph.regions:
