@@ -60,12 +60,15 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if fused is not None:
         return fused.with_attr("tirx.is_scheduled", True)
     for nest in nests:
-        if not schedule_primitives.is_stage(sch, nest) and _may_inline(sch, nest):
+        if schedule_primitives.is_stage(sch, nest) or _may_pad(sch, nest):
+            continue
+        if _may_inline(sch, nest):
             sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
     schedule_primitives.schedule(sch)
     for nest in _nests(sch):
         if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
-            sch = _tried(sch, _tile if reduced(sch.get(nest)) else _spread, nest)
+            rule = _planes if _is_plane(sch, nest) else _tile if reduced(sch.get(nest)) else _spread
+            sch = _tried(sch, rule, nest)
     # The sums of a tile are declared inside its loop: only there are they as small as a tile.
     return schedule_primitives.one_at_a_time(_PLACED(sch.mod)["main"]).with_attr("tirx.is_scheduled", True)
 
@@ -144,6 +147,45 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
     rows = [loop for loop in sch.get_loops(nest)[:-1] if _extent(sch, loop) > 1]
     if rows and _size(sch, nest) >= PARALLEL:
         sch.parallel(rows[0])
+
+
+def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` pools windows of pixels that lie side by side, in rows that fit on the stack."""
+    block = sch.get(nest)
+    over = reduced(block)
+    if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
+        return False
+    *_, column = (i for i in block.iter_vars if i.var not in over)
+    last = list(block.reads[0].region)[-1]
+    pixels = variables(last.min)
+    row_bytes = 4 * int(block.reads[0].source.shape[-1])
+    return column.var in pixels and bool(over & pixels) and row_bytes < STACK_BYTES
+
+
+def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` is what `_planes` computes anew for every row that a pool reads."""
+    readers = sch.get_consumers(nest)
+    cheap = not reduced(sch.get(nest)) and not _is_costly(sch.get(nest))
+    return cheap and len(readers) == 1 and _is_plane(sch, readers[0])
+
+
+def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
+    """A pool a row of the result at a time, of one plane: LLVM makes vectors of pixels.
+
+    Rows of the operand are padded when they are read, so that no pixel asks where it lies.
+    """
+    loops, size = sch.get_loops(main), _size(sch, main)
+    *outer, column, row_over, column_over = loops
+    padded = [nest for nest in sch.get_producers(main) if _may_pad(sch, nest)]
+    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in (*outer, column)))
+    sch.reorder(*outer, row_over, column_over, column)
+    sch.reverse_compute_at(result, outer[-1], preserve_unit_loops=True)
+    for pad in padded:
+        sch.compute_at(pad, row_over, preserve_unit_loops=True)
+    sch.unroll(column_over)
+    if size >= PARALLEL:
+        sch.parallel(sch.fuse(*outer[:-1]))
+    sch.decompose_reduction(main, row_over)
 
 
 def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:

@@ -52,12 +52,15 @@ class SelectPrimitives:
                 raise UsageError(f"primitive '{primitive.name}' does not apply to layer '{layer}'")
             x = value.args[0]
             if operator(value) == "matmul":
-                x = builder.emit(relax.op.reshape(x, (geometry.n, 1, 1, geometry.c)))
+                pixels = relax.op.reshape(x, (geometry.n, 1, 1, geometry.c))
+                x = builder.emit(pixels, name_hint=f"{var.name}.pixels")
             filters = transformed(primitive, geometry, _filters(value))
             function = builder.add_func(kernel(primitive, geometry), primitive.name.replace("-", "_"))
             made = relax.TensorType(output_shape(primitive, geometry), "float32")
-            called = relax.call_tir(function, [_into(builder, primitive, x), relax.const(filters)], made)
-            result = _back(builder, primitive, geometry, builder.emit(called, name_hint=var.name))
+            called = relax.call_tir(
+                function, [_into(builder, primitive, x, var.name), relax.const(filters)], made
+            )
+            result = _back(builder, primitive, geometry, builder.emit(called, name_hint=var.name), var.name)
             return relax.op.reshape(result, shape(var)) if operator(value) == "matmul" else result
 
         return rebuild(mod, rewrite)
@@ -77,22 +80,25 @@ def _filters(value: relax.Call) -> np.ndarray:
     return weights.T[:, :, None, None] if operator(value) == "matmul" else weights.transpose(0, 3, 1, 2)
 
 
-def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr) -> relax.Expr:
-    """An NHWC tensor in the primitive's layout."""
+def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name: str) -> relax.Expr:
+    """An NHWC tensor in the primitive's layout; other layers keep their names."""
     if primitive.layout == "HWC":
         return x
     if primitive.layout == "CHW":
-        return builder.emit(relax.op.permute_dims(x, (0, 3, 1, 2)))
+        return builder.emit(relax.op.permute_dims(x, (0, 3, 1, 2)), name_hint=f"{name}.chw")
     n, h, w, c = shape(x)
-    blocks = builder.emit(relax.op.reshape(x, (n, h, w, c // BLOCK, BLOCK)))
-    return builder.emit(relax.op.permute_dims(blocks, (0, 3, 1, 2, 4)))
+    blocks = builder.emit(relax.op.reshape(x, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
+    return builder.emit(relax.op.permute_dims(blocks, (0, 3, 1, 2, 4)), name_hint=f"{name}.blocks")
 
 
-def _back(builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var) -> relax.Var:
+def _back(
+    builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var, name: str
+) -> relax.Var:
     """A result in NHWC."""
     if primitive.layout == "HWC":
         return y
     if primitive.layout == "CHW":
-        return builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1)))
-    pixels = builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1, 4)))
-    return builder.emit(relax.op.reshape(pixels, (layer.n, layer.oh, layer.ow, layer.oc)))
+        return builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1)), name_hint=f"{name}.nhwc")
+    pixels = builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1, 4)), name_hint=f"{name}.joined")
+    whole = relax.op.reshape(pixels, (layer.n, layer.oh, layer.ow, layer.oc))
+    return builder.emit(whole, name_hint=f"{name}.nhwc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 import tvm
@@ -28,14 +28,15 @@ UNARY = (
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 REDUCE = ("mean", "sum", "max", "min")
+POOL = ("nn.max_pool2d", "nn.avg_pool2d")
 BLOCK = 16  # channels side by side in NCHW16c
 
 
 class _Permuted:
     """A layout that is kept, of which one transpose makes the other."""
 
-    def __init__(self, into: tuple[int, ...], out: tuple[int, ...]):
-        self.into, self.out = into, out
+    def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, other: str):
+        self.into, self.out, self.name, self.other = into, out, name, other
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
         """Axes of the other layout as those of ours; None if they have no like here."""
@@ -51,6 +52,13 @@ class _Permuted:
 
     steps = 1
 
+    def fits(self, dims: tuple[int, ...]) -> bool:
+        """Whether a tensor of the other layout has this one too."""
+        return len(dims) == 4
+
+    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
+
     def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
 
@@ -59,7 +67,7 @@ class _Blocked:
     """NCHW16c, kept where the other layout is NHWC: a transform is a reshape and a transpose."""
 
     INTO, OUT = (0, 3, 1, 2, 4), (0, 2, 3, 1, 4)
-    steps = 2
+    steps, name, other = 2, "NCHW16c", "NHWC"
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
         found = {0: 0, 1: 2, 2: 3}
@@ -82,9 +90,17 @@ class _Blocked:
         axes = _permutation(value)
         return ("into", "last") if axes == self.INTO else ("out", "first") if axes == self.OUT else ()
 
+    def fits(self, dims: tuple[int, ...]) -> bool:
+        return len(dims) == 4 and dims[3] % BLOCK == 0
+
+    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        n, h, w, c = shape(other)
+        blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
+        return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
+
     def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         n, blocks, h, w, c = shape(kept)
-        pixels = builder.emit(relax.op.permute_dims(kept, self.OUT))
+        pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
 
 
@@ -95,8 +111,8 @@ def _permutation(value: relax.Expr) -> tuple[int, ...]:
 
 
 KEPT = {
-    "NHWC": lambda: _Permuted(TO_NHWC, TO_NCHW),
-    "NCHW": lambda: _Permuted(TO_NCHW, TO_NHWC),
+    "NHWC": lambda: _Permuted(TO_NHWC, TO_NCHW, "NHWC", "NCHW"),
+    "NCHW": lambda: _Permuted(TO_NCHW, TO_NHWC, "NCHW", "NHWC"),
     "NCHW16c": _Blocked,
 }
 
@@ -110,43 +126,35 @@ class SinkLayout:
     kept : str
         ``NHWC``, for what `ConvertLayout` leaves in NCHW; ``NCHW`` and ``NCHW16c``, for primitives of those
         layouts.
+    at : container of str, optional
+        Names of variables: their operators, and no others, are computed in the layout that is kept, whose
+        operands are transformed into it if need be. By default all that have their operands in it.
 
     Rewrite, keeping NHWC: ``op(permute(x, NHWC -> NCHW)) -> permute(op'(x))`` for elementwise operators,
-    spatial reductions and concatenations; ``permute(permute(x)) -> x``. Keeping NCHW16c: the same of
+    pools, spatial reductions and concatenations; ``permute(permute(x)) -> x``. Keeping NCHW16c: the same of
     transforms in two steps, a reshape and a transpose.
     Preserves: values exactly (sums over channels and space together up to their order), names, interface.
     """
 
-    def __init__(self, kept: str = "NHWC"):
-        self.kept = KEPT[kept]()
+    def __init__(self, kept: str = "NHWC", at: Container[str] | None = None):
+        self.kept, self.at = KEPT[kept](), at
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        kept = self.kept
+        kept, at = self.kept, self.at
         twins: dict[relax.Var, relax.Expr] = {}  # a variable in the other layout to the same tensor in ours
         begun: dict[relax.Var, relax.Expr] = {}  # half a transform to what it would be whole
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
-            kind = operator(value)
-            if kind == "nn.prelu" and value.args[0] in twins:
-                axes = kept.axes([int(value.attrs.axis)])
-                if axes is None:
-                    return None
-                new = relax.op.nn.prelu(twins[value.args[0]], value.args[1], axes[0])
-                return builder.emit(new, name_hint=name)
-            if kind in UNARY and value.args[0] in twins:
-                args = [twins[value.args[0]], *value.args[1:]]
-            elif kind in BINARY and any(a in twins for a in value.args if isinstance(a, relax.Var)):
-                args = [_operand(a, twins, kept) for a in value.args]
-                if None in args:
-                    return None
-            elif kind in REDUCE and value.args[0] in twins and value.attrs.keepdims:
-                return _reduced(builder, kept, value, twins[value.args[0]], name)
-            elif kind == "concat" and all(f in twins for f in getattr(value.args[0], "fields", (None,))):
-                fields = [twins[f] for f in value.args[0].fields]
-                return builder.emit(_joined(kept, fields, int(value.attrs.axis)), name_hint=name)
-            else:
+            if at is not None and name not in at:
                 return None
-            return builder.emit(relax.Call(value.op, args, value.attrs, value.ty_args), name_hint=name)
+
+            def own(expr: relax.Expr) -> relax.Expr | None:
+                if expr in twins or at is None or not isinstance(expr, relax.Var):
+                    return twins.get(expr)
+                return kept.made(builder, expr, expr.name) if kept.fits(shape(expr)) else None
+
+            new = _kept(kept, value, own)
+            return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
             step = kept.chain(value)
@@ -160,6 +168,36 @@ class SinkLayout:
             return back
 
         return rebuild(mod, rewrite)
+
+
+def _kept(
+    kept: _Permuted | _Blocked, value: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None]
+) -> relax.Call | None:
+    """`value` of operands in the layout that is kept, which `own` finds or makes; None if it has none."""
+    kind = operator(value)
+    if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
+        args = [_operand(a, own, kept) for a in value.args]
+        known = None not in args and any(isinstance(a, relax.Var) for a in args)
+        return relax.Call(value.op, args, value.attrs, value.ty_args) if known else None
+    if kind == "concat" and isinstance(value.args[0], relax.Tuple):
+        fields = [own(f) for f in value.args[0].fields]
+        return None if None in fields else _joined(kept, fields, int(value.attrs.axis))
+    if kind not in (*UNARY, *REDUCE, *POOL) or not isinstance(value.args[0], relax.Var):
+        return None
+    if kind in POOL:
+        x = own(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
+        return None if x is None else _pooled(kept, value, x)
+    if kind in REDUCE:
+        axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
+        if not value.attrs.keepdims or (axes is None and (value.attrs.axis or kept.steps > 1)):
+            return None
+        x = own(value.args[0])
+        return None if x is None else getattr(relax.op, kind)(x, axis=axes, keepdims=True)
+    axes = kept.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
+    x = None if axes is None else own(value.args[0])
+    if x is None or kind != "nn.prelu":
+        return None if x is None else relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
+    return relax.op.nn.prelu(x, value.args[1], axes[0])
 
 
 def _moved(
@@ -189,14 +227,11 @@ def _moved(
     return new
 
 
-def _reduced(
-    builder: relax.BlockBuilder, kept: _Permuted | _Blocked, value: relax.Call, twin: relax.Expr, name: str
-) -> relax.Var | None:
-    axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
-    if axes is None and (value.attrs.axis or kept.steps > 1):
-        return None
-    reduce = getattr(relax.op, operator(value))
-    return builder.emit(reduce(twin, axis=axes, keepdims=True), name_hint=name)
+def _pooled(kept: _Permuted | _Blocked, value: relax.Call, x: relax.Expr) -> relax.Call:
+    attrs = value.attrs
+    pool = getattr(relax.op.nn, operator(value).removeprefix("nn."))
+    window = (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
+    return pool(x, *window, attrs.ceil_mode, attrs.count_include_pad, kept.name)
 
 
 def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
@@ -205,15 +240,17 @@ def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> 
 
 
 def _operand(
-    expr: relax.Expr, twins: dict[relax.Var, relax.Expr], kept: _Permuted | _Blocked
+    expr: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
 ) -> relax.Expr | None:
     """A binary operator's operand in the layout that is kept; None if it would need a transform."""
     if isinstance(expr, relax.Var):
-        return twins.get(expr)
+        return own(expr)
     if not isinstance(expr, tvm.ir.GenericConst):
         return None
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
+    if array.ndim < 4 and kept.other == "NHWC":  # broadcast along the last axes of what we have, not of ours
+        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     made = kept.constant(array) if array.ndim == 4 else None
     return None if made is None else relax.const(np.ascontiguousarray(made))

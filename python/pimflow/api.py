@@ -257,16 +257,16 @@ def compile(
             interface = replace(interface, cpu=targets.cpu_name())
 
     progress("generating code")
-    choices = selection and selection.choices
+    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
     names = dict.fromkeys([target, "llvm+pim"])
     builds = tuple(
-        compilation.build(network, searched, targets.named_target(name), None if in_c else choices)
+        compilation.build(network, searched, targets.named_target(name), None if in_c else choices, layouts)
         for name in names
     )
     c_part = None
     if in_c:
         progress("building C")
-        c_part = c_network.c_network(network, target_system, choices, inputs, expected, tolerance)
+        c_part = c_network.c_network(network, target_system, choices, layouts, inputs, expected, tolerance)
 
     progress("verifying")
     for built in reversed(builds):

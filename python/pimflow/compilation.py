@@ -18,7 +18,10 @@ from pimflow.kernels import Kernels, compile_kernels
 from pimflow.memory import MemoryPlan
 from pimflow.network_kernels import KernelCall, kernel_calls
 from pimflow.placement import Searched
+from pimflow.primitive_profiles.primitive_layers import JOINED
 from pimflow.primitives import Primitive
+from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.flat import operator
 from pimflow.relay_passes.kernel_groups import Copied, copies
 from pimflow.relay_passes.select_primitives import SelectPrimitives
 from pimflow.relay_passes.sink_layout import SinkLayout
@@ -77,6 +80,7 @@ def build(
     searched: Searched,
     target: tvm.target.Target,
     choices: Mapping[str, Primitive] | None = None,
+    layouts: Mapping[str, str] | None = None,
 ) -> Build:
     """`network` as `searched` plans it, for `target`.
 
@@ -85,10 +89,12 @@ def build(
     choices : mapping of str to Primitive, optional
         By layer, what computes it where PIM does not if `target` is a CPU, in place of what the plan says;
         the code is then for this machine's alone.
+    layouts : mapping of str to str, optional
+        Of the other layers; see `with_primitives`.
     """
     programs, splits = searched.programs(), searched.splits()
     choices = choices if target.kind.name == "llvm" else None
-    applied = planned(network.module, searched, choices)
+    applied = planned(network.module, searched, choices, layouts)
     calls: tuple[KernelCall, ...] = ()
     if choices:
         target = targets.this_cpu()
@@ -112,9 +118,12 @@ def build(
 
 
 def planned(
-    mod: tvm.IRModule, searched: Searched, choices: Mapping[str, Primitive] | None = None
+    mod: tvm.IRModule,
+    searched: Searched,
+    choices: Mapping[str, Primitive] | None = None,
+    layouts: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
-    """The graph that a plan describes, with its primitives, or `choices` in place of them."""
+    """The graph that a plan describes, with its primitives, or `choices` and `layouts` in place of them."""
     applied = pipeline.apply_plan(
         mod,
         searched.splits(),
@@ -124,17 +133,50 @@ def planned(
         searched.fused(),
         searched.tiled(),
     )
-    choices = choices or searched.primitives()
-    return with_primitives(applied, choices) if choices else applied
+    if choices:
+        return with_primitives(applied, choices, layouts, views=searched.system.views)
+    chosen = searched.primitives()
+    return with_primitives(applied, chosen) if chosen else applied
 
 
-def with_primitives(mod: tvm.IRModule, choices: Mapping[str, Primitive]) -> tvm.IRModule:
-    """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out."""
+def with_primitives(
+    mod: tvm.IRModule,
+    choices: Mapping[str, Primitive],
+    layouts: Mapping[str, str] | None = None,
+    *,
+    views: bool = True,
+) -> tvm.IRModule:
+    """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out.
+
+    Parameters
+    ----------
+    layouts : mapping of str to str, optional
+        By region as `primitive_layers.apart` names them, in which layouts all others work; those without a
+        name in HWC. If None, they keep the layout that all their operands have.
+    views : bool
+        Of `kernel_groups`.
+    """
+    taken = None if layouts is None else _layouts_of_variables(mod, choices, layouts, views)
     chosen = SelectPrimitives(choices)(mod)
-    layouts = {primitive.layout for primitive in choices.values()}
+    used = {primitive.layout for primitive in choices.values()} if taken is None else set(taken.values())
     for layout, kept in (("CHW", "NCHW"), ("CHWc16", "NCHW16c")):
-        chosen = SinkLayout(kept)(chosen) if layout in layouts else chosen
+        if layout in used:
+            at = None if taken is None else {name for name, each in taken.items() if each == layout}
+            chosen = SinkLayout(kept, at)(chosen)
     return chosen
+
+
+def _layouts_of_variables(
+    mod: tvm.IRModule, choices: Mapping[str, Primitive], layouts: Mapping[str, str], views: bool
+) -> dict[str, str]:
+    """By variable, in which layout its operator works: that of the region that it belongs to."""
+    found = {}
+    for name, group in region_groups(mod, views=views).items():
+        own = choices[name].layout if name in choices else layouts.get(name, "HWC")
+        joined = layouts.get(f"{name}{JOINED}", own)
+        for binding in group.bindings:
+            found[binding.var.name] = joined if operator(binding.value) == "concat" else own
+    return found
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

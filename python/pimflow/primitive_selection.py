@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,12 @@ class Selection:
             if step.chosen
         }
 
+    @property
+    def layouts(self) -> dict[str, str]:
+        """In which layouts all other layers work."""
+        others = self.problem.others(self.selected.choice)
+        return {name: candidate.input.layout for name, candidate in others.items()}
+
 
 def select(
     model: Model,
@@ -125,7 +132,7 @@ def select(
     from pimflow.hardware import system
 
     network = frontend.load(model, shapes or {}, batch)
-    applied = compilation.with_primitives(network.module, found.choices)
+    applied = compilation.with_primitives(network.module, found.choices, found.layouts)
     calls = network_kernels.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
     progress = options.get("progress", lambda _: None)
@@ -268,6 +275,8 @@ def summary(found: Selection) -> dict[str, Any]:
     layers = set(Layers(problem.graph, device.target).chosen.values())
     missing = unmeasured(found.profile, layers)
     possible = sum(len(applicable(layer, device.target)) for layer in layers)
+    others = problem.others(choice)
+    every = Layers(problem.graph, device.target).layouts
     known = {False: "measured", True: ANALYTIC if device.cpu == ANALYTIC else "predicted"}
     row = {
         "network": problem.graph.name,
@@ -291,6 +300,10 @@ def summary(found: Selection) -> dict[str, Any]:
             for step in problem.steps
             if step.chosen
         ],
+        "others": [
+            {"layer": name, "layout": each.input.layout, "time_ns": problem.time_ns(each)}
+            for name, each in others.items()
+        ],
         "transforms": [dict(vars(transform)) for transform in sums.transforms],
         "greedy_time_ns": found.greedy and found.greedy.time_ns,
         "baselines": {name: _brief(each) for name, each in found.baselines.items()},
@@ -302,6 +315,7 @@ def summary(found: Selection) -> dict[str, Any]:
             "of": possible,
             "predicted": len(found.profile.predicted_ns),
             "failed": len(found.profile.failed),
+            "layouts_untimed": sum(len(every[name]) - len(problem.layouts(name)) for name in others),
         },
     }
     if found.network:
@@ -339,11 +353,14 @@ def text(found: Selection) -> str:
         for each in row["choices"]
     ]
     spent_ns = sum(each["time_ns"] for each in row["transforms"])
-    measured = row["measured"]
+    measured, used = row["measured"], Counter(each["layout"] for each in row["others"])
+    left = measured["layouts_untimed"]
+    untimed = f"; {left} more layouts have no times" if left else ""
     lines += [
         f"least {row['minimize']}: {_figures(row)}, {row['status']}, {row['solve_seconds']:.2f} s",
         f"{len(row['transforms'])} layout transforms, {spent_ns / 1e6:.3f} ms of that; memory is "
         + ("the most that is live" if row["memory_model"] == "liveness" else "the sum over layers"),
+        "other layers: " + (", ".join(f"{n} in {layout}" for layout, n in used.items()) or "none") + untimed,
         *([network_text(row["network_time"])] if found.network else []),
         f"greedy: {_ms(row['greedy_time_ns'])}",
         *(f"{name}: {_figures(each)}" for name, each in row["baselines"].items()),

@@ -118,6 +118,32 @@ def test_reductions_keep_bits(mod):
     keeps_bits(mod)
 
 
+@st.composite
+def planes(draw) -> tvm.IRModule:
+    """Pools of maps of pixels side by side, and of channels side by side."""
+    layout, shape = draw(st.sampled_from([("NCHW", (2, 3)), ("NCHW", (1, 40)), ("NCHW16c", (1, 2))]))
+    h, w, k, stride = (draw(st.integers(*ends)) for ends in ((3, 30), (3, 60), (1, 3), (1, 2)))
+    around, mean = draw(st.integers(0, k - 1)), draw(st.booleans())
+    behind = draw(st.sampled_from(["", "exp", "relu"]))
+    before = draw(st.booleans())
+    dims = (*shape, h, w, *([16] if layout == "NCHW16c" else []))
+
+    def network(emit, x):
+        x = emit(op.exp(x)) if before else x
+        kind = op.nn.avg_pool2d if mean else op.nn.max_pool2d
+        y = emit(kind(x, (k, k), (stride, stride), (around,) * 4, layout=layout))
+        return emit(op.exp(y) if behind == "exp" else op.nn.relu(y)) if behind else y
+
+    return lowered(graph(network, dims))
+
+
+@settings(max_examples=15)
+@given(planes())
+def test_pools_in_every_layout_keep_bits(mod):
+    after = keeps_bits(mod)
+    assert large_tensors_inside(after) <= 1  # what is costly to compute twice
+
+
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
 def test_kernels_of_every_kind_keep_bits(network):
     mod = lowered(graph(network, (1, 8, 8, 16)))
@@ -140,6 +166,18 @@ def test_a_convolution_has_no_tensor_inside():
     (func,) = kernels(after).values()
     assert PARALLEL <= 28 * 28 * 32 * 9 * 32
     assert lines(func, "T.parallel") and lines(func, "T.vectorized") and lines(func, "T.unroll")
+
+
+def test_rows_of_a_pool_are_padded_as_they_are_read():
+    def pool(emit, x):
+        return emit(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1)))
+
+    after = keeps_bits(lowered(graph(pool, (1, 64, 56, 56))))
+    (func,) = kernels(after).values()
+    assert len(lines(func, "if_then_else")) == 1 and lines(func, "T.parallel")
+    assert large_tensors_inside(after) == 0
+    wide = lowered(graph(pool, (1, 2, 4, 300)))  # whose rows have no room on the stack
+    assert large_tensors_inside(keeps_bits(wide)) == 0
 
 
 def test_what_is_costly_is_computed_once():

@@ -7,6 +7,7 @@ from graphs import inputs, operators, run, same_bits
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.sink_layout import SinkLayout
 
 BLOCK_BIAS = np.arange(32, dtype=np.float32).reshape(1, 1, 1, 32)
@@ -198,6 +199,45 @@ def test_blocks_are_kept():
     tvm.ir.assert_structural_equal(after, BlocksSunk)
     assert same_bits(Blocks, after)
     tvm.ir.assert_structural_equal(SinkLayout("NCHW16c")(after), after)
+
+
+@I.ir_module
+class Pools:
+    """A largest pixel, an average of what is there, and one that counts borders too, rounded up."""
+
+    @R.function
+    def main(x: R.Tensor((1, 2, 6, 5, 16), "float32")):
+        with R.dataflow():
+            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+            b = R.reshape(a, (1, 6, 5, 32))
+            c = R.nn.max_pool2d(b, (3, 2), (2, 1), (1, 0, 1, 1), layout="NHWC")
+            d = R.nn.avg_pool2d(c, (2, 2), (1, 1), (1, 1, 1, 1), layout="NHWC")
+            e = R.nn.avg_pool2d(
+                d, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True, count_include_pad=True, layout="NHWC"
+            )
+            f = R.nn.max_pool2d(d, (2, 2), layout="NCHW")
+            g = R.mean(f)
+            h = R.add(e, g)
+            R.output(h)
+        return h
+
+
+@pytest.mark.parametrize("kept, layout", [("NCHW16c", "NCHW16c"), ("NCHW", "NHWC")])
+def test_pools_keep_the_layout_of_what_they_read(kept, layout):
+    after = SinkLayout(kept)(Pools)
+    pools = [b.value for b in main_bindings(after) if operator(b.value).endswith("pool2d")]
+    assert [p.attrs.layout for p in pools] == [layout] * 3 + ["NCHW"]  # the last is of another layout
+    assert same_bits(Pools, after)
+    tvm.ir.assert_structural_equal(SinkLayout(kept)(after), after)
+
+
+@pytest.mark.parametrize("kept", ["NCHW", "NCHW16c"])
+def test_what_is_named_is_computed_in_the_layout_and_nothing_else(kept):
+    after = SinkLayout(kept, {"d", "e"})(Pools)
+    pools = [b.value for b in main_bindings(after) if operator(b.value).endswith("pool2d")]
+    assert [p.attrs.layout for p in pools] == ["NHWC", kept, kept, "NCHW"]
+    assert same_bits(Pools, after)
+    tvm.ir.assert_structural_equal(SinkLayout(kept, set())(Residual), Residual)
 
 
 @I.ir_module

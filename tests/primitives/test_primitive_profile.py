@@ -20,7 +20,9 @@ from pimflow.placement import cache as cache_module
 from pimflow.placement.cache import ResultCache
 from pimflow.primitive_profiles import primitive_machines, primitive_profiler
 from pimflow.primitive_profiles.primitive_profile import (
+    LAYOUTS,
     Device,
+    Pool,
     Profile,
     applicable,
     bound_ns,
@@ -32,7 +34,6 @@ from pimflow.primitive_profiles.primitive_profile import (
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.families import tensor_shape
 
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
 HERE = Device(cpu="here", model="a processor", threads=2)
 maps = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 3, 16, 32]))
@@ -94,6 +95,32 @@ def test_every_kind_is_measured_before_the_second_of_any():
     assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from(["nn.max_pool2d", "nn.avg_pool2d", "mean"]),
+    st.tuples(*(st.integers(1, 3) for _ in range(3))),
+    st.sampled_from([16, 32]),
+    st.integers(0, 99),
+)
+def test_pools_are_the_same_in_every_layout(operator, window, channels, seed):
+    k, stride, side = window
+    size, step = (side + 2, stride) if operator != "mean" else (side, 1)
+    k, pad = (min(k, size), k // 2) if operator != "mean" else (size, 0)
+    sides = {"kh": k, "kw": k, "stride": (step, step), "padding": (pad,) * 4}
+    layer = ConvGeometry(n=1, h=size, w=size, c=channels, oc=channels, groups=channels, **sides)
+    x = np.random.default_rng(seed).standard_normal((1, size, size, channels), np.float32)
+    results = []
+    for layout in LAYOUTS:
+        function = primitive_profiler.pooling(Pool(operator=operator, window=layer), layout)
+        built = primitive_profiler._built({"main": function}, primitive_machines.Machine())
+        shape = tensor_shape(layout, 1, channels, layer.oh, layer.ow)
+        y = tvm.runtime.tensor(np.zeros(shape, np.float32))
+        built["main"](tvm.runtime.tensor(laid_out(layout, x)), y)
+        results.append(y.numpy())
+    for layout, result in zip(LAYOUTS, results, strict=True):
+        np.testing.assert_allclose(result, laid_out(layout, results[0]), rtol=1e-6, atol=1e-6)
+
+
 profiles = st.builds(
     Profile,
     device=st.builds(Device, cpu=st.text(), model=st.text(), threads=st.integers(1, 99)),
@@ -111,6 +138,10 @@ profiles = st.builds(
     ),
     moves_ns=st.dictionaries(
         st.tuples(maps, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)), st.integers(0, 10**9).map(float)
+    ),
+    pools_ns=st.dictionaries(
+        st.tuples(st.builds(Pool, operator=st.text(), window=st.just(LAYER)), st.sampled_from(LAYOUTS)),
+        st.integers(0, 10**9).map(float),
     ),
 )
 
@@ -149,6 +180,7 @@ def broken(**changes):
         (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", -1]]), r"transforms\[0\].*-1 ns"),
         (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", "2"]]), r"transforms\[0\].*'2' ns"),
         (broken(transforms=[["HWC"]]), "transforms"),
+        (broken(pools=[["mean", {"n": 1}, "HWC", 3]]), r"pools\[0\]"),
     ],
 )
 def test_files_that_are_no_profiles(tmp_path, content, said):
@@ -180,16 +212,19 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]
     seen = []
-    first = primitive_profiler.measure([LAYER, LAYER], moves, 2, cache, seen.append)
+    pools = [(Pool(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
+    first = primitive_profiler.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
     assert [name for name, _ in first.times_ns] == [p.name for p in promising(LAYER)[:2]]
-    assert all(ns > 0 for ns in (*first.times_ns.values(), *first.moves_ns.values()))
-    assert set(first.moves_ns) == set(moves)
+    assert all(ns > 0 for times in (first.times_ns, first.moves_ns, first.pools_ns) for ns in times.values())
+    assert set(first.moves_ns) == set(moves) and set(first.pools_ns) == set(pools)
     assert seen == sorted(seen) and seen[-1] == 1.0
     assert unmeasured(first, [LAYER]) == len(applicable(LAYER)) - 2
     monkeypatch.setattr(primitive_profiler, "primitive_ns", None)
     monkeypatch.setattr(primitive_profiler, "moves_ns", None)
-    assert primitive_profiler.measure([LAYER], moves, 2, cache) == first
-    assert primitive_profiler.measure([LAYER], moves, 1, cache) == first  # known ones cost nothing
+    assert primitive_profiler.measure([LAYER], moves, 2, cache, pools=pools) == first
+    assert (
+        primitive_profiler.measure([LAYER], moves, 1, cache, pools=pools) == first
+    )  # known ones cost nothing
 
 
 def test_everything_that_makes_a_kernel_decides_its_time():

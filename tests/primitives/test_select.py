@@ -12,6 +12,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.placement.cache import ResultCache
 from pimflow.placement.selection import Problem
+from pimflow.placement.selection_search import minimise
 from pimflow.primitive_profiles import primitive_profiler
 from pimflow.primitive_profiles.primitive_layers import Layers, apart
 from pimflow.primitive_profiles.primitive_profile import Device, Profile, bound_ns
@@ -19,6 +20,7 @@ from pimflow.primitive_selection import summary
 from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.select_primitives import SelectPrimitives
 
+HERE = Device(cpu="here", model="a processor", threads=2)
 KEYS = {
     *("status", "time_ns", "memory_bytes", "workspace_bytes", "choices", "transforms", "greedy_time_ns"),
     *("solve_seconds", "gap", "front"),
@@ -74,10 +76,11 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
         "of": row["measured"]["of"],
         "predicted": 0,
         "failed": 0,
+        "layouts_untimed": 0,
     }
-    assert row["time_ns"] == pytest.approx(
-        sum(each["time_ns"] for each in (*row["choices"], *row["transforms"]))
-    )
+    parts = (*row["choices"], *row["others"], *row["transforms"])
+    assert row["time_ns"] == pytest.approx(sum(each["time_ns"] for each in parts))
+    assert {each["layer"] for each in row["others"]} == set(found.layouts)
     code, out, _ = command(capsys, "toy", "--profile", path, "--pareto", "3", "--cache", "none")
     assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
@@ -186,8 +189,6 @@ def test_nothing_to_choose():
     layers = Layers(RegionGraph(name="pools", regions=(pool,), outputs=("pool",)))
     table = layers.table(Profile(device=Device(cpu="", model="", threads=1), code=""))
     with pytest.raises(UsageError, match="no convolution"):
-        from pimflow.placement.selection_search import minimise
-
         minimise(Problem(graph=layers.graph, table=table))
 
 
@@ -222,9 +223,80 @@ def test_concatenations_stand_apart():
     assert graph.region("c").kept_elements == 0
     layers = Layers(graph)
     assert set(layers.chosen) == {"a", "b", "c", "d", "e"}
-    assert layers.layouts("c.concat") == {"HWC", "CHW"}
-    assert layers.moves["c.concat", "HWC", "CHW"] == ((1, 4, 4, 32), "HWC", "CHW")
-    assert ("c.concat", "CHWc16", "HWC") not in layers.moves
+    assert layers.layouts["c.concat"] == ("HWC", "CHW", "CHWc16")
+    assert layers.moves["c.concat", "CHWc16", "CHW"] == ((1, 4, 4, 32), "CHWc16", "CHW")
+
+
+def pooling(channels: int) -> RegionGraph:
+    """A convolution, a pool of what it joins with itself, a mean, and a gate of channels."""
+    shape, half, pixel = (1, 8, 8, channels), (1, 4, 4, channels), (1, 1, 1, channels)
+    layer = ConvGeometry(n=1, h=8, w=8, c=16, oc=channels)
+    pool = ConvGeometry(n=1, h=8, w=8, c=channels, oc=channels, kh=2, kw=2, stride=(2, 2), groups=channels)
+
+    def region(name, operator, operators, inputs, shapes, output, **more):
+        return Region(
+            name=name, operator=operator, operators=operators, inputs=inputs, input_shapes=shapes,
+            output_shape=output, **more,
+        )  # fmt: skip
+
+    regions = (
+        region("conv", "conv2d", ("conv2d",), ("%x",), ((1, 8, 8, 16),), shape, geometry=layer),
+        region("pool", "nn.max_pool2d", ("nn.max_pool2d",), ("conv",), (shape,), half, pooling=pool),
+        region("mean", "mean", ("mean", "reshape"), ("pool",), (half,), (1, channels)),
+        region("gate", "mean", ("mean",), ("pool",), (half,), pixel),
+        region("axes", "mean", ("mean", "permute_dims"), ("pool",), (half,), (1, channels, 1, 1)),
+        region("rows", "mean", ("mean",), ("pool",), (half,), (1, 4, 4, 1)),
+        region("scaled", "multiply", ("multiply",), ("pool", "gate"), (half, pixel), half, anchored=False),
+    )
+    return RegionGraph(name="pools", regions=regions, outputs=("mean", "axes", "rows", "scaled"))
+
+
+@pytest.mark.parametrize("channels, every", [(32, ("HWC", "CHW", "CHWc16")), (24, ("HWC", "CHW"))])
+def test_pools_and_means_take_part_in_every_layout(channels, every):
+    layers = Layers(pooling(channels))
+    for name in ("pool", "mean", "axes", "gate", "scaled"):
+        assert layers.layouts[name] == every
+    assert layers.layouts["rows"] == ("HWC",)  # over channels
+    assert layers.pools.keys() == {"pool", "mean", "axes", "gate"}
+    assert not any(tensor in ("mean", "axes", "gate") for tensor, _, _ in layers.moves)  # pixels
+    assert layers.pools["gate"] == layers.pools["mean"] and layers.pools["mean"].window.kh == 4
+    assert Layers(pooling(channels), "cuda").layouts["pool"] == ("HWC",)
+
+
+def timed(layers: Layers, **pools_ns: float) -> Profile:
+    """Where all takes one nanosecond but the pool, which takes `pools_ns`, by layout."""
+    pool = layers.pools["pool"]
+    return Profile(
+        device=HERE,
+        code="",
+        times_ns={("direct-hwc-7x32", layer): 1.0 for layer in layers.chosen.values()},
+        moves_ns=dict.fromkeys(layers.moves.values(), 1.0),
+        pools_ns=dict.fromkeys(layers.pooled, 1.0) | {(pool, each): ns for each, ns in pools_ns.items()},
+    )
+
+
+def test_a_pool_costs_what_its_layout_adds():
+    layers = Layers(pooling(32))
+    problem = Problem(graph=layers.graph, table=layers.table(timed(layers, HWC=50.0, CHW=70.0, CHWc16=45.0)))
+    costs = {c.input.layout: problem.time_ns(c) for c in problem.table.candidates["pool"]}
+    assert costs == {"HWC": 5.0, "CHW": 25.0, "CHWc16": 0.0}
+    found = minimise(problem)
+    layouts = {name: candidate.input.layout for name, candidate in found.choice.items()}
+    # There and back is two transforms, or three: "scaled" too reads the pool.
+    assert layouts["pool"] == "CHWc16" and found.sums.time_ns < 1 + 5
+    slow = layers.table(timed(layers, HWC=45.0, CHW=45.0, CHWc16=45.0))
+    assert minimise(replace(problem, table=slow)).choice["pool"].input.layout == "HWC"
+
+
+def test_layouts_without_times_are_left_out():
+    layers = Layers(pooling(32))
+    every = timed(layers)
+    table = layers.table(replace(every, pools_ns={}))
+    assert {len(table.candidates[name]) for name in ("pool", "mean", "gate")} == {1}
+    moves = {move: ns for move, ns in every.moves_ns.items() if move[:2] != ((1, 4, 4, 32), "CHWc16")}
+    table = layers.table(replace(every, moves_ns=moves))
+    assert [c.name for c in table.candidates["pool"]] == ["HWC", "CHW"]
+    assert [c.name for c in table.candidates["mean"]] == ["HWC", "CHW", "CHWc16"]  # a pixel goes out as it is
 
 
 def test_a_network_without_joins_stays():

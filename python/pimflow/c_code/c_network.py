@@ -63,6 +63,7 @@ def c_network(
     network: Network,
     system: System,
     choices: Mapping[str, Primitive] | None,
+    layouts: Mapping[str, str] | None,
     inputs: Mapping[str, np.ndarray],
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
@@ -73,6 +74,8 @@ def c_network(
     ----------
     choices : mapping of str to Primitive, optional
         By layer, what computes it.
+    layouts : mapping of str to str, optional
+        Of the other layers; see `compilation.with_primitives`.
     inputs, expected, tolerance
         See `verify.verify`.
 
@@ -85,7 +88,7 @@ def c_network(
     VerificationError
         If the outputs are wrong.
     """
-    module = with_primitives(network.module, choices) if choices else network.module
+    module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
     if not c_builds.compiler():
         return CNetwork(source=source)

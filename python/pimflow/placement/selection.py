@@ -245,6 +245,12 @@ class Problem:
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
         return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
 
+    def others(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
+        """Of `choice`, layers of which no primitive is chosen, but a layout."""
+        return {
+            step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
+        }
+
     def restricted(self, wanted: Callable[[str, Candidate], bool]) -> Problem:
         """The same with those candidates of each region alone that are `wanted`."""
         kept = {

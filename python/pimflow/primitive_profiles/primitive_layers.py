@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.region import MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.placement.selection import RETURNED
-from pimflow.primitive_profiles.primitive_profile import ANALYTIC, Move, Profile, applicable, is_free
+from pimflow.primitive_profiles.primitive_profile import (
+    ANALYTIC,
+    LAYOUTS,
+    Move,
+    Pool,
+    Profile,
+    applicable,
+    is_free,
+)
 from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.families import BLOCK
 from pimflow.primitives.layer import has_choice
+
+JOINED = ".concat"  # behind the name of a region: the concatenation in front of it
+REDUCTIONS = ("mean", "sum", "max", "min")
+Allowed = Mapping[str, tuple[str, ...]]  # layouts that regions may give and take, by their names
 
 
 def apart(graph: RegionGraph) -> RegionGraph:
-    """`graph` with concatenations in front of convolutions as regions of their own.
+    """`graph` with concatenations in front of convolutions and pools as regions of their own.
 
     A primitive reads one tensor; and what others read of such a region may be the concatenation.
     """
@@ -31,9 +45,8 @@ def apart(graph: RegionGraph) -> RegionGraph:
         )
         operands = _concatenated(region)
         if operands:
-            layer = region.geometry
-            shape = (layer.n, layer.h, layer.w, layer.c)
-            name = f"{region.name}.concat"
+            shape = _operand(region)
+            name = f"{region.name}{JOINED}"
             regions.append(
                 Region(
                     name=name,
@@ -62,26 +75,59 @@ def apart(graph: RegionGraph) -> RegionGraph:
 
 
 def _concatenated(region: Region) -> int:
-    """How many operands a region joins along channels in front of its convolution; 0 for none."""
-    if not has_choice(region) or "concat" not in region.prologue:
+    """How many operands a region joins along channels in front of what it computes; 0 for none."""
+    before = region.prologue or _before(region)
+    operand = _operand(region) if "concat" in before else ()
+    if not operand:
         return 0
-    layer, channels = region.geometry, 0
+    channels = 0
     for number, shape in enumerate(region.input_shapes):
-        if len(shape) != 4 or shape[:3] != (layer.n, layer.h, layer.w):
+        if len(shape) != 4 or shape[:3] != operand[:3]:
             return 0
         channels += shape[-1]
-        if channels == layer.c:
+        if channels == operand[3]:
             return number + 1
     return 0
 
 
-def _layouts(region: Region) -> tuple[str, ...]:
-    """Those in which a region without a choice can work: as elementwise operators and concatenations do."""
-    shapes = (region.output_shape, *region.input_shapes)
-    moves = set(region.operators) & ({*MOVES, "strided_slice"})
-    if region.anchored or region.geometry or moves or any(len(shape) != 4 for shape in shapes):
+def _before(region: Region) -> tuple[str, ...]:
+    """Operators in front of a pool or a reduction."""
+    pools = region.anchored and region.operator in region.operators
+    return region.operators[: region.operators.index(region.operator)] if pools else ()
+
+
+def _operand(region: Region) -> tuple[int, ...]:
+    """Shape of the map that a convolution, a pool or a mean reads; empty for all others."""
+    window = region.geometry if has_choice(region) else _window(region)
+    return (window.n, window.h, window.w, window.c) if window else ()
+
+
+def _window(region: Region) -> ConvGeometry | None:
+    """Of a pool, or of a reduction that makes a pixel of the whole map, as of a depthwise convolution."""
+    if region.pooling or region.operator not in REDUCTIONS or not region.anchored:
+        return region.pooling
+    n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
+    channels = region.output_elements // max(n, 1)
+    # Over channels, it would make a map of as many elements only by chance.
+    if not n or h * w == channels or channels not in region.output_shape:
+        return None
+    return ConvGeometry(n=n, h=h, w=w, c=channels, oc=channels, kh=h, kw=w, groups=channels)
+
+
+def _layouts(region: Region, target: str) -> tuple[str, ...]:
+    """Those in which a region without a choice can work: elementwise operators, concatenations, pools."""
+    shapes = [*region.input_shapes, region.output_shape]
+    window = _window(region)
+    behind = region.operators
+    if window and window.pixels == window.n and region.output_elements == window.n * window.oc:
+        # Of a pixel all layouts are one.
+        behind, shapes = _before(region), shapes[:-1]
+    fixed = {*MOVES, "strided_slice"} & set(behind) or region.geometry or (region.anchored and not window)
+    if fixed or any(len(shape) != 4 for shape in shapes):
         return ("HWC",)
-    return ("HWC", "CHW")
+    blocks = all(shape[-1] % BLOCK == 0 for shape in shapes) and "nn.prelu" not in region.operators
+    used = {primitive.layout for primitive in PRIMITIVES.values() if primitive.target == target}
+    return tuple(layout for layout in LAYOUTS if layout in used and (blocks or layout != "CHWc16"))
 
 
 def _fits(region: Region, layout: str) -> bool:
@@ -89,6 +135,8 @@ def _fits(region: Region, layout: str) -> bool:
     before = region.prologue[1:] if _given_as_chw(region) else region.prologue
     moved = {*MOVES, "concat", "strided_slice"} & {*before, *region.epilogue}
     pixel = region.geometry.oh * region.geometry.ow == 1
+    if layout == "CHWc16" and "nn.prelu" in region.operators:  # its slopes have no blocks
+        return False
     return layout == "HWC" or not moved or (pixel and not {*MOVES, "concat"} & set(before))
 
 
@@ -105,8 +153,8 @@ def _candidate(
     region: Region, layout: str, name: str = "", time_ns: float = 0.0, known: Known = Known.MEASURED
 ) -> Candidate:
     primitive, tasks = PRIMITIVES.get(name), ()
-    if primitive:
-        label = f"{region.name} {name}"
+    if primitive or time_ns:
+        label = f"{region.name} {name or layout}"
         tasks = (Task(label=label, resource="cpu", execution_ns=time_ns, known=known),)
     return Candidate(
         name=name or layout,
@@ -145,10 +193,16 @@ class Layers:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Batch, height, width and channels of every tensor; what is no map is a pixel."""
+        """Batch, height, width and channels of every tensor; what is no map is a pixel.
+
+        So is what has one axis only: it may be a pixel in another order of axes.
+        """
 
         def map_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-            return shape if len(shape) == 4 else (1, 1, 1, math.prod(shape))
+            if len(shape) != 4:
+                return (1, 1, 1, math.prod(shape))
+            n, *rest = shape
+            return shape if sum(extent > 1 for extent in rest) > 1 else (n, 1, 1, math.prod(rest))
 
         found = {region.name: map_of(region.output_shape) for region in self.graph.regions}
         for region in self.graph.regions:
@@ -158,29 +212,82 @@ class Layers:
                     found.setdefault(name, (n, h, w, c) if n else map_of(shape))
         return found
 
-    def layouts(self, name: str) -> set[str]:
-        """Those that a region may give."""
-        region = self.graph.region(name)
-        if name not in self.chosen:
-            return set(_layouts(region))
-        layouts = {primitive.layout for primitive in applicable(region.geometry, self.target)}
-        return {layout for layout in layouts if _fits(region, layout)}
+    @functools.cached_property
+    def pools(self) -> dict[str, Pool]:
+        """By region without a choice, what it pools; its time depends on its layout."""
+        found = {}
+        for region in self.graph.regions:
+            window = None if region.name in self.chosen else _window(region)
+            if window and len(self.layouts[region.name]) > 1:
+                found[region.name] = Pool(operator=region.operator, window=window)
+        return found
+
+    @property
+    def pooled(self) -> list[tuple[Pool, str]]:
+        """All pools in all their layouts."""
+        return [(pool, layout) for name, pool in self.pools.items() for layout in self.layouts[name]]
+
+    @functools.cached_property
+    def layouts(self) -> dict[str, tuple[str, ...]]:
+        """Those that regions may give, by their names."""
+        found = {}
+        for region in self.graph.regions:
+            if region.name in self.chosen:
+                made = {p.layout for p in applicable(region.geometry, self.target)}
+                fitting = (layout for layout in LAYOUTS if layout in made and _fits(region, layout))
+                found[region.name] = tuple(fitting)
+            else:
+                found[region.name] = _layouts(region, self.target)
+        return found
 
     @functools.cached_property
     def moves(self) -> dict[tuple[str, str, str], Move]:
         """Transforms that may be needed, by tensor and layouts."""
-        readers = [(region.name, self.layouts(region.name), region.inputs) for region in self.graph.regions]
-        readers += [("", {RETURNED.layout}, (name,)) for name in self.graph.outputs]
+        return self._moves(self.layouts)
+
+    def _moves(self, layouts: Allowed) -> dict[tuple[str, str, str], Move]:
+        readers = [(layouts[region.name], region.inputs) for region in self.graph.regions]
+        readers += [((RETURNED.layout,), (name,)) for name in self.graph.outputs]
         found = {}
-        for _, layouts, names in readers:
+        for wanted, names in readers:
             for tensor in names:
                 known = self.inputs.get(tensor)
-                for given in {known.layout} if known else self.layouts(tensor):
-                    for taken in layouts:
+                for given in (known.layout,) if known else layouts[tensor]:
+                    for taken in wanted:
                         move = (self.shapes[tensor], given, taken)
                         if not is_free(move):
                             found[tensor, given, taken] = move
         return found
+
+    def timed(self, profile: Profile) -> Allowed:
+        """`layouts` without those of layers without a choice of which `profile` lacks a time.
+
+        A profile that was stored for less knows fewer transforms, and maybe no pools.
+        """
+        found = dict(self.layouts)
+        for name, pool in self.pools.items():
+            known = [layout for layout in found[name] if (pool, layout) in profile.pools_ns]
+            found[name] = tuple(known) if "HWC" in known else ("HWC",)
+        for region in self.graph.regions:
+            for layout in found[region.name]:
+                if region.name not in self.chosen and layout != "HWC":
+                    without = tuple(each for each in found[region.name] if each != layout)
+                    edges = self._of(region.name, layout, found)
+                    if any(move not in profile.moves_ns for move in edges):
+                        found[region.name] = without
+        return found
+
+    def _of(self, name: str, layout: str, layouts: Allowed) -> list[Move]:
+        """Transforms that a region may need because it works in `layout`."""
+        region, edges = self.graph.region(name), []
+        for tensor in region.inputs:
+            known = self.inputs.get(tensor)
+            edges += [(tensor, given, layout) for given in ((known.layout,) if known else layouts[tensor])]
+        for reader in self.graph.consumers[name]:
+            edges += [(name, layout, taken) for taken in layouts[reader]]
+        if name in self.graph.outputs:
+            edges.append((name, layout, RETURNED.layout))
+        return [self.moves[edge] for edge in edges if edge in self.moves]
 
     def table(self, profile: Profile) -> CostTable:
         """Every candidate that has a time.
@@ -190,9 +297,13 @@ class Layers:
         ProfileError
             If a layer or a transform has none.
         """
-        candidates = {region.name: self._candidates(region, profile) for region in self.graph.regions}
+        layouts = self.timed(profile)
+        candidates = {
+            region.name: self._candidates(region, profile, layouts[region.name])
+            for region in self.graph.regions
+        }
         edges = {}
-        for key, move in self.moves.items():
+        for key, move in self._moves(layouts).items():
             if move not in profile.moves_ns:
                 shape = "x".join(map(str, move[0]))
                 raise ProfileError(
@@ -212,9 +323,15 @@ class Layers:
             inputs=self.inputs,
         )
 
-    def _candidates(self, region: Region, profile: Profile) -> tuple[Candidate, ...]:
+    def _candidates(
+        self, region: Region, profile: Profile, layouts: tuple[str, ...]
+    ) -> tuple[Candidate, ...]:
         if region.name not in self.chosen:
-            return tuple(_candidate(region, layout) for layout in _layouts(region))
+            # Only differences count: what a layer takes in any layout, no choice changes.
+            pool = self.pools.get(region.name)
+            times = {layout: profile.pools_ns.get((pool, layout), 0.0) for layout in layouts}
+            least_ns = min(times.values())
+            return tuple(_candidate(region, each, time_ns=ns - least_ns) for each, ns in times.items())
         layer, found = region.geometry, []
         for primitive in applicable(layer, self.target):
             key, known = (primitive.name, layer), Known.MEASURED

@@ -18,7 +18,8 @@ from pimflow.primitives.families import Shape, tiles
 from pimflow.primitives.layer import FP32_BYTES, input_bytes
 
 VERSION = "pimflow-profile/1"
-ROWS = ("layers", "transforms", "kernels")  # lists of a file
+ROWS = ("layers", "transforms", "pools", "kernels")  # lists of a file
+LAYOUTS = ("HWC", "CHW", "CHWc16")
 PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
 ANALYTIC = "analytic"  # in place of an architecture: times are those of the GPU model
 # Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
@@ -28,6 +29,22 @@ SCALAR_MACS_PER_NS = 2.0
 FEW_PLACES = 4  # tiles of fewer wait for the result of the product before
 
 Move = tuple[Shape, str, str]  # of a tensor (batch, height, width, channels), from a layout into another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """A layer that makes one of the pixels in a window, and that no primitive computes.
+
+    Attributes
+    ----------
+    operator : str
+        Such as ``nn.max_pool2d``, or ``mean`` over all pixels.
+    window : ConvGeometry
+        As of a depthwise convolution.
+    """
+
+    operator: str
+    window: ConvGeometry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +154,8 @@ class Profile:
         By primitive and layer; medians of calls.
     moves_ns : dict of Move to float
         Of layout transforms.
+    pools_ns : dict of (Pool, str) to float
+        By layout.
     kernels_ns : dict of str to float
         Of whole kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str
@@ -149,6 +168,7 @@ class Profile:
     code: str
     times_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
     moves_ns: dict[Move, float] = field(default_factory=dict)
+    pools_ns: dict[tuple[Pool, str], float] = field(default_factory=dict)
     kernels_ns: dict[str, float] = field(default_factory=dict)
     failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
@@ -168,6 +188,10 @@ class Profile:
             "transforms": [
                 [list(shape), given, taken, round(ns)]
                 for (shape, given, taken), ns in sorted(self.moves_ns.items())
+            ],
+            "pools": [
+                [pool.operator, _short(pool.window), layout, round(ns)]
+                for (pool, layout), ns in sorted(self.pools_ns.items(), key=lambda item: repr(item[0]))
             ],
             "kernels": [[key, round(ns)] for key, ns in sorted(self.kernels_ns.items())],
         }
@@ -205,7 +229,7 @@ class Profile:
         where = "device"
         try:
             device = Device(**plain["device"])
-            times, moves, kernels = {}, {}, {}
+            times, moves, pools, kernels = {}, {}, {}, {}
             rows = [(name, n, row) for name in ROWS for n, row in enumerate(plain.get(name, ()))]
             for name, number, row in rows:
                 where = f"{name}[{number}]"
@@ -215,6 +239,9 @@ class Profile:
                 elif name == "transforms":
                     shape, given, taken, ns = row
                     moves[tuple(shape), given, taken] = _duration(ns)
+                elif name == "pools":
+                    kind, window, layout, ns = row
+                    pools[Pool(operator=str(kind), window=_layer(window)), str(layout)] = _duration(ns)
                 else:
                     key, ns = row
                     kernels[str(key)] = _duration(ns)
@@ -225,7 +252,8 @@ class Profile:
                 f"{path}: {where}: {error!r}; measure anew with 'pimflow select -o'"
             ) from error
         known = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
-        return cls(device=device, code=code, times_ns=known, moves_ns=moves, kernels_ns=kernels)
+        timed = {"times_ns": known, "moves_ns": moves, "pools_ns": pools, "kernels_ns": kernels}
+        return cls(device=device, code=code, **timed)
 
     def require(self, here: Device | None, named: str | None) -> None:
         """Refuse a profile of another machine than `here`, or than the one that is `named`.

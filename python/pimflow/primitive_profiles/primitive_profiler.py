@@ -1,4 +1,4 @@
-"""Measures convolution primitives and layout transforms on a machine."""
+"""Measures convolution primitives, layout transforms and pools on a machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import tvm
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from pimflow import kernel_builds
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.placement.cache import ResultCache, sources_digest
 from pimflow.primitive_kernels import kernel
 from pimflow.primitive_profiles.primitive_machines import Machine
-from pimflow.primitive_profiles.primitive_profile import Device, Move, Profile, is_duration, promising
+from pimflow.primitive_profiles.primitive_profile import (
+    Device,
+    Move,
+    Pool,
+    Profile,
+    is_duration,
+    promising,
+)
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, tensor_shape
 
@@ -31,7 +38,8 @@ MEASURED = (
 COLD = "cache_flush_cpu_non_first_arg"
 CALLS = (3, 9)  # the least and the most of which the median counts
 ENOUGH_NS = 3e7  # of calls: noise of short ones takes more of them
-MOVES_AT_ONCE = 40  # transforms compiled as one module
+MOVES_AT_ONCE = 40  # transforms, or pools, compiled as one module
+TVM_LAYOUTS = {"HWC": "NHWC", "CHW": "NCHW", "CHWc16": f"NCHW{BLOCK}c"}
 
 Progress = Callable[[float], None]
 
@@ -55,8 +63,9 @@ def measure(
     progress: Progress = lambda _: None,
     named: Iterable[tuple[str, ConvGeometry]] = (),
     machine: Machine | None = None,
+    pools: Iterable[tuple[Pool, str]] = (),
 ) -> Profile:
-    """Times of primitives for `layers`, and of layout transforms.
+    """Times of primitives for `layers`, of layout transforms, and of pools in layouts.
 
     Parameters
     ----------
@@ -78,16 +87,15 @@ def measure(
     machine = machine or Machine()
     device, code = machine.device, code_digest()
     times_kept = Measurements(cache, code, device)
-    layers, moves = list(dict.fromkeys(layers)), sorted(set(moves))
+    layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
     every = {layer: promising(layer, device.target) for layer in layers}
     asked = [(p.name, layer) for layer, found in every.items() for p in found]
-    known = times_kept.get([*asked, *moves])
+    known = times_kept.get([*asked, *small])
     times = {key: known[key] for key in asked if key in known}
-    moved = {move: known[move] for move in moves if move in known}
     wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
     missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
-    unmoved = [move for move in moves if move not in moved]
-    total = len(missing) + len(unmoved)
+    untimed = [key for key in small if key not in known]
+    total = len(missing) + len(untimed)
     failed: dict[tuple[str, ConvGeometry], str] = {}
     for done, key in enumerate(missing, start=1):
         try:
@@ -98,17 +106,25 @@ def measure(
         else:
             times_kept.put({key: times[key]})
         progress(done / total)
-    for begin in range(0, len(unmoved), MOVES_AT_ONCE):
-        part = unmoved[begin : begin + MOVES_AT_ONCE]
+    for begin in range(0, len(untimed), MOVES_AT_ONCE):
+        part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
-            found = dict(zip(part, moves_ns(part, machine)))
+            found = dict(zip(part, _small_ns(part, machine)))
         except Exception:  # whatever a broken connection raises
             machine.require()
             raise
-        moved |= found
+        known |= found
         times_kept.put(found)
         progress((len(missing) + begin + len(part)) / total)
-    return Profile(device=device, code=code, times_ns=times, moves_ns=moved, failed=failed)
+    timed = {key: known[key] for key in small}
+    return Profile(
+        device=device,
+        code=code,
+        times_ns=times,
+        moves_ns={key: ns for key, ns in timed.items() if not isinstance(key[0], Pool)},
+        pools_ns={key: ns for key, ns in timed.items() if isinstance(key[0], Pool)},
+        failed=failed,
+    )
 
 
 class Measurements:
@@ -156,16 +172,48 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
     return _median_ns(built, "main", shapes, machine.cpu)
 
 
+def _small_ns(keys: Sequence[Move | tuple[Pool, str]], machine: Machine) -> list[float]:
+    """Of transforms, which come first, and of pools."""
+    moves = [key for key in keys if not isinstance(key[0], Pool)]
+    pools = keys[len(moves) :]
+    found = moves_ns(moves, machine) if moves else []
+    return [*found, *(pools_ns(pools, machine) if pools else [])]
+
+
 def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:
     """Median of calls of every transform."""
-    machine = machine or Machine()
-    built = _built({f"move{n}": transform(move) for n, move in enumerate(moves)}, machine)
-    found = []
-    for number, (shape, given, taken) in enumerate(moves):
-        n, h, w, c = shape
-        shapes = [tensor_shape(layout, n, c, h, w) for layout in (given, taken)]
-        found.append(_median_ns(built, f"move{number}", shapes, machine.cpu))
-    return found
+    return _medians_ns([transform(move) for move in moves], machine or Machine())
+
+
+def pools_ns(pools: Sequence[tuple[Pool, str]], machine: Machine | None = None) -> list[float]:
+    """Median of calls of every pool, its input in the caches, its output not."""
+    return _medians_ns([pooling(*each) for each in pools], machine or Machine())
+
+
+def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[float]:
+    named = {f"kernel{n}": function for n, function in enumerate(functions)}
+    built = _built(named, machine)
+    shapes = [[[int(d) for d in param.shape] for param in function.params] for function in functions]
+    return [_median_ns(built, name, each, machine.cpu) for name, each in zip(named, shapes, strict=True)]
+
+
+def pooling(pool: Pool, layout: str) -> tirx.PrimFunc:
+    """A pool in a layout."""
+    window, named = pool.window, TVM_LAYOUTS[layout]
+    shape = tensor_shape(layout, window.n, window.c, window.h, window.w)
+    x = te.placeholder(shape, "float32", name="x")
+    if not pool.operator.startswith("nn."):
+        pixels = [named.index("H"), named.index("W")]
+        if pool.operator == "mean":
+            y = topi.divide(topi.sum(x, pixels, keepdims=True), float(window.h * window.w))
+        else:
+            y = getattr(topi, pool.operator)(x, pixels, keepdims=True)
+    else:
+        kind = "max" if "max" in pool.operator else "avg"
+        size = [window.kh, window.kw]
+        sides = [window.stride, window.dilation, window.padding]
+        y = topi.nn.pool2d(x, size, *map(list, sides), kind, layout=named, count_include_pad=False)
+    return te.create_prim_func([x, y], index_dtype_override="int64").without_attr("global_symbol")
 
 
 def transform(move: Move) -> tirx.PrimFunc:

@@ -124,7 +124,13 @@ class Times:
         source, layers = self._source, self._layers
         most = 0 if source.profile == "predicted" else source.measure
         found = primitive_profiler.measure(
-            layers.chosen.values(), layers.moves.values(), most, source.cache, progress, machine=self._machine
+            layers.chosen.values(),
+            layers.moves.values(),
+            most,
+            source.cache,
+            progress,
+            machine=self._machine,
+            pools=layers.pooled,
         )
         measured_now = is_remote(source.device) or source.on_gpu
         found.require(self._machine.device, None if measured_now else source.device)

@@ -151,7 +151,8 @@ def together(found: Mapping[str, Selection]) -> Profile:
     profiles = [selection.profile for selection in found.values()]
     times = {key: ns for each in profiles for key, ns in each.times_ns.items()}
     moves = {key: ns for each in profiles for key, ns in each.moves_ns.items()}
-    return replace(profiles[0], times_ns=times, moves_ns=moves)
+    pools = {key: ns for each in profiles for key, ns in each.pools_ns.items()}
+    return replace(profiles[0], times_ns=times, moves_ns=moves, pools_ns=pools)
 
 
 def restricted(problem: Problem, library: str) -> Problem:

@@ -1,0 +1,170 @@
+"""Is what a selection calls free in another layout free in the compiled network, and all else as it says?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import outputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_graphs import constant, convolution, graph
+from tvm import relax
+from tvm.relax import op
+
+from pimflow.compilation import with_primitives
+from pimflow.core.region import MOVES
+from pimflow.hardware import system
+from pimflow.network_kernels import parts
+from pimflow.placement.selection import Problem
+from pimflow.primitive_profiles.primitive_layers import JOINED, Layers, apart
+from pimflow.primitive_profiles.primitive_profile import Device, Profile
+from pimflow.primitives import PRIMITIVES
+from pimflow.relay_passes.extract_regions import extract_regions, region_groups
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
+
+FEW = ("direct-hwc-7x32", "direct-chw-7x32", "direct-chwc16-7x16", "pointwise-hwc-7x32")
+SIDE = 9
+
+
+def steps(emit, tensors, kind, which, channels):
+    """One more operator, behind the one of `tensors` that `which` picks."""
+    x = tensors[which % len(tensors)]
+    n, h, w, c = shape(x)
+    if kind == "conv":
+        return emit(convolution(x, constant(channels, 1, 1, c)))
+    if kind == "window":
+        y = emit(convolution(x, constant(channels, 3, 3, c), padding=1))
+        return emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, channels)))))
+    if kind == "max":
+        return emit(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1), layout="NHWC"))
+    if kind == "average":
+        return emit(op.nn.avg_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1), layout="NHWC"))
+    if kind == "clip":
+        return emit(op.clip(emit(op.multiply(x, constant(c))), -1, 1))
+    if kind in ("gate", "scale"):
+        pixel = emit(op.mean(x, [1, 2], keepdims=True))
+        pixel = emit(convolution(pixel, constant(c, 1, 1, c))) if kind == "gate" else pixel
+        return emit(op.multiply(x, pixel))
+    alike = [t for t in tensors if shape(t)[:3] == (n, h, w) and not t.same_as(x)]
+    if kind == "join":
+        return emit(op.concat([x, *alike[-1:]], 3) if alike else op.nn.relu(x))
+    same = [t for t in alike if shape(t)[3] == c]
+    return emit(op.add(x, same[-1] if same else constant(1, 1, 1, c)))
+
+
+@st.composite
+def networks(draw, more=()) -> tvm.IRModule:
+    """Branches, joins, residuals, gates and pools in any order, and a mean."""
+    kinds = st.sampled_from([*more, "conv", "window", "max", "average", "clip", "gate", "join", "sum"])
+    step = st.tuples(kinds, st.integers(0, 3), st.sampled_from([16, 32]))
+    drawn = draw(st.lists(step, min_size=3, max_size=9))
+
+    def network(emit, x):
+        tensors = [emit(convolution(x, constant(16, 3, 3, 16), padding=1))]
+        for kind, back, channels in drawn:
+            tensors.append(steps(emit, tensors[::-1], kind, back, channels))
+        last = emit(convolution(tensors[-1], constant(16, 1, 1, shape(tensors[-1])[3])))
+        return relax.Tuple([emit(op.mean(last, [1, 2], keepdims=True))])
+
+    return rebuild(graph(network, (1, SIDE, SIDE, 16)), lambda *_: None)
+
+
+def problem(mod: tvm.IRModule) -> Problem:
+    """With one primitive of each layout, and pools that are as fast in all."""
+    layers = Layers(apart(extract_regions(mod)))
+    profile = Profile(
+        device=Device(cpu="", model="made up", threads=1),
+        code="",
+        times_ns={
+            (name, layer): 1.0
+            for layer in layers.chosen.values()
+            for name in FEW
+            if PRIMITIVES[name].applies(layer)
+        },
+        moves_ns=dict.fromkeys(layers.moves.values(), 1.0),
+        pools_ns=dict.fromkeys(layers.pooled, 1.0),
+    )
+    return Problem(graph=layers.graph, table=layers.table(profile))
+
+
+def compiled(mod: tvm.IRModule, choice) -> tvm.IRModule:
+    primitives = {n: PRIMITIVES[c.rewrite.primitive] for n, c in choice.items() if c.rewrite.primitive}
+    layouts = {n: c.input.layout for n, c in choice.items() if not c.rewrite.primitive}
+    return with_primitives(mod, primitives, layouts)
+
+
+def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
+    """By tensor and reader, where the order of a tensor's bytes changes between them, by moving them."""
+    region, known = {}, {region.name for region in apart(extract_regions(original)).regions}
+    for name, group in region_groups(original).items():
+        for b in group.bindings:
+            joined = f"{name}{JOINED}"
+            region[b.var.name] = joined if operator(b.value) == "concat" and joined in known else name
+    found: set[tuple[str, str]] = set()
+    made = {b.var: b.value for b in main_bindings(mod)}
+    roots: dict[relax.Var, tuple[relax.Var, np.ndarray]] = {}  # what it is another order of, and which
+
+    def root(var):
+        return roots.get(var) or (var, np.arange(np.prod(shape(var))).reshape(shape(var)))
+
+    for var, value in made.items():
+        if operator(value) in MOVES and isinstance(value.args[0], relax.Var):
+            of, order = root(value.args[0])
+            axes = value.attrs.axes if operator(value) == "permute_dims" else None
+            order = order.reshape(shape(var)) if axes is None else order.transpose([int(a) for a in axes])
+            roots[var] = (of, order)
+    for var, value in made.items():
+        for operand in relax.analysis.free_vars(value) if var not in roots else ():
+            of, order = root(operand)
+            if (order.ravel() != np.arange(order.size)).any():
+                found.add((region.get(of.name, of.name), region.get(var.name, ">")))
+    return found
+
+
+def picked(problem: Problem, numbers: list[int]):
+    names = [region.name for region in problem.graph.regions]
+    found = {}
+    for name, number in zip(names, numbers * len(names)):
+        candidates = problem.table.candidates[name]
+        found[name] = candidates[number % len(candidates)]
+    return found
+
+
+def expected(problem: Problem, choice) -> set[tuple[str, str]]:
+    return {
+        (t.tensor.removeprefix("%"), ">" if t.reader.endswith(">") else t.reader)
+        for t in problem.transforms(choice)
+    }
+
+
+choices = st.lists(st.integers(0, 11), min_size=1, max_size=12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(networks(["scale"]), choices)
+def test_transforms_are_those_of_the_selection(mod, numbers):
+    found = problem(mod)
+    choice = picked(found, numbers)
+    assert moved(compiled(mod, choice), mod) == expected(found, choice)
+
+
+@settings(max_examples=5, deadline=None)
+@given(networks(["scale"]), choices)
+def test_values(mod, numbers):
+    choice = picked(problem(mod), numbers)
+    x = np.random.default_rng(0).standard_normal((1, SIDE, SIDE, 16), np.float32)
+    (reference,), (result,) = outputs(mod, [x]), outputs(compiled(mod, choice), [x])
+    assert np.abs(result - reference).max() <= 1e-4 * max(np.abs(reference).max(), 1e-3)
+
+
+@pytest.mark.parametrize("layout", ["HWC", "CHW", "CHWc16"])
+@settings(max_examples=6, deadline=None)
+@given(networks())
+def test_in_one_layout_nothing_but_the_input_is_transformed(layout, mod):
+    found = problem(mod)
+    choice = {
+        name: next(c for c in candidates if c.input.layout == layout)
+        for name, candidates in found.table.candidates.items()
+    }
+    after = compiled(mod, choice)
+    assert {tensor for tensor, _ in moved(after, mod)} <= {"p0"}
+    assert list(parts(after, system()).values()).count("transform") <= (layout != "HWC")
