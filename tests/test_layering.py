@@ -58,6 +58,7 @@ LAYERS = (
         "operator_memory",
         "fusion",
         "fused_execution",
+        "inference",
     ),
     (
         "api",

@@ -14,7 +14,10 @@ from pimflow import native as _native  # noqa: F401  registers the runtime
 from pimflow import tvm_extension as _tvm_extension
 from pimflow.hardware import GpuSpec, PimSpec, System, system
 
-_PUBLIC = ("Compiled", "compile", "fuse", "relax_pipeline", "run", "search", "select", "simulate", "trace")
+_PUBLIC = (
+    *("Compiled", "compile", "fuse", "infer", "relax_pipeline"),
+    *("run", "search", "select", "simulate", "trace"),
+)
 _LAZY = dict.fromkeys(_PUBLIC, "pimflow.api")
 
 __all__ = ["GpuSpec", "PimSpec", "System", "system", *_LAZY]
