@@ -239,10 +239,9 @@ def select_for(
 def for_compilation(
     graph: RegionGraph, gpu: GpuSpec, options: Mapping[str, Any], *, in_c: bool = False
 ) -> Selection:
-    """`select_for`, by times of C where `options` name no device, and of `gpu` if they say CUDA."""
-    named = options.get("device")
-    own = {"gpu": gpu} if named == CUDA else {}
-    return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options, **own)
+    """`select_for`, by times of C if the network is to be C, and of `gpu` if `options` say CUDA."""
+    own = {"gpu": gpu} if options.get("device") == CUDA else {}
+    return select_for(graph, **({"target": "c"} if in_c else {}) | dict(options) | own)
 
 
 def check_device(options: Mapping[str, Any] | None, target: str, dtype: str) -> None:

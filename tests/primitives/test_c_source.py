@@ -18,6 +18,7 @@ from pimflow.c_code.c_network import require_no_pim
 from pimflow.cli import main
 from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, UsageError
 from pimflow.hardware import system
+from pimflow.output_error import relative_error
 from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
@@ -85,6 +86,7 @@ def test_the_report_says_what_was_built(compiled):
     part = report["c_part"]
     assert part["compiler"] == c_builds.compiler().version and part["flaw"] == ""
     assert part["max_relative_error"] <= 1e-5 and part["measured_ns"] > 0
+    assert (part["parallel_ns"] is None) == (part["threads"] == 1)
     assert f"C by {part['compiler']} for " in report["primitives"]["device"]
     assert "1 threads" in report["primitives"]["device"]
     assert {region["mode"] for region in report["regions"]} == {"GPU"}
@@ -109,6 +111,62 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     assert found.returncode == 3 and "x.bin: cannot be read" in found.stderr
     found = subprocess.run(run[:2], capture_output=True, text=True, check=False)
     assert found.returncode == 2 and "weights.bin input0.bin output0.bin" in found.stderr
+
+
+def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
+    _, folder = compiled
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    options = [
+        "--input",
+        str(tmp_path / "x.npy"),
+        "-o",
+        str(tmp_path / "y.npy"),
+        "--compare",
+        "--repeat",
+        "2",
+    ]
+    assert main(["run", str(folder), *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert row["target"] == "c" and row["compiler"] == c_builds.compiler().version and "building C" in err
+    assert (row["threads"], row["calls"]) == (1, 2) and row["median_ns"] > 0
+    twin = pimflow.run(folder, x, target="llvm+pim")[0]
+    assert list(row["max_relative_error"]) == ["llvm+pim"]
+    assert row["max_relative_error"]["llvm+pim"] == relative_error(np.load(tmp_path / "y.npy"), twin) <= 1e-5
+    other = pimflow.infer(folder, x, target="llvm+pim", repeat=1, compare=True)
+    assert other.threads is None and other.median_ns > 0 and other.max_relative_error["c"] <= 1e-5
+    assert main(["run", str(folder), "--repeat", "1", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "ms, the median of 1 runs of c on 1 of its threads, by" in out and err == ""
+
+
+def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
+    _, folder = compiled
+
+    def refused(*options, code):
+        assert main(["run", str(folder), *options, "--quiet"]) == code
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        return err
+
+    assert "those of llvm+pim are TVM_NUM_THREADS" in refused(
+        "--target", "llvm+pim", "--threads", "1", code=2
+    )
+    assert "999 threads: the C library runs on at most" in refused("--threads", "999", code=2)
+    assert "--repeat -1: give a number" in refused("--repeat", "-1", code=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("pimflow.inference.OUTPUT_BOUND", {"fp16": -1.0})
+        assert "outputs of c differ from those of llvm+pim by" in refused("--compare", code=5)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "or run the twin: --target llvm+pim" in refused(code=3)
+    alone = refused("--target", "llvm+pim", "--compare", code=2)
+    assert "nothing besides llvm+pim that runs here" in alone
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    (changed / "network.c").write_text("int pimflow_run;")
+    assert (
+        main(["run", str(changed)]) == 3 and "network.c is missing or was changed" in capsys.readouterr().err
+    )
 
 
 def test_select_goes_by_times_of_c(compiled, capsys):

@@ -139,7 +139,8 @@ def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
     Workspaces are static, so that a kernel allocates nothing.
     """
     lifted = {name: with_workspaces(f) for name, f in functions.items()}
-    code = kernel_source(lifted, tvm.target.Target(TARGET))
+    # Not their bare names: one may be `main`.
+    code = kernel_source({f"kernel_{name}": f for name, f in lifted.items()}, tvm.target.Target(TARGET))
     return code + CONVENTION + "\n".join(_entry(name, f) for name, f in lifted.items())
 
 
@@ -160,7 +161,7 @@ def _entry(name: str, function: tirx.PrimFunc) -> str:
             f"PIMFLOW_EXPORT int {SYMBOL}{name}(void *self, const Any *given, int32_t count, void *made) {{",
             *room,
             "  (void)self, (void)count, (void)made;",
-            f"  {name}({called});",
+            f"  kernel_{name}({called});",
             "  return 0;",
             "}\n",
         ]

@@ -198,7 +198,7 @@ class Remote(Machine):
         except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say
             self.require()
             lines = str(error).strip().splitlines() or ["no reason given"]
-            reason = next((line.strip() for line in lines if "error:" in line), lines[-1])
+            reason = next((line for line in lines if "error: " in line), lines[-1]).strip()
             raise ProfilerError(
                 f"{self.address.text}: no compiler builds C for '{_described(self._machine)}' ({reason}); "
                 "give one here (TRIPLE-gcc) or there, and a CPU it knows: --target 'c -mtriple=… -mcpu=…'"
