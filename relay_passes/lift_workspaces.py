@@ -55,6 +55,12 @@ class LiftWorkspaces:
         return rebuild(tvm.IRModule(functions, attrs=mod.attrs), rewrite)
 
 
+def with_workspaces(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func`, of known shapes, for a CPU; its last parameters are what it would allocate (`WORKSPACES`)."""
+    found = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
+    return _with_parameters(func, found) if found else func
+
+
 def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
     """Buffers of `func` to be lifted; none where a call passes more than tensors."""
     if any(len(call.args) > 2 for call in calls):

@@ -1,24 +1,22 @@
-"""Kernels as TVM's generator of C can say them: without vectors, cores and register scopes."""
+"""Kernels as TVM's generator of C can say them: without cores and register scopes, and without vectors."""
 
 from __future__ import annotations
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from pimflow.relay_passes.keep_registers import ON_THE_STACK
 
-KINDS = (tirx.ForKind.VECTORIZED, tirx.ForKind.PARALLEL, tirx.ForKind.UNROLLED)
-PIPELINE = "pimflow-c"  # name of the TIR pipeline with both passes
+PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainLoops")
 class PlainLoops:
-    """Serial loops in place of vectorised, parallel and unrolled ones.
+    """Serial loops in place of vectorised and unrolled ones.
 
-    To be run after a schedule for the CPU. TVM's generator of C has no vectors, asks a runtime for parallel
-    loops, and prints unrolled loops in full; C compilers make vectors and unroll by themselves.
+    For kernels with vectors that C is not given (`vector_calls.has_vectors`), to be run after a schedule for
+    the CPU: C compilers make vectors and unroll by themselves.
 
     Rewrite: ``for i in vectorized(n) -> for i in range(n)``.
     Preserves: values exactly, signatures, everything else.
@@ -29,8 +27,32 @@ class PlainLoops:
 
 
 def _serial(loop: tirx.For) -> tirx.For:
-    if loop.kind not in KINDS:
+    if loop.kind not in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED):
         return loop
+    return _plain(loop)
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkParallel")
+class MarkParallel:
+    """A mark in front of every parallel loop, which becomes a serial one.
+
+    To be run at the end: what lies in a loop is allocated there as long as it is parallel.
+
+    Rewrite: ``for i in parallel(n) -> pimflow_parallel(); for i in range(n)``.
+    Preserves: values exactly, signatures, everything else.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        return _each(mod, (tirx.For, _marked))
+
+
+def _marked(loop: tirx.For) -> tirx.Stmt:
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("void", PARALLEL)), _plain(loop)])
+
+
+def _plain(loop: tirx.For) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
@@ -86,18 +108,3 @@ def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:
         for gv, f in mod.functions_items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def register() -> None:
-    """Make ``tvm.compile(…, tir_pipeline="pimflow-c")`` TVM's own pipeline with both passes."""
-
-    def pipeline():
-        phases, _, device = default_s_tir_pipeline()
-        host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-        return (
-            tvm.transform.Sequential([PlainLoops(), phases]),
-            lambda: tvm.transform.Sequential(host),
-            device,
-        )
-
-    tirx.register_tir_pipeline(PIPELINE, pipeline)

@@ -59,6 +59,7 @@ LAYERS = (
         "operator_memory",
         "fusion",
         "fused_execution",
+        "inference",
     ),
     (
         "api",

@@ -13,7 +13,10 @@ from __future__ import annotations
 from pimflow import tvm_extension as _tvm_extension
 from pimflow.hardware import GpuSpec, PimSpec, System, system
 
-_PUBLIC = ("Compiled", "compile", "fuse", "relax_pipeline", "run", "search", "select", "simulate", "trace")
+_PUBLIC = (
+    *("Compiled", "compile", "fuse", "infer", "relax_pipeline"),
+    *("run", "search", "select", "simulate", "trace"),
+)
 _LAZY = dict.fromkeys(_PUBLIC, "pimflow.api")
 
 __all__ = ["GpuSpec", "PimSpec", "System", "system", *_LAZY]

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from pimflow import (
     frontend,
     fused_execution,
     fusion,
+    inference,
     network_memory,
     network_search,
     operator_memory,
@@ -28,7 +28,6 @@ from pimflow import (
     targets,
     timeline,
     tracing,
-    zoo,
 )
 from pimflow.c_code import c_network
 from pimflow.compilation import Build
@@ -60,6 +59,7 @@ count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
 measure_allocations = allocation.measure_allocations
 fuse = fusion.fuse
+infer, run = inference.infer, inference.run
 fuse_decomposed = fusion.fuse_decomposed
 select = primitive_selection.select
 execute_fused = fused_execution.execute
@@ -318,7 +318,7 @@ def compile(
             report=summary,
             programs=programs,
             traced=traced,
-            sources=c_part.source.files() if c_part else {},
+            c_source=c_part and c_part.source,
         )
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary
@@ -365,28 +365,3 @@ def relax_pipeline(
         return pipeline.lower(compilation.planned(network.module, searched), target, target_system)
 
     return run_pipeline
-
-
-def run(
-    directory: str | os.PathLike,
-    inputs: Mapping[str, np.ndarray] | np.ndarray | None = None,
-    *,
-    target: str | None = None,
-) -> list[np.ndarray]:
-    """Outputs of a compiled directory, the PIM part computed by its command streams.
-
-    Parameters
-    ----------
-    inputs : mapping of str to ndarray, or ndarray, optional
-        By name; an array alone for a network of one input; example inputs if None.
-    target : str, optional
-        What it was compiled for, or ``llvm+pim``, which every compiled directory has.
-    """
-    interface = artifact.Interface.load(Path(directory))
-    if inputs is None:
-        inputs = zoo.example_arrays(interface.inputs, rows=interface.table_rows)
-    elif isinstance(inputs, np.ndarray):
-        if len(interface.inputs) != 1:
-            raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
-        inputs = {next(iter(interface.inputs)): inputs}
-    return artifact.run(directory, inputs, target)

@@ -1,4 +1,4 @@
-"""Compiled networks as directories: written whole or not at all, and run."""
+"""Compiled networks as directories: written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
-from pimflow.errors import ArtifactError, UnknownNameError
+from pimflow.errors import ArtifactError
 from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.expansion import pim_text
 
 if TYPE_CHECKING:
+    from pimflow.c_code.c_source import CSource
     from pimflow.compilation import Build
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 REGIONS = "regions.json"
 TIMELINE = "timeline.json"
-_LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
+LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 KERNELS = "kernels.cu"
 
 
@@ -52,6 +53,10 @@ class Interface:
         Digest of every file but the report: loading a damaged library would end the process.
     cpu : str
         The only CPU that runs ``llvm+pim``, as LLVM calls it; empty if any of its kind does.
+    outputs : tuple of ((int, ...), str)
+        Shapes and dtypes of what the C library gives; none without one.
+    pool_bytes : int
+        That it is given for its tensors.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -59,6 +64,8 @@ class Interface:
     table_rows: dict[str, int] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
     cpu: str = ""
+    outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
+    pool_bytes: int = 0
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -84,7 +91,15 @@ class Interface:
             table_rows=rows,
             sha256=table["sha256"],
             cpu=table.get("cpu", ""),
+            outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
+            pool_bytes=table.get("pool_bytes", 0),
         )
+
+    def c_source(self, directory: Path) -> CSource:
+        """The network in C that `directory` holds."""
+        from pimflow.c_code.c_source import CSource
+
+        return CSource.load(directory, tuple(self.inputs.values()), self.outputs, self.pool_bytes)
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -120,6 +135,9 @@ class Interface:
             inputs[name]["rows"] = rows
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}
+        if self.outputs:
+            outputs = [{"shape": shape, "dtype": dtype} for shape, dtype in self.outputs]
+            table |= {"outputs": outputs, "pool_bytes": self.pool_bytes}
         return json.dumps({**table, "digest": _digest(table)}, indent=1) + "\n"
 
 
@@ -235,7 +253,7 @@ def write(
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
-    sources: Mapping[str, bytes],
+    c_source: CSource | None = None,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -251,17 +269,18 @@ def write(
         By region.
     traced : collection of str
         Regions to add a ``.pim`` file for, one a channel.
-    sources : mapping of str to bytes
-        Files in C, by name.
+    c_source : CSource, optional
+        The network in C, if that was asked for.
     """
     from pimflow.execution import store
+    from pimflow.targets import C
 
     with new_directory(target) as directory:
         for build in builds:
-            store(build.module, directory / _LIBRARIES[build.target], build.weight_bytes)
+            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
-        for name, content in sources.items():
+        for name, content in (c_source.files() if c_source else {}).items():
             (directory / name).write_bytes(content)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
@@ -280,49 +299,12 @@ def write(
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
         sealed = replace(
             interface,
-            targets=tuple(build.target for build in builds),
+            targets=(*([C] if c_source else []), *(build.target for build in builds)),
+            outputs=c_source.outputs if c_source else (),
+            pool_bytes=c_source.pool_bytes if c_source else 0,
             sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
-
-
-def run(
-    directory: str | os.PathLike, inputs: Mapping[str, np.ndarray], target: str | None = None
-) -> list[np.ndarray]:
-    """Outputs of the compiled network in `directory`.
-
-    Parameters
-    ----------
-    inputs : mapping of str to ndarray
-        Every input by name, of its shape; numbers are converted to its dtype.
-    target : str, optional
-        Which of its libraries runs; by default the one that was asked for when it was compiled.
-
-    Raises
-    ------
-    ArtifactError
-        If the directory is none, one of its files was changed, an input is missing, unknown or of
-        another shape, or the target's device is not there.
-    UnknownNameError
-        If it was not built for `target`.
-    """
-    from pimflow.execution import infer, load
-    from pimflow.targets import cpu_name, device, named_target
-
-    path = Path(directory)
-    interface = Interface.load(path)
-    arrays = interface.ordered(inputs)
-    target = target or interface.targets[0]
-    if target not in interface.targets:
-        raise UnknownNameError("target", target, interface.targets)
-    for name in interface.sha256:
-        interface.check(path, name)
-    if target == "llvm+pim" and interface.cpu not in ("", here := cpu_name()):
-        raise ArtifactError(
-            f"{directory} was compiled with --select for the CPU '{interface.cpu}', and this is '{here}': "
-            "compile it again here"
-        )
-    return infer(load(path / _LIBRARIES[target]), arrays, device(named_target(target)))
 
 
 def file_stem(region: str) -> str:

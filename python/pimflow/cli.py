@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pimflow import devices, zoo
-from pimflow.commands import arguments, fuse_command, memory_command, select_command
+from pimflow.commands import arguments, fuse_command, memory_command, run_command, select_command
 from pimflow.commands.progress_bar import bar
-from pimflow.errors import ArtifactError, PimflowError, UsageError
+from pimflow.errors import PimflowError, UsageError
 from pimflow.hardware import System, system
 
 if TYPE_CHECKING:
@@ -240,37 +238,6 @@ def _sweep(args: argparse.Namespace) -> None:
         print(design_space.text(rows, settings))
 
 
-def _run(args: argparse.Namespace) -> None:
-    from pimflow import api
-
-    inputs: dict[str, np.ndarray] | np.ndarray | None = None
-    for text in args.input:
-        name, equals, path = text.rpartition("=")
-        array = _read_array(path)
-        if not equals and len(args.input) == 1:
-            inputs = array
-        elif not equals:
-            raise UsageError("several inputs: give each as --input NAME=FILE.npy")
-        else:
-            inputs = {**(inputs or {}), name: array}
-    outputs = api.run(args.directory, inputs, target=args.target)
-    if args.output:
-        for index, y in enumerate(outputs):
-            path = Path(args.output)
-            _write_array(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
-    summary = [
-        {"output": index, "shape": list(y.shape), "dtype": str(y.dtype), "min": y.min(), "max": y.max()}
-        for index, y in enumerate(outputs)
-    ]
-    if args.json:
-        _print_json({"outputs": summary, "wrote": args.output})
-    else:
-        for row in summary:
-            print(
-                f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}"
-            )
-
-
 def _simulate(args: argparse.Namespace) -> None:
     from pimflow import simulation
 
@@ -355,29 +322,6 @@ def _devices(args: argparse.Namespace) -> None:
         print(devices.catalogue_text() if args.device is None else devices.text(found))
 
 
-def _read_array(path: str) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise ArtifactError(f"{path}: not a .npy file") from error
-    if not isinstance(array, np.ndarray):
-        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
-    return array
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            np.save(file, array)
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error
-
-
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
 
@@ -386,7 +330,7 @@ HANDLERS = {
     "compile": _compile,
     "profile": _profile,
     "sweep": _sweep,
-    "run": _run,
+    "run": lambda args: run_command.run(args, _progress),
     "simulate": _simulate,
     "trace": _trace,
     "timeline": _timeline,

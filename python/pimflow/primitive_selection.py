@@ -238,9 +238,8 @@ def select_for(
 
 
 def for_compilation(graph: RegionGraph, options: Mapping[str, Any], *, in_c: bool = False) -> Selection:
-    """`select_for`, for the code of a CPU: by times of C where `options` name no device."""
-    named = options.get("device")
-    return select_for(graph, **({"target": "c"} if in_c and not named else {}), **options)
+    """`select_for`, for the code of a CPU: by times of C if the network is to be C."""
+    return select_for(graph, **({"target": "c"} if in_c else {}) | dict(options))
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:

@@ -14,7 +14,7 @@ import pytest
 from branching import padded_everywhere
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import api, artifact, compilation, frontend, pipeline, targets, timeline, zoo
+from pimflow import api, compilation, frontend, inference, pipeline, targets, timeline, zoo
 from pimflow.core.candidate import Candidate
 from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
@@ -339,7 +339,7 @@ def test_unknown_target_names_the_known_ones():
 )
 def test_wrong_inputs_are_refused(toy, inputs):
     with pytest.raises(ArtifactError, match="input"):
-        artifact.run(toy[0], inputs)
+        inference.run(toy[0], inputs)
 
 
 def _with(plan: Plan, region: str, **changes) -> Plan:

@@ -10,52 +10,48 @@ import numpy as np
 import pytest
 import tvm
 from conv_layers import ON_CPU, laid_out, layers_for, operands
-from tvm import relax, tirx
+from tvm import relax
 
 import pimflow
-from pimflow.c_code import c_builds, c_source
+from pimflow.c_code import c_builds, c_kernels, c_source
 from pimflow.c_code.c_network import require_no_pim
 from pimflow.cli import main
 from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, UsageError
 from pimflow.hardware import system
+from pimflow.output_error import relative_error
 from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.plain_c import PlainLoops
+from pimflow.relay_passes.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 
-pytestmark = pytest.mark.skipif(not c_builds.compiler(), reason="needs a C compiler")
-C = tvm.target.Target(c_source.TARGET)
+pytestmark = pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
+C = tvm.target.Target(c_kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
+WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 BOUND = 2e-6  # of the largest output: compilers contract products into sums, or do not
 
 
 def scheduled(primitive, layer, target):
-    """A kernel that allocates nothing: its workspaces are further results."""
-    builder = relax.BlockBuilder()
-    gv = builder.add_func(kernel(primitive, layer), "kernel")
-    shapes = [tuple(int(d) for d in param.shape) for param in builder.get()[gv].params]
-    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
-    with builder.function("main", params):
-        with builder.dataflow():
-            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
-        builder.emit_func_output(y)
+    """A kernel that allocates nothing: its workspaces are its last parameters."""
     with target:
-        mod = LiftWorkspaces()(ScheduleCpu()(builder.get()))
-    return next(f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc))
+        made = ScheduleCpu()(tvm.IRModule({"kernel": kernel(primitive, layer)}))
+    return with_workspaces(made["kernel"])
 
 
-def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path):
+@pytest.mark.parametrize("options", [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")])
+def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, options):
     on_cpu = [PRIMITIVES[name] for name in ON_CPU]
     chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}
     chosen["blocked"] = PRIMITIVES["direct-chwc16-7x16"]
+    if options:
+        del chosen["fft"]  # half a megabyte of C
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
     functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
-    text = c_source.kernel_source(functions, C).replace("static void", "void")
-    (tmp_path / "k.c").write_text(c_source.INCLUDES + c_source.PRAGMA + text)
-    c_builds.compile_c([tmp_path / "k.c"], tmp_path / "k.so", ["-shared", "-fPIC"])
+    text = c_kernels.kernel_source(functions, C).replace("static void", "void")
+    (tmp_path / "k.c").write_text(text)
+    c_builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*c_builds.SHARED, *options])
     library = ctypes.CDLL(str(tmp_path / "k.so"))
     for name, primitive in chosen.items():
         layer = layers[name]
@@ -88,8 +84,9 @@ def compiled(tmp_path_factory):
 def test_the_report_says_what_was_built(compiled):
     report, _ = compiled
     part = report["c_part"]
-    assert part["compiler"] == c_builds.version() and part["flaw"] == ""
+    assert part["compiler"] == c_builds.compiler().version and part["flaw"] == ""
     assert part["max_relative_error"] <= 1e-5 and part["measured_ns"] > 0
+    assert (part["parallel_ns"] is None) == (part["threads"] == 1)
     assert f"C by {part['compiler']} for " in report["primitives"]["device"]
     assert "1 threads" in report["primitives"]["device"]
     assert {region["mode"] for region in report["regions"]} == {"GPU"}
@@ -100,19 +97,76 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     text = "".join((folder / name).read_text() for name in ("network.c", "network.h", "main.c"))
     assert "TVM" not in text and "float32x" not in text and "malloc" not in text
     sources = [str(folder / name) for name in ("network.c", "main.c")]
-    strict = ["-std=c11", "-pedantic", "-O1"]
-    subprocess.run([*c_builds.compiler(), *strict, *sources, "-o", str(tmp_path / "n"), "-lm"], check=True)
+    command, made = c_builds.compiler().command, ["-o", str(tmp_path / "n"), "-lm"]
+    subprocess.run([*command, "-std=c11", "-O1", *WARNINGS, *sources, *made], check=True)
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
     x.tofile(tmp_path / "x.bin")
     run = [tmp_path / "n", folder / "weights.bin", tmp_path / "x.bin", tmp_path / "y.bin"]
     subprocess.run(run, check=True)
-    y, expected = np.fromfile(tmp_path / "y.bin", np.float32), pimflow.run(folder, x)[0].ravel()
+    y = np.fromfile(tmp_path / "y.bin", np.float32)
+    expected = pimflow.run(folder, x, target="llvm+pim")[0].ravel()
     assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
     (tmp_path / "x.bin").write_bytes(b"short")
     found = subprocess.run(run, capture_output=True, text=True, check=False)
     assert found.returncode == 3 and "x.bin: cannot be read" in found.stderr
     found = subprocess.run(run[:2], capture_output=True, text=True, check=False)
     assert found.returncode == 2 and "weights.bin input0.bin output0.bin" in found.stderr
+
+
+def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
+    _, folder = compiled
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    options = [
+        "--input",
+        str(tmp_path / "x.npy"),
+        "-o",
+        str(tmp_path / "y.npy"),
+        "--compare",
+        "--repeat",
+        "2",
+    ]
+    assert main(["run", str(folder), *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert row["target"] == "c" and row["compiler"] == c_builds.compiler().version and "building C" in err
+    assert (row["threads"], row["calls"]) == (1, 2) and row["median_ns"] > 0
+    twin = pimflow.run(folder, x, target="llvm+pim")[0]
+    assert list(row["max_relative_error"]) == ["llvm+pim"]
+    assert row["max_relative_error"]["llvm+pim"] == relative_error(np.load(tmp_path / "y.npy"), twin) <= 1e-5
+    other = pimflow.infer(folder, x, target="llvm+pim", repeat=1, compare=True)
+    assert other.threads is None and other.median_ns > 0 and other.max_relative_error["c"] <= 1e-5
+    assert main(["run", str(folder), "--repeat", "1", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "ms, the median of 1 runs of c on 1 of its threads, by" in out and err == ""
+
+
+def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
+    _, folder = compiled
+
+    def refused(*options, code):
+        assert main(["run", str(folder), *options, "--quiet"]) == code
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        return err
+
+    assert "those of llvm+pim are TVM_NUM_THREADS" in refused(
+        "--target", "llvm+pim", "--threads", "1", code=2
+    )
+    assert "999 threads: the C library runs on at most" in refused("--threads", "999", code=2)
+    assert "--repeat -1: give a number" in refused("--repeat", "-1", code=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("pimflow.inference.OUTPUT_BOUND", {"fp16": -1.0})
+        assert "outputs of c differ from those of llvm+pim by" in refused("--compare", code=5)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "or run the twin: --target llvm+pim" in refused(code=3)
+    alone = refused("--target", "llvm+pim", "--compare", code=2)
+    assert "nothing besides llvm+pim that runs here" in alone
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    (changed / "network.c").write_text("int pimflow_run;")
+    assert (
+        main(["run", str(changed)]) == 3 and "network.c is missing or was changed" in capsys.readouterr().err
+    )
 
 
 def test_select_goes_by_times_of_c(compiled, capsys):
@@ -131,7 +185,7 @@ def test_the_same_bytes_each_time(compiled):
 
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(c_builds, "compiler", lambda: [])
+        patch.setattr(c_builds, "found", lambda: None)
         made = pimflow.compile("toy", tmp_path / "toy", target="c")
     assert made.report["c_part"]["flaw"].startswith("no C compiler was found")
     assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
@@ -182,15 +236,3 @@ def test_mathematical_functions():
     (y,) = c_builds.Library(source)([x])
     expected = np.vectorize(math.erf)(np.exp(x))
     assert np.abs(y - expected).max() <= 1e-6
-
-
-def test_loops_become_serial():
-    layer = layers_for(PRIMITIVES["direct-hwc-7x32"], 1)[0]
-    before = tvm.IRModule({"k": scheduled(PRIMITIVES["direct-hwc-7x32"], layer, LLVM)})
-    after = PlainLoops()(before)
-    assert "vectorized" in before.script() and "parallel" in before.script()
-    assert not {"vectorized", "T.parallel", "unroll"} & set(after.script().replace("(", " ").split())
-    assert "vectorized" not in after.script() and "parallel" not in after.script()
-    tvm.ir.assert_structural_equal(PlainLoops()(after), after)
-    plain = kernel(PRIMITIVES["direct-hwc-loops"], layer)
-    tvm.ir.assert_structural_equal(PlainLoops()(tvm.IRModule({"k": plain}))["k"], plain)

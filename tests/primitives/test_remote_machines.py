@@ -1,14 +1,17 @@
 """Are primitives measured on other machines, under their names, and is it said where one is not there?"""
 
 import json
+import shutil
 import socket
 import tarfile
 import time
 
+import numpy as np
 import pytest
 import rpc_machines
 import tvm
 
+from pimflow.c_code import c_builds
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfilerError, UsageError
@@ -17,6 +20,7 @@ from pimflow.primitive_kernels import kernel
 from pimflow.primitive_profiles import primitive_profiler
 from pimflow.primitive_profiles.primitive_machines import Address, Machine, Remote, machine
 from pimflow.primitive_profiles.primitive_profile import Profile, promising
+from pimflow.primitives.filters import transformed
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.targets import cpu_name, cpu_target
 
@@ -30,6 +34,13 @@ def board():
     """A server that was started with a key."""
     with rpc_machines.server("board") as process:
         yield f"rpc:127.0.0.1:{process.port}/board"
+
+
+def scheduled(layer, target):
+    """The kernel of its most promising primitive."""
+    function = kernel(promising(layer)[0], layer).with_attr("global_symbol", "main")
+    with target:
+        return ScheduleCpu()(tvm.IRModule({"main": function}))
 
 
 def command(capsys, *arguments):
@@ -72,6 +83,65 @@ def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path
         assert (code, err) == (0, "")
         again = json.loads(out)
         assert again["device"] == row["device"] and chosen(again) == chosen(row)
+
+
+@pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
+@pytest.mark.parametrize("here", [True, False])
+def test_c_is_measured_there(board, monkeypatch, here):
+    """Built by a compiler of this machine, or sent as a source that the other machine's compiler builds."""
+    if not here:
+        monkeypatch.setattr(c_builds, "found_for", lambda *_: None)
+        monkeypatch.setattr(c_builds, "without_options", lambda _: '#pragma GCC optimize("O3")\n')
+    with machine(board, "c") as there:
+        by = c_builds.compiler().version if here else "its own compiler"
+        assert there.device.cpu.startswith(f"C by {by} for ") and there.device.cpu.endswith(cpu_name())
+        assert (there.device.model, there.device.threads) == ("remote board", 1)
+        built = there.build(scheduled(LAYER, there.target))
+        values = np.random.default_rng(0)
+        x, w = (values.standard_normal(s).astype("float32") for s in ((1, 8, 8, 16), (16, 16, 3, 3)))
+        y = tvm.runtime.tensor(np.zeros((1, 8, 8, 16), np.float32), there.cpu)
+        filters = transformed(promising(LAYER)[0], LAYER, w)
+        built["main"](*(tvm.runtime.tensor(each, there.cpu) for each in (x, filters)), y)
+        given = np.pad(x[0].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(given, (3, 3), (0, 1))
+        expected = np.einsum("hwcij,ocij->hwo", windows, w.astype(np.float64))
+        assert np.abs(y.numpy()[0] - expected).max() <= 1e-4 * np.abs(expected).max()
+        found = primitive_profiler.measure([LAYER], [MOVE], 1, machine=there)
+        assert not found.failed and min(*found.times_ns.values(), *found.moves_ns.values()) > 0
+
+
+@pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
+def test_c_that_nobody_builds(board, monkeypatch, capsys):
+    monkeypatch.setenv("CC", shutil.which("false"))
+    code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
+    assert (code, out) == (3, "") and f"{board}: no compiler builds C for" in err and err.count("\n") == 1
+    monkeypatch.setattr(c_builds, "found_for", lambda *_: None)
+    monkeypatch.setattr(c_builds, "without_options", lambda _: "#error no such processor\n")
+    code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
+    assert (code, out) == (3, "") and "no such processor" in err and err.count("\n") == 1
+
+
+def test_compilers_of_other_machines(monkeypatch):
+    there = {"aarch64-linux-gnu-gcc", "arm-none-eabi-gcc"}
+    monkeypatch.setattr(c_builds.shutil, "which", lambda name: name if name in there else None)
+    for triple in ("aarch64-linux-gnu", "aarch64-unknown-linux-gnu"):
+        found = c_builds.found_for(triple, "cortex-a72")
+        assert found == c_builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
+    assert c_builds.found_for("riscv64-unknown-linux-gnu", "") is None
+    monkeypatch.setattr(c_builds.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(c_builds.shutil, "which", lambda name: name)
+    own = c_builds.found_for("x86_64-pc-linux-gnu", "znver2")
+    assert own.options in (("-O3", "-march=znver2"), c_builds.OPTIONS)
+    assert c_builds.found_for("x86_64-pc-linux-gnu", cpu_name()).options == c_builds.OPTIONS
+
+
+def test_what_begins_a_source_without_options():
+    begin = c_builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=znver4"))
+    assert 'target("arch=znver4")' in begin and "PIMFLOW_LANES 16" in begin
+    begin = c_builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=haswell"))
+    assert "PIMFLOW_LANES 8" in begin
+    begin = c_builds.without_options(cpu_target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"))
+    assert 'target("cpu=cortex-a72")' in begin and "PIMFLOW_LANES 4" in begin
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +207,8 @@ def test_what_answers_otherwise(monkeypatch):
         (["--device", "rpc:here:0"], "is no machine"),
         (["--device", "rpc::90"], "is no machine"),
         (["--target", "llvm"], "give --device rpc:HOST:PORT/KEY too"),
-        (["--target", "c", "--device", "rpc:here:90"], "C is measured on this machine alone"),
+        (["--target", "c -mtriple=aarch64-linux-gnu"], "give --device rpc:HOST:PORT/KEY too"),
+        (["--target", "c -mcpus=a", "--device", "rpc:here:90"], "is none of -mtriple"),
     ],
 )  # fmt: skip
 def test_wrong_machines(capsys, options, said):
@@ -169,12 +240,8 @@ def test_targets_that_are_none(text, said):
 )
 def test_code_is_made_for_other_architectures(text, machine_number, tmp_path):
     """ELF says for which: e_machine, in the header's bytes 18 and 19."""
-    target, chosen = cpu_target(text), promising(LAYER)[0]
-    with target:
-        scheduled = ScheduleCpu()(
-            tvm.IRModule({"main": kernel(chosen, LAYER).with_attr("global_symbol", "main")})
-        )
-    tvm.compile(scheduled, target).export_library(str(tmp_path / "p.tar"))
+    target = cpu_target(text)
+    tvm.compile(scheduled(LAYER, target), target).export_library(str(tmp_path / "p.tar"))
     with tarfile.open(tmp_path / "p.tar") as tar:
         (member,) = [m for m in tar.getmembers() if m.name.endswith(".o")]
         header = tar.extractfile(member).read(20)

@@ -4,29 +4,118 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tvm
 
-from pimflow.c_code.c_source import ALIGNMENT_BYTES, PRAGMA, CSource
+from pimflow.c_code.c_kernels import ALIGNMENT_BYTES
+from pimflow.c_code.c_source import CSource
 from pimflow.errors import ArtifactError
+from pimflow.targets import cpu_name
 
 OPTIONS = ("-O3", "-march=native")
+X86 = ("x86_64", "i386", "i486", "i586", "i686")
+THREADED = "-fopenmp"
+SHARED = ("-shared", "-fPIC")
 CALLS = 5  # of which the median counts
 NO_COMPILER = "no C compiler was found: install cc, or name one by the environment variable CC"
 
 
-def compiler() -> list[str]:
-    """The command of the environment variable ``CC``, else ``cc``; empty if there is none."""
-    named = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    return named if shutil.which(named[0]) else []
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler on this machine.
+
+    Attributes
+    ----------
+    command : tuple of str
+    options : tuple of str
+        That say how to optimise, and for which processor.
+    """
+
+    command: tuple[str, ...]
+    options: tuple[str, ...] = OPTIONS
+
+    @property
+    def version(self) -> str:
+        """What it calls itself."""
+        done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
+        return (done.stdout.strip().splitlines() or [self.command[0]])[0]
+
+    def build(self, sources: Sequence[Path], output: Path, options: Sequence[str] = ()) -> None:
+        """Make `output`; raises `ArtifactError` if it fails."""
+        whole = [*self.command, *self.options, *options, *map(str, sources), "-o", str(output), "-lm"]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            reason = next((line for line in lines if "error" in line), (lines or ["no reason given"])[0])
+            raise ArtifactError(f"{self.command[0]} failed: {reason}")
+
+    def library(self, code: str, path: Path) -> None:
+        """Make the shared library `path` of `code`; raises `ArtifactError` if it fails."""
+        source = path.with_suffix(".c")
+        source.write_text(code)
+        self.build([source], path, SHARED)
+
+
+def found() -> Compiler | None:
+    """The compiler of the environment variable ``CC``, else ``cc``; None if there is none."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    return Compiler(tuple(command)) if shutil.which(command[0]) else None
+
+
+def compiler() -> Compiler:
+    """`found`; raises `ArtifactError` if there is none."""
+    here = found()
+    if here is None:
+        raise ArtifactError(NO_COMPILER)
+    return here
+
+
+def found_for(triple: str, cpu: str) -> Compiler | None:
+    """A compiler on this machine for another of `triple`, as LLVM says it; None if there is none.
+
+    Parameters
+    ----------
+    cpu : str
+        The processor, for which it is to compile; any if empty.
+    """
+    architecture = triple.partition("-")[0]
+    selects = "-march" if architecture in X86 else "-mcpu"
+    options = (OPTIONS[0], *([f"{selects}={cpu}"] if cpu else []))
+    if architecture in ("", platform.machine()):
+        own = found()
+        return own and Compiler(own.command, OPTIONS if cpu == cpu_name() else options)
+    there = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
+    return Compiler((f"{there}-gcc",), options) if there else None
+
+
+def gcc_names(triple: str) -> tuple[str, ...]:
+    """What GCC may call `triple`: LLVM's have a vendor, GCC's on Linux have none."""
+    architecture, *rest = triple.split("-")
+    return (triple, "-".join([architecture, *rest[1:]])) if len(rest) > 2 else (triple,)
+
+
+def without_options(target: tvm.target.Target) -> str:
+    """What begins a source that GCC is to optimise for `target` though nobody passes it options."""
+    triple, cpu = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
+    lines = ['#pragma GCC optimize("O3")']
+    if cpu:
+        selects = "arch" if triple.partition("-")[0] in X86 else "cpu"
+        lines.append(f'#pragma GCC target("{selects}={cpu}")')
+    # GCC 12 does not define the macros of what such a pragma names.
+    has = tvm.get_global_func("target.target_has_feature")
+    widths = {"avx512f": 16, "avx": 8}
+    lanes = next((n for feature, n in widths.items() if has(feature, target)), 4)
+    return "\n".join([*lines, f"#define PIMFLOW_LANES {lanes}", ""])
 
 
 class Library:
@@ -36,6 +125,11 @@ class Library:
     ----------
     source : CSource
 
+    Attributes
+    ----------
+    most_threads : int
+        That it can run on here; 1 if the compiler has no OpenMP.
+
     Raises
     ------
     ArtifactError
@@ -44,68 +138,56 @@ class Library:
 
     def __init__(self, source: CSource):
         self.source = source
+        self.most_threads = 1
         with tempfile.TemporaryDirectory() as folder:
             for name, content in source.files().items():
                 (Path(folder) / name).write_bytes(content)
             path = Path(folder) / "network.so"
-            compile_c([Path(folder) / "network.c"], path, ["-shared", "-fPIC"])
-            self._run = ctypes.CDLL(str(path)).pimflow_run
+            self._build(Path(folder) / "network.c", path)
+            self._library = ctypes.CDLL(str(path))
         self._weights = _aligned(max(len(source.weights), 1))
         self._weights[: len(source.weights)] = np.frombuffer(source.weights, np.uint8)
         self._pool = _aligned(max(source.pool_bytes, 1))
 
-    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs for inputs in order, each of its shape and dtype."""
+    def _build(self, code: Path, path: Path) -> None:
+        here = compiler()
+        try:
+            here.build([code], path, [*SHARED, THREADED])
+            self.most_threads = len(os.sched_getaffinity(0))
+        except ArtifactError:  # a compiler without OpenMP, or one that fails either way
+            here.build([code], path, SHARED)
+
+    def __call__(self, inputs: Sequence[np.ndarray], threads: int = 1) -> list[np.ndarray]:
+        """Outputs for inputs in order, each of its shape and dtype.
+
+        Parameters
+        ----------
+        threads : int
+            At most, where the compiler has OpenMP.
+        """
+        if self.most_threads > 1:
+            self._library.omp_set_num_threads(threads)
         taken = [_aligned_copy(np.ascontiguousarray(x)) for x in inputs]
         made = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
-        self._run(*map(_pointer, (self._weights, self._pool, *taken, *made)))
+        self._library.pimflow_run(*map(_pointer, (self._weights, self._pool, *taken, *made)))
         return made
 
-    def call_ns(self, inputs: Sequence[np.ndarray]) -> float:
-        """Median time of a call."""
+    def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
+        """Median time of so many calls."""
         times = []
-        for _ in range(CALLS):
+        for _ in range(calls):
             begin = time.perf_counter_ns()
-            self(inputs)
+            self(inputs, threads)
             times.append(time.perf_counter_ns() - begin)
         return float(np.median(times))
 
 
-def version() -> str:
-    """What the compiler calls itself; raises `ArtifactError` if there is none."""
-    command = compiler()
-    if not command:
-        raise ArtifactError(NO_COMPILER)
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return (done.stdout.strip().splitlines() or [command[0]])[0]
-
-
-def loaded(built: tvm.runtime.Executable) -> tvm.runtime.Module:
-    """What `tvm.compile` made for ``c``, ready to be called; raises `ArtifactError` if it cannot be built."""
+def loaded(code: str) -> tvm.runtime.Module:
+    """`c_kernels.callable_source`, ready to be called; raises `ArtifactError` if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
-        path, pragma = Path(folder) / "kernels.so", Path(folder) / "pragma.h"
-        pragma.write_text(PRAGMA)
-        options = [*OPTIONS, "-include", str(pragma)]
-        try:
-            built.export_library(str(path), cc=compiler()[0], options=options)
-        except RuntimeError as error:
-            lines = str(error).strip().splitlines()
-            reason = next((line for line in lines if "error:" in line), "no reason given")
-            raise ArtifactError(f"{compiler()[0]} failed: {reason}") from error
+        path = Path(folder) / "kernels.so"
+        compiler().library(code, path)
         return tvm.runtime.load_module(str(path))
-
-
-def compile_c(sources: Sequence[Path], output: Path, options: Sequence[str] = ()) -> None:
-    """Build `output`; raises `ArtifactError` if there is no compiler, or it fails."""
-    command = compiler()
-    if not command:
-        raise ArtifactError(NO_COMPILER)
-    whole = [*command, *OPTIONS, *options, *map(str, sources), "-o", str(output), "-lm"]
-    done = subprocess.run(whole, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        reason = next((line for line in lines if "error" in line), (lines or ["no reason given"])[0])
-        raise ArtifactError(f"{command[0]} failed: {reason}")
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

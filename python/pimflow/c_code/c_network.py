@@ -32,12 +32,18 @@ class CNetwork:
         Of its outputs, as `verify.Verification` has it.
     call_ns : float or None
         Median time of a run on one core of this machine.
+    threads : int
+        That it can run on here.
+    parallel_ns : float or None
+        Median time of a run on all of them; None if it has but one.
     """
 
     source: CSource
     compiler: str = ""
     max_relative_error: float | None = None
     call_ns: float | None = None
+    threads: int = 1
+    parallel_ns: float | None = None
 
     def summary(self) -> dict[str, Any]:
         """What the report says of it."""
@@ -47,6 +53,8 @@ class CNetwork:
             "flaw": "" if self.compiler else c_builds.NO_COMPILER,
             "max_relative_error": self.max_relative_error,
             "measured_ns": self.call_ns,
+            "threads": self.threads,
+            "parallel_ns": self.parallel_ns,
             "pool_bytes": self.source.pool_bytes,
             "weight_bytes": len(self.source.weights),
         }
@@ -90,10 +98,13 @@ def c_network(
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
-    if not c_builds.compiler():
+    here = c_builds.found()
+    if here is None:
         return CNetwork(source=source)
     library, values = c_builds.Library(source), list(inputs.values())
-    error = max(relative_error(y, r) for y, r in zip(library(values), expected, strict=True))
+    # On all cores: threads that wrote the same words would show.
+    made = library(values, library.most_threads)
+    error = max(relative_error(y, r) for y, r in zip(made, expected, strict=True))
     bound = OUTPUT_BOUND[system.dtype] if tolerance is None else tolerance
     if not error <= bound:
         raise VerificationError(
@@ -102,7 +113,9 @@ def c_network(
         )
     return CNetwork(
         source=source,
-        compiler=c_builds.version(),
+        compiler=here.version,
         max_relative_error=error,
         call_ns=library.call_ns(values),
+        threads=library.most_threads,
+        parallel_ns=library.call_ns(values, library.most_threads) if library.most_threads > 1 else None,
     )

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import tvm
-import tvm_ffi
-from tvm import relax, tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm import relax
 
 from pimflow import memory, pipeline
+from pimflow.c_code.c_kernels import ALIGNMENT_BYTES, TARGET, c_type, kernel_source
 from pimflow.core.liveness import Liveness
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import relax_module
 from pimflow.hardware import System
-from pimflow.relay_passes.plain_c import PlainLoops, PlainRegisters
 from pimflow.relay_passes.plan_pool import PlanPool
 
-TARGET = {"kind": "c", "host": {"kind": "c"}}
-ALIGNMENT_BYTES = 64
-TYPES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "uint8": "uint8_t", "uint32": "uint32_t"},
-    **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
-}
-COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
-INCLUDES = "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n"
-# GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
-PRAGMA = '#if defined(__GNUC__) && !defined(__clang__)\n#pragma GCC optimize("no-loop-interchange")\n#endif\n'
+FILES = ("network.c", "network.h", "main.c", "weights.bin")
+Tensors = tuple[tuple[tuple[int, ...], str], ...]  # shapes and dtypes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +43,28 @@ class CSource:
     main: str
     weights: bytes
     pool_bytes: int
-    inputs: tuple[tuple[tuple[int, ...], str], ...]
-    outputs: tuple[tuple[tuple[int, ...], str], ...]
+    inputs: Tensors
+    outputs: Tensors
 
     def files(self) -> dict[str, bytes]:
         """Contents by file name."""
-        texts = {"network.c": self.code, "network.h": self.header, "main.c": self.main}
-        return {name: text.encode() for name, text in texts.items()} | {"weights.bin": self.weights}
+        texts = [text.encode() for text in (self.code, self.header, self.main)]
+        return dict(zip(FILES, [*texts, self.weights], strict=True))
+
+    @classmethod
+    def load(cls, directory: Path, inputs: Tensors, outputs: Tensors, pool_bytes: int) -> CSource:
+        """Of a directory that `files` were written to."""
+        *texts, weights = [(directory / name).read_bytes() for name in FILES]
+        code, header, main = (text.decode() for text in texts)
+        return cls(
+            code=code,
+            header=header,
+            main=main,
+            weights=weights,
+            pool_bytes=pool_bytes,
+            inputs=inputs,
+            outputs=outputs,
+        )
 
 
 def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
@@ -105,7 +109,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     aligned = f"Tensors are contiguous; memory is aligned to {ALIGNMENT_BYTES} bytes."
     about = f"/* {name.replace('*/', '')}, made by pimflow. {aligned} */\n"
     return CSource(
-        code=f'{about}{INCLUDES}#include "network.h"\n{PRAGMA}\n{kernels}\n{signature} {{\n{body}\n}}\n',
+        code=f'{about}#include "network.h"\n\n{kernels}\n{signature} {{\n{body}\n}}\n',
         header=_header(about, signature, pools[-1], len(steps.weights)),
         main=_main(inputs, outputs),
         weights=bytes(steps.weights),
@@ -113,79 +117,6 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
         inputs=inputs,
         outputs=outputs,
     )
-
-
-def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
-    """C functions of scheduled kernels, each taking pointers to its tensors.
-
-    Raises
-    ------
-    UnsupportedOpError
-        For a kernel that needs TVM's runtime.
-    """
-    for name, function in functions.items():
-        _require_no_runtime(name, function)
-    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    phases, _, _ = default_s_tir_pipeline()
-    with target:
-        bound = tirx.transform.BindTarget(target)(tvm.IRModule(named))
-        wrapped = phases(PlainLoops()(bound))
-    bare = {gv: _bare(f, functions[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
-    host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-    lowered = tvm.transform.Sequential(host)(tvm.IRModule(bare))
-    text = tvm.get_global_func("target.build.c")(lowered, target).inspect_source()
-    assert "TVMBackend" not in text, "kernels allocate nothing and have no parallel loops"
-    return _without_runtime(text)
-
-
-def _require_no_runtime(name: str, function: tirx.PrimFunc) -> None:
-    """Raise for a kernel that calls a function of TVM's runtime, or holds a type that C does not have."""
-    called: list[str] = []
-
-    def note(call: tvm.ir.Call) -> None:
-        if "packed" in getattr(call.op, "name", ""):
-            called.append(str(call.args[0]))
-
-    tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, note)], order="pre")
-    if called:
-        raise UnsupportedOpError(f"target c: '{name}' is computed by TVM's runtime ({called[0]})")
-    for param in function.params:
-        _type(str(param.dtype))
-
-
-def _plain(symbol: str) -> str:
-    return symbol.removeprefix("__tvm_ffi_")
-
-
-def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
-    found: dict[str, list] = {"scope": [], "buffers": []}
-    visitors = [
-        (tirx.AttrStmt, lambda s: found["scope"].append(s.body) if s.attr_key == COMPUTED else None),
-        (tirx.DeclBuffer, lambda s: found["buffers"].append(s.buffer)),
-    ]
-    tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
-    # The first declarations are those of the operands, in order.
-    operands = found["buffers"][: len(kernel.params)]
-    body = found["scope"][0]
-    params = []
-    for operand in reversed(operands):
-        pointer = tirx.Var(
-            f"{operand.name}_data", tvm.ir.PointerType(tvm.ir.PrimType(operand.dtype), "global")
-        )
-        params.insert(0, pointer)
-        body = tirx.SeqStmt([tirx.DeclBuffer(operand, data=pointer), body])
-    made = tirx.PrimFunc(params, body)
-    attrs = {"global_symbol": _plain(str(wrapped.attrs["global_symbol"])), "target": wrapped.attrs["target"]}
-    return made.with_attrs(attrs)
-
-
-def _without_runtime(text: str) -> str:
-    """Functions of the generated file, without what declares TVM's runtime."""
-    begin = text.index("void* __tvm_ffi__library_ctx")
-    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
-    library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, ]*\);\n", re.MULTILINE)
-    return re.sub(r"^TVM_DLL ", "static ", library.sub("", declared), flags=re.MULTILINE)
 
 
 class _Steps:
@@ -276,15 +207,9 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _type(dtype: str) -> str:
-    if dtype not in TYPES:
-        raise UnsupportedOpError(f"target c: C has no type for {dtype}")
-    return TYPES[dtype]
-
-
 def _signature(inputs: tuple, outputs: tuple) -> str:
-    taken = [f"const {_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
-    given = [f"{_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
+    taken = [f"const {c_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
+    given = [f"{c_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
     fixed = ["const unsigned char *weights", "unsigned char *pool"]
     return f"void pimflow_run({', '.join([*fixed, *taken, *given])})"
 

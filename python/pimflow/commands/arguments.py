@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from pimflow.commands import fuse_command, memory_command, select_command
+from pimflow.commands import fuse_command, memory_command, run_command, select_command
 from pimflow.errors import UsageError
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
@@ -91,11 +91,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     _input_options(sub)
     _system_options(sub)
 
-    sub = command("run", "run a compiled network")
-    sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
-    sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
-    sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
-    sub.add_argument("--target", help="llvm+pim, or what it was compiled for (default)")
+    run_command.add_arguments(command("run", run_command.SUMMARY))
 
     sub = command("simulate", "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")

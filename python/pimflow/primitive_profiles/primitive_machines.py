@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import struct
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,17 +17,16 @@ import tvm
 from tvm import rpc
 from tvm.rpc import base
 
-from pimflow.c_code import c_builds
+from pimflow.c_code import c_builds, c_kernels
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.kernels import compile_kernels, cuda_compiler
 from pimflow.primitive_profiles.primitive_profile import Device
-from pimflow.relay_passes import keep_registers, plain_c
+from pimflow.relay_passes import keep_registers
 from pimflow.relay_passes.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedule_gpu import ScheduleGpu
 from pimflow.targets import cpu_name, cpu_target, local_cuda
 
 keep_registers.register()
-plain_c.register()
 
 SCHEME = "rpc:"
 CUDA = "cuda"
@@ -58,7 +58,7 @@ class Machine:
 
     def __init__(self, target: tvm.target.Target | None = None):
         self.target = target or tvm.target.Target({"kind": "llvm", "mcpu": cpu_name()})
-        by = f"C by {c_builds.version()} for " if self.in_c else ""
+        by = f"C by {c_builds.compiler().version} for " if self.in_c else ""
         threads = 1 if self.in_c else thread_count()
         self.device = Device(cpu=by + cpu_name(), model=_model_name(), threads=threads)
 
@@ -66,11 +66,6 @@ class Machine:
     def in_c(self) -> bool:
         """Whether kernels are C, on one core."""
         return self.target.kind.name == "c"
-
-    @property
-    def pipeline(self) -> str:
-        """Name of the TIR pipeline that makes code for it."""
-        return plain_c.PIPELINE if self.in_c else keep_registers.PIPELINE
 
     @property
     def cpu(self) -> tvm.runtime.Device:
@@ -82,9 +77,23 @@ class Machine:
         """What gives kernels their loops."""
         return ScheduleCpu()
 
-    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
-        """What `tvm.compile` made for `target`, ready to be called."""
-        return c_builds.loaded(built) if self.in_c else built.jit()
+    def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
+        """Kernels that `schedule` gave their loops, ready to be called by their names.
+
+        Raises
+        ------
+        ArtifactError
+            If the C compiler fails.
+        """
+        if self.in_c:
+            return c_builds.loaded(self._source(scheduled))
+        return self._compiled(scheduled).jit()
+
+    def _compiled(self, scheduled: tvm.IRModule) -> tvm.runtime.Executable:
+        return tvm.compile(scheduled, self.target, tir_pipeline=keep_registers.PIPELINE)
+
+    def _source(self, scheduled: tvm.IRModule) -> str:
+        return c_kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
     def require(self) -> None:
         """Raise `ProfilerError` unless it still answers."""
@@ -118,14 +127,11 @@ class Card(Machine):
         return tvm.cuda()
 
     @property
-    def pipeline(self) -> str:
-        return "s_tir"
-
-    @property
     def schedule(self) -> tvm.transform.Pass:
         return ScheduleGpu(self.device.threads)
 
-    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
+    def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
+        built = tvm.compile(scheduled, self.target, tir_pipeline="s_tir")
         flaw = compile_kernels(built, self.target).flaw
         if flaw:
             raise ProfilerError(flaw)
@@ -139,41 +145,78 @@ class Remote(Machine):
     ----------
     address : Address
     target : str
-        What its code is made for; what the machine says of itself if empty.
+        What its code is made for; what the machine says of itself if empty. ``c``, with the same options as
+        ``llvm`` or without, for C.
 
     Raises
     ------
     ProfilerError
-        If it is not there, does not answer, or has another key.
+        If it is not there, does not answer, has another key, or no compiler builds C for it.
     UnknownNameError
         If the tracker has no machine of that name.
     UsageError
-        If it cannot say what its code is made for, and `target` is empty.
+        If it cannot say what its code is made for, and `target` does not.
     """
 
     def __init__(self, address: Address, target: str = ""):
-        if target == "c":
-            raise UsageError(f"{address.text}: C is measured on this machine alone; give an LLVM target")
         self.address = address
+        kind = target.partition(" ")[0]
+        described = cpu_target(target.replace("c", "llvm", 1) if kind == "c" else target) if target else None
         self._session = _session(address)
         self._loaded = 0
-        self.target = cpu_target(target) if target else self._own_target()
-        threads = int(self._asked("runtime.NumThreads"))
-        self.device = Device(cpu=_described(self.target), model=address.name, threads=threads)
+        self._machine = self._own_target() if described is None or target == "c" else described
+        self.target = tvm.target.Target("c") if kind == "c" else self._machine
+        threads = 1 if self.in_c else int(self._asked("runtime.NumThreads"))
+        by = self._c_compiler() if self.in_c else ""
+        self.device = Device(cpu=f"{by}{_described(self._machine)}", model=address.name, threads=threads)
 
     @property
     def cpu(self) -> tvm.runtime.Device:
         return self._session.cpu()
 
-    def load(self, built: tvm.runtime.Executable) -> tvm.runtime.Module:
-        """Linked here where a linker for the machine is found, else by the machine's own compiler."""
+    def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
+        """Built here where a compiler for the machine is found, else by the machine's own."""
         self._loaded += 1
-        linker = _linker(str(self.target.attrs.get("mtriple", "")))
+        if self.in_c:
+            return self._built_c(self._source(scheduled))
+        linker = _linker(str(self._machine.attrs.get("mtriple", "")))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{LIBRARY}{self._loaded}.{'so' if linker else 'tar'}"
-            built.export_library(str(path), **({"cc": linker} if linker else {}))
-            self._session.upload(str(path))
-            return self._session.load_module(path.name)
+            self._compiled(scheduled).export_library(str(path), **({"cc": linker} if linker else {}))
+            return self._sent(path)
+
+    def _sent(self, path: Path) -> tvm.runtime.Module:
+        self._session.upload(str(path))
+        return self._session.load_module(path.name)
+
+    def _c_compiler(self) -> str:
+        """What builds C for it, before the name of its device; raises `ProfilerError` if nothing does."""
+        triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
+        self._compiler = c_builds.found_for(triple, cpu)
+        try:
+            self._built_c("int pimflow_probe(void) { return 0; }\n")
+        except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say
+            self.require()
+            lines = str(error).strip().splitlines() or ["no reason given"]
+            reason = next((line for line in lines if "error: " in line), lines[-1]).strip()
+            raise ProfilerError(
+                f"{self.address.text}: no compiler builds C for '{_described(self._machine)}' ({reason}); "
+                "give one here (TRIPLE-gcc) or there, and a CPU it knows: --target 'c -mtriple=… -mcpu=…'"
+            ) from error
+        return f"C by {self._compiler.version if self._compiler else 'its own compiler'} for "
+
+    def _built_c(self, code: str) -> tvm.runtime.Module:
+        with tempfile.TemporaryDirectory() as folder:
+            if self._compiler:
+                path = Path(folder) / f"{LIBRARY}{self._loaded}.so"
+                self._compiler.library(code, path)
+                return self._sent(path)
+            source = Path(folder) / f"{LIBRARY}.c"
+            source.write_text(c_builds.without_options(self._machine) + code)
+            path = Path(folder) / f"{LIBRARY}{self._loaded}.tar"
+            with tarfile.open(path, "w") as tar:
+                tar.add(source, source.name)
+            return self._sent(path)
 
     def require(self) -> None:
         try:
@@ -284,10 +327,10 @@ def _described(target: tvm.target.Target) -> str:
 
 def _linker(triple: str) -> str | None:
     """A compiler on this machine that links for `triple`."""
-    architecture = triple.partition("-")[0]
-    if architecture in ("", platform.machine()):
+    if triple.partition("-")[0] in ("", platform.machine()):
         return shutil.which("c++") or shutil.which("g++") or shutil.which("cc")
-    return shutil.which(f"{triple}-g++") or shutil.which(f"{triple}-gcc")
+    names = [f"{name}-{cc}" for name in c_builds.gcc_names(triple) for cc in ("g++", "gcc")]
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _session(address: Address) -> rpc.RPCSession:

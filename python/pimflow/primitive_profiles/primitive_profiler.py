@@ -34,6 +34,7 @@ MEASURED = (
     *("relay_passes.schedule_cpu", "relay_passes.schedule_fused_cpu", "relay_passes.schedule_primitives"),
     "relay_passes.task_workspaces",
 )
+IN_C = ("c_code.c_kernels", "c_code.c_vectors", "relay_passes.plain_c", "relay_passes.vector_calls")
 # Before each call all but the input leaves the caches: in a network other layers' filters come between.
 COLD = "cache_flush_cpu_non_first_arg"
 CALLS = (3, 9)  # the least and the most of which the median counts
@@ -44,9 +45,10 @@ TVM_LAYOUTS = {"HWC": "NHWC", "CHW": "NCHW", "CHWc16": f"NCHW{BLOCK}c"}
 Progress = Callable[[float], None]
 
 
-def code_digest() -> str:
+def code_digest(*, in_c: bool = False) -> str:
     """Of what decides how fast a primitive of given parameters is on a device."""
-    return f"{sources_digest(MEASURED)[:16]} {COLD} {compiler()}"
+    parts = (*MEASURED, *IN_C) if in_c else MEASURED
+    return f"{sources_digest(parts)[:16]} {COLD} {compiler()}"
 
 
 def compiler() -> str:
@@ -85,7 +87,7 @@ def measure(
         If the machine is gone; what it has measured by then is kept.
     """
     machine = machine or Machine()
-    device, code = machine.device, code_digest()
+    device, code = machine.device, code_digest(in_c=machine.in_c)
     times_kept = Measurements(cache, code, device)
     layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
     every = {layer: promising(layer, device.target) for layer in layers}
@@ -250,7 +252,7 @@ def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
         scheduled = machine.schedule(tvm.IRModule(named))
-    return machine.load(tvm.compile(scheduled, machine.target, tir_pipeline=machine.pipeline))
+    return machine.build(scheduled)
 
 
 def _median_ns(

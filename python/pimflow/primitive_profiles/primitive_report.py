@@ -79,7 +79,8 @@ def c_text(part: Mapping[str, Any]) -> str:
     sizes = f"pool {part['pool_bytes']} B, weights {part['weight_bytes']} B"
     if part["flaw"]:
         return f"C         not built: {part['flaw']}; {sizes}"
+    parallel = f", {part['parallel_ns'] / 1e6:.3f} ms on {part['threads']}" if part["parallel_ns"] else ""
     return (
-        f"C         {part['measured_ns'] / 1e6:.3f} ms on one core by {part['compiler']}, outputs match "
-        f"(max rel {part['max_relative_error']:.1e}); {sizes}"
+        f"C         {part['measured_ns'] / 1e6:.3f} ms on one core{parallel} by {part['compiler']}, outputs "
+        f"match (max rel {part['max_relative_error']:.1e}); {sizes}"
     )

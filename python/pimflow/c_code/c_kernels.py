@@ -1,0 +1,208 @@
+"""Kernels as C functions: those of a network, and those that TVM's runtime calls to time them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+from pimflow.c_code import c_vectors
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.lift_workspaces import WORKSPACES, with_workspaces
+from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters
+from pimflow.relay_passes.vector_calls import VectorCalls, has_vectors
+
+TARGET = {"kind": "c", "host": {"kind": "c"}}
+ALIGNMENT_BYTES = 64
+TYPES = {
+    **{"float32": "float", "float64": "double", "bool": "bool", "uint8": "uint8_t", "uint32": "uint32_t"},
+    **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+}
+SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
+COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
+# GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
+PRELUDE = """#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-loop-interchange")
+#endif
+#if defined(_OPENMP)
+#define PIMFLOW_PARALLEL _Pragma("omp parallel for")
+#else
+#define PIMFLOW_PARALLEL
+#endif
+"""
+
+
+def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
+    """C functions of scheduled kernels, each taking pointers to its tensors, with all that they need.
+
+    Raises
+    ------
+    UnsupportedOpError
+        For a kernel that needs TVM's runtime.
+    """
+    for name, function in functions.items():
+        _require_no_runtime(name, function)
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    lowered = _lowered(named, target)
+    # What has other vectors than C is given is lowered anew, without any.
+    plain = {name: named[name] for name, f in lowered.items() if has_vectors(f)}
+    with target:
+        serial = PlainLoops()(tvm.IRModule(plain))
+    lowered |= _lowered({gv.name_hint: f for gv, f in serial.functions_items()}, target)
+    text = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
+    assert "TVMBackend" not in text, "kernels allocate nothing"
+    code = _without_runtime(text).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
+    return f"{PRELUDE}{c_vectors.prelude(code)}\n{code}"
+
+
+def c_type(dtype: str) -> str:
+    """What C calls `dtype`; raises `UnsupportedOpError` if it has no such type."""
+    if dtype not in TYPES:
+        raise UnsupportedOpError(f"target c: C has no type for {dtype}")
+    return TYPES[dtype]
+
+
+def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> dict[str, tirx.PrimFunc]:
+    phases, _, _ = default_s_tir_pipeline()
+    with target:
+        wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(named))))
+    bare = {gv: _bare(f, named[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
+    host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    lowered = tvm.transform.Sequential([*host, VectorCalls(), MarkParallel()])(tvm.IRModule(bare))
+    return {_plain(gv.name_hint): f for gv, f in lowered.functions_items()}
+
+
+def _require_no_runtime(name: str, function: tirx.PrimFunc) -> None:
+    """Raise for a kernel that calls a function of TVM's runtime, or holds a type that C does not have."""
+    called: list[str] = []
+
+    def note(call: tvm.ir.Call) -> None:
+        if "packed" in getattr(call.op, "name", ""):
+            called.append(str(call.args[0]))
+
+    tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, note)], order="pre")
+    if called:
+        raise UnsupportedOpError(f"target c: '{name}' is computed by TVM's runtime ({called[0]})")
+    for param in function.params:
+        c_type(str(param.dtype))
+
+
+def _plain(symbol: str) -> str:
+    return symbol.removeprefix(SYMBOL)
+
+
+def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
+    found: dict[str, list] = {"scope": [], "buffers": []}
+    visitors = [
+        (tirx.AttrStmt, lambda s: found["scope"].append(s.body) if s.attr_key == COMPUTED else None),
+        (tirx.DeclBuffer, lambda s: found["buffers"].append(s.buffer)),
+    ]
+    tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
+    # The first declarations are those of the operands, in order.
+    operands = found["buffers"][: len(kernel.params)]
+    body = found["scope"][0]
+    params = []
+    for operand in reversed(operands):
+        pointer = tirx.Var(
+            f"{operand.name}_data", tvm.ir.PointerType(tvm.ir.PrimType(operand.dtype), "global")
+        )
+        params.insert(0, pointer)
+        body = tirx.SeqStmt([tirx.DeclBuffer(operand, data=pointer), body])
+    made = tirx.PrimFunc(params, body)
+    attrs = {"global_symbol": _plain(str(wrapped.attrs["global_symbol"])), "target": wrapped.attrs["target"]}
+    return made.with_attrs(attrs)
+
+
+def _without_runtime(text: str) -> str:
+    """Functions of the generated file, without what declares TVM's runtime."""
+    begin = text.index("void* __tvm_ffi__library_ctx")
+    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
+    library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
+    return re.sub(r"^TVM_DLL ", "static ", library.sub("", declared), flags=re.MULTILINE)
+
+
+def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
+    """C of scheduled kernels that TVM's runtime finds and calls, whichever compiler builds it.
+
+    It declares what it needs of TVM's calling convention itself, so that no machine needs TVM's headers.
+    Workspaces are static, so that a kernel allocates nothing.
+    """
+    lifted = {name: with_workspaces(f) for name, f in functions.items()}
+    # Not their bare names: one may be `main`.
+    code = kernel_source({f"kernel_{name}": f for name, f in lifted.items()}, tvm.target.Target(TARGET))
+    return code + CONVENTION + "\n".join(_entry(name, f) for name, f in lifted.items())
+
+
+def _entry(name: str, function: tirx.PrimFunc) -> str:
+    """What TVM's runtime calls: tensors from its arguments, `function`, no error."""
+    count = int((function.attrs or {}).get(WORKSPACES, 0))
+    spaces = function.params[len(function.params) - count :]
+    taken = len(function.params) - count
+    types = [c_type(str(param.dtype)) for param in function.params]
+    room = [
+        f"  static {c_type(str(b.dtype))} space{n}[{prod(map(int, b.shape))}] PIMFLOW_ALIGNED;"
+        for n, b in enumerate(spaces)
+    ]
+    operands = [f"({types[n]} *)operand(given + {n})" for n in range(taken)]
+    called = ", ".join([*operands, *(f"space{n}" for n in range(count))])
+    return "\n".join(
+        [
+            f"PIMFLOW_EXPORT int {SYMBOL}{name}(void *self, const Any *given, int32_t count, void *made) {{",
+            *room,
+            "  (void)self, (void)count, (void)made;",
+            f"  kernel_{name}({called});",
+            "  return 0;",
+            "}\n",
+        ]
+    )
+
+
+# Of tvm-ffi's c_api.h: an argument is a DLTensor, or an object that begins with a header of 24 bytes.
+CONVENTION = """
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  union {
+    int64_t number;
+    void *pointer;
+  } value;
+} Any;
+
+typedef struct {
+  void *data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} Tensor;
+
+#ifdef __cplusplus
+#define PIMFLOW_EXPORT extern "C"
+#else
+#define PIMFLOW_EXPORT
+#endif
+#if defined(__GNUC__)
+#define PIMFLOW_ALIGNED __attribute__((aligned(64)))
+#else
+#define PIMFLOW_ALIGNED
+#endif
+
+static void *operand(const Any *argument) {
+  const char *at = (const char *)argument->value.pointer + (argument->type_index == 70 ? 24 : 0);
+  const Tensor *tensor = (const Tensor *)(const void *)at;
+  return (char *)tensor->data + tensor->byte_offset;
+}
+
+"""

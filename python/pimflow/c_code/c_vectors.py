@@ -1,0 +1,141 @@
+"""Vectors in C: their types and the functions of `relay_passes.vector_calls`, for any C11 compiler.
+
+Where the compiler has vector extensions (GCC, Clang) a vector is one of theirs, as wide as the processor's; a
+wider one is two halves. Elsewhere it is an array of four numbers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pimflow.relay_passes.vector_calls import COMPARISONS, FUNCTIONS, LANES
+
+SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+ARITHMETIC = {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "muladd": "a + b * c"}
+ORDERED = {"max": "gt", "min": "lt"}  # as TVM has them: `b` where either is no number
+OPERANDS = {"splat": 1, "muladd": 3, **dict.fromkeys(COMPARISONS.values(), 4)}
+
+WIDTH = """#ifndef PIMFLOW_LANES
+#if defined(__GNUC__) && defined(__AVX512F__)
+#define PIMFLOW_LANES 16
+#elif defined(__GNUC__) && defined(__AVX__)
+#define PIMFLOW_LANES 8
+#elif defined(__GNUC__)
+#define PIMFLOW_LANES 4
+#else
+#define PIMFLOW_LANES 1
+#endif
+#endif
+#if defined(__GNUC__)
+#define PIMFLOW_INLINE static inline __attribute__((always_inline, unused))
+#else
+#define PIMFLOW_INLINE static inline
+#endif
+"""
+
+
+def prelude(code: str) -> str:
+    """Definitions of the vectors and functions that `code` calls; empty if it calls none."""
+    called = {(name, int(lanes)) for name, lanes in re.findall(r"\b([a-z]+)(4|8|16)\(", code)}
+    names = sorted({name for name, _ in called if name in _KNOWN})
+    widest = max((lanes for name, lanes in called if name in _KNOWN), default=0)
+    if not names:
+        return ""
+    return WIDTH + "".join(_width(lanes, names) for lanes in LANES if lanes <= widest)
+
+
+def _width(lanes: int, names: list[str]) -> str:
+    """The type of so many lanes, and its functions."""
+    smallest = lanes == LANES[0]
+    return "\n".join(
+        [
+            f"#if PIMFLOW_LANES >= {lanes}",
+            f"typedef float float{lanes} __attribute__((vector_size({4 * lanes})));",
+            f"typedef float{lanes} float{lanes}_at __attribute__((aligned(4), may_alias));",
+            f"typedef int32_t mask{lanes} __attribute__((vector_size({4 * lanes})));",
+            *(_native(name, lanes) for name in names),
+            "#else",
+            "typedef struct {",
+            f"  float lane[{lanes}];" if smallest else f"  float{lanes // 2} low, high;",
+            f"}} float{lanes};",
+            *(_by_lane(name, lanes) if smallest else _by_halves(name, lanes) for name in names),
+            "#endif\n",
+        ]
+    )
+
+
+def _head(name: str, lanes: int) -> str:
+    if name == "load":
+        return f"PIMFLOW_INLINE float{lanes} load{lanes}(const float *from) {{"
+    if name == "store":
+        return f"PIMFLOW_INLINE void store{lanes}(float *to, float{lanes} a) {{"
+    kind = "float" if name == "splat" else f"float{lanes}"
+    taken = ", ".join(f"{kind} {operand}" for operand in _operands(name))
+    return f"PIMFLOW_INLINE float{lanes} {name}{lanes}({taken}) {{"
+
+
+def _operands(name: str) -> str:
+    return "abcd"[: OPERANDS.get(name, 1 if name in _ONE_BY_ONE else 2)]
+
+
+def _native(name: str, lanes: int) -> str:
+    """By the compiler's own vectors."""
+    if name == "load":
+        body = f"  return *(const float{lanes}_at *)from;"
+    elif name == "store":
+        body = f"  *(float{lanes}_at *)to = a;"
+    elif name == "splat":
+        body = f"  float{lanes} made = {{{', '.join('a' * lanes)}}};\n  return made;"
+    elif name in ARITHMETIC:
+        body = f"  return {ARITHMETIC[name]};"
+    elif name in _ONE_BY_ONE:
+        body = f"  for (int i = 0; i < {lanes}; ++i) a[i] = {_ONE_BY_ONE[name]}(a[i]);\n  return a;"
+    else:
+        yes, no = ("a", "b") if name in ORDERED else ("c", "d")
+        mask = f"mask{lanes}"
+        body = (
+            f"  {mask} chosen = a {SIGNS[ORDERED.get(name, name)]} b;\n"
+            f"  return (float{lanes})((({mask}){yes} & chosen) | (({mask}){no} & ~chosen));"
+        )
+    return f"{_head(name, lanes)}\n{body}\n}}"
+
+
+def _by_lane(name: str, lanes: int) -> str:
+    """One number after the other."""
+    each = f"for (int i = 0; i < {lanes}; ++i)"
+    if name == "store":
+        return f"{_head(name, lanes)}\n  {each} to[i] = a.lane[i];\n}}"
+    if name in ("load", "splat"):
+        value = "from[i]" if name == "load" else "a"
+    elif name in ARITHMETIC:
+        value = re.sub(r"\b([abc])\b", r"\1.lane[i]", ARITHMETIC[name])
+    elif name in _ONE_BY_ONE:
+        value = f"{_ONE_BY_ONE[name]}(a.lane[i])"
+    else:
+        yes, no = ("a", "b") if name in ORDERED else ("c", "d")
+        sign = SIGNS[ORDERED.get(name, name)]
+        value = f"a.lane[i] {sign} b.lane[i] ? {yes}.lane[i] : {no}.lane[i]"
+    made = f"  float{lanes} made;\n  {each} made.lane[i] = {value};\n  return made;"
+    return f"{_head(name, lanes)}\n{made}\n}}"
+
+
+def _by_halves(name: str, lanes: int) -> str:
+    """By the functions of half the width."""
+    half = lanes // 2
+    if name == "store":
+        body = f"  store{half}(to, a.low);\n  store{half}(to + {half}, a.high);"
+        return f"{_head(name, lanes)}\n{body}\n}}"
+    if name == "load":
+        low, high = "from", f"from + {half}"
+    elif name == "splat":
+        low = high = "a"
+    else:
+        low, high = (", ".join(f"{each}.{part}" for each in _operands(name)) for part in ("low", "high"))
+    return (
+        f"{_head(name, lanes)}\n  float{lanes} made;\n  made.low = {name}{half}({low});\n"
+        f"  made.high = {name}{half}({high});\n  return made;\n}}"
+    )
+
+
+_ONE_BY_ONE = {f"v{name}": f"{name}f" for name in FUNCTIONS}
+_KNOWN = {"load", "store", "splat", *ARITHMETIC, *ORDERED, *SIGNS, *_ONE_BY_ONE}

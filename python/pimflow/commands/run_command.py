@@ -1,0 +1,134 @@
+"""``pimflow run``: a compiled directory, run, timed and compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pimflow.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from pimflow.inference import Inference
+
+Progress = Callable[[bool], AbstractContextManager[Callable[[str], None]]]
+
+SUMMARY = "run a compiled network"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
+    sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
+    sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
+    sub.add_argument(
+        "--target",
+        help="llvm+pim, or what it was compiled for (default); c is built by this machine's compiler first",
+    )
+    sub.add_argument(
+        "--repeat", metavar="N", type=int, default=0, help="time N further runs, and print their median"
+    )
+    sub.add_argument(
+        "--compare",
+        action="store_true",
+        help="run what it was built for besides, too; code 5 if outputs are further apart than may be",
+    )
+    sub.add_argument(
+        "--threads", metavar="N", type=int, help="of the C library (default: 1; others: TVM_NUM_THREADS)"
+    )
+
+
+def run(args: argparse.Namespace, progress: Progress) -> None:
+    """Run it, store outputs where they are asked for, and print what came out."""
+    from pimflow import api
+
+    if args.repeat < 0:
+        raise UsageError(f"--repeat {args.repeat}: give a number of runs")
+    inputs = _inputs(args.input)
+    with progress(args.quiet) as tell:
+        found = api.infer(
+            args.directory,
+            inputs,
+            target=args.target,
+            repeat=args.repeat,
+            compare=args.compare,
+            threads=args.threads,
+            progress=tell,
+        )
+    if args.output:
+        for index, y in enumerate(found.outputs):
+            path = Path(args.output)
+            _write_array(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
+    summary = [
+        {
+            "output": index,
+            "shape": list(y.shape),
+            "dtype": str(y.dtype),
+            "min": y.min().item(),
+            "max": y.max().item(),
+        }
+        for index, y in enumerate(found.outputs)
+    ]
+    if args.json:
+        told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
+        row = {"outputs": summary, "wrote": args.output} | {name: getattr(found, name) for name in told}
+        print(json.dumps(row, indent=1))
+        return
+    for row in summary:
+        print(f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}")
+    print(_text(found), end="")
+
+
+def _text(found: Inference) -> str:
+    """What was measured, if anything was."""
+    lines = []
+    if found.median_ns is not None:
+        how = f" on {found.threads} of its threads, by {found.compiler}" if found.compiler else ""
+        ms = found.median_ns / 1e6
+        lines.append(f"time      {ms:.3f} ms, the median of {found.calls} runs of {found.target}{how}")
+    for target, error in found.max_relative_error.items():
+        lines.append(f"compared  with {target}: {error:.1e} of its largest value")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
+    """Tensors of ``--input``, by name; one alone may have none."""
+    inputs: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        array = _read_array(path)
+        if not equals and len(texts) == 1:
+            return array
+        if not equals:
+            raise UsageError("several inputs: give each as --input NAME=FILE.npy")
+        inputs[name] = array
+    return inputs or None
+
+
+def _read_array(path: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise ArtifactError(f"{path}: not a .npy file") from error
+    if not isinstance(array, np.ndarray):
+        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
+    return array
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            np.save(file, array)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,232 @@
+"""Compiled directories, run: outputs, times, and how far what was built for different targets is apart."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+from pimflow import zoo
+from pimflow.artifact import LIBRARIES, Interface, Placed
+from pimflow.c_code import c_builds
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
+from pimflow.execution import infer as inferred
+from pimflow.execution import load
+from pimflow.output_error import OUTPUT_BOUND, relative_error
+from pimflow.targets import C, cpu_name, device, named_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """What a run gave.
+
+    Attributes
+    ----------
+    target : str
+        What ran was built for.
+    outputs : list of ndarray
+    compiler : str
+        That built the C library; empty where a stored library ran.
+    threads : int or None
+        Of the C library; None for others, whose threads are those of TVM's runtime.
+    calls : int
+        How many were timed, after those that were not.
+    median_ns : float or None
+        Their median; None without.
+    max_relative_error : dict of str to float
+        How far outputs are from those of other targets, over the largest value of theirs.
+    """
+
+    target: str
+    outputs: list[np.ndarray]
+    compiler: str = ""
+    threads: int | None = None
+    calls: int = 0
+    median_ns: float | None = None
+    max_relative_error: dict[str, float] = field(default_factory=dict)
+
+
+Inputs = Mapping[str, np.ndarray] | np.ndarray
+
+
+def run(
+    directory: str | os.PathLike, inputs: Inputs | None = None, *, target: str | None = None
+) -> list[np.ndarray]:
+    """Outputs of a compiled directory, the PIM part computed by its command streams.
+
+    Parameters
+    ----------
+    inputs, target
+        See `infer`.
+    """
+    return infer(directory, inputs, target=target).outputs
+
+
+def infer(
+    directory: str | os.PathLike,
+    inputs: Inputs | None = None,
+    *,
+    target: str | None = None,
+    repeat: int = 0,
+    compare: bool = False,
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Inference:
+    """Run a compiled directory.
+
+    Parameters
+    ----------
+    inputs : mapping of str to ndarray, or ndarray, optional
+        Every input by name, of its shape, converted to its dtype; an array alone for a network of one input;
+        example inputs if None.
+    target : str, optional
+        What it was compiled for (the default), or ``llvm+pim``, which every compiled directory has. ``c`` is
+        built first, by this machine's C compiler.
+    repeat : int
+        How many further calls to time.
+    compare : bool
+        Whether all else that the directory has and that runs here runs too, and how far outputs are apart.
+    threads : int, optional
+        Of the C library; one by default.
+    progress : callable
+        Told what is being done.
+
+    Raises
+    ------
+    ArtifactError
+        If the directory is none, one of its files was changed, an input is missing, unknown or of another
+        shape, the target's device is not there, or C cannot be built.
+    UnknownNameError
+        If it was not built for `target`.
+    UsageError
+        If there is nothing to compare with, or not so many threads.
+    VerificationError
+        If outputs are further apart than those of the storage type may be (`output_error.OUTPUT_BOUND`).
+    """
+    path = Path(directory)
+    interface = Interface.load(path)
+    arrays = interface.ordered(_by_name(interface, inputs))
+    target = target or interface.targets[0]
+    if target not in interface.targets:
+        raise UnknownNameError("target", target, interface.targets)
+    if threads is not None and target != C:
+        raise UsageError(f"threads are of the C library; those of {target} are TVM_NUM_THREADS")
+    for name in interface.sha256:
+        interface.check(path, name)
+    if target == C:
+        progress("building C")
+    runner = _CRunner(path, interface, threads or 1) if target == C else _Runner(path, interface, target)
+    outputs = runner.outputs(arrays)
+    apart = _apart(path, interface, target, arrays, outputs) if compare else {}
+    return Inference(
+        target=target,
+        outputs=outputs,
+        compiler=runner.compiler,
+        threads=runner.threads,
+        calls=repeat,
+        median_ns=runner.median_ns(arrays, repeat) if repeat else None,
+        max_relative_error=apart,
+    )
+
+
+def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:
+    if inputs is None:
+        return zoo.example_arrays(interface.inputs, rows=interface.table_rows)
+    if not isinstance(inputs, np.ndarray):
+        return inputs
+    if len(interface.inputs) != 1:
+        raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
+    return {next(iter(interface.inputs)): inputs}
+
+
+def _apart(
+    path: Path, interface: Interface, target: str, arrays: Mapping[str, np.ndarray], outputs: list[np.ndarray]
+) -> dict[str, float]:
+    """How far `outputs` are from those of every other target that runs here."""
+    others = [name for name in interface.targets if name != target and _runs_here(name)]
+    if not others:
+        raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
+    bound, found = OUTPUT_BOUND[Placed.load(path).dtype], {}
+    for name in others:
+        runner = _CRunner(path, interface, 1) if name == C else _Runner(path, interface, name)
+        pairs = zip(outputs, runner.outputs(arrays), strict=True)
+        found[name] = max(relative_error(y, reference) for y, reference in pairs)
+        if not found[name] <= bound:
+            raise VerificationError(
+                f"{path}: outputs of {target} differ from those of {name} by {found[name]:.2e} of the "
+                f"largest value; the bound is {bound:.0e}"
+            )
+    return found
+
+
+def _runs_here(target: str) -> bool:
+    return c_builds.found() is not None if target == C else bool(device(named_target(target)).exist)
+
+
+class _Runner:
+    """A stored library.
+
+    Raises
+    ------
+    ArtifactError
+        If it was made for another CPU, or cannot be loaded.
+    """
+
+    compiler, threads = "", None
+
+    def __init__(self, path: Path, interface: Interface, target: str):
+        if target == "llvm+pim" and interface.cpu not in ("", here := cpu_name()):
+            raise ArtifactError(
+                f"{path} was compiled with --select for the CPU '{interface.cpu}', and this is '{here}': "
+                "compile it again here"
+            )
+        self._network, self._device = load(path / LIBRARIES[target]), device(named_target(target))
+
+    def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return inferred(self._network, arrays, self._device)
+
+    def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
+        """With inputs where the device has them."""
+        executor = self._network["default"](self._device)
+        for name, value in arrays.items():
+            executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
+        times = []
+        for _ in range(calls + 1):
+            begin = time.perf_counter_ns()
+            executor["run"]()
+            self._device.sync()
+            times.append(time.perf_counter_ns() - begin)
+        return float(np.median(times[1:]))
+
+
+class _CRunner:
+    """The C library, built by this machine's compiler.
+
+    Raises
+    ------
+    ArtifactError
+        If there is no compiler, or it fails.
+    UsageError
+        If it cannot run on so many threads.
+    """
+
+    def __init__(self, path: Path, interface: Interface, threads: int):
+        here = c_builds.found()
+        if here is None:
+            raise ArtifactError(f"{path}: {c_builds.NO_COMPILER}; or run the twin: --target llvm+pim")
+        self._library = c_builds.Library(interface.c_source(path))
+        if not 0 < threads <= self._library.most_threads:
+            most = self._library.most_threads
+            raise UsageError(f"{threads} threads: the C library runs on at most {most} here, at least on one")
+        self.compiler, self.threads = here.version, threads
+
+    def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return self._library(list(arrays.values()), self.threads)
+
+    def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
+        return self._library.call_ns(list(arrays.values()), self.threads, calls)

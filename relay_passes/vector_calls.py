@@ -1,0 +1,147 @@
+"""Vectors of TIR as calls of small functions, which any C compiler can be given."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+LANES = (4, 8, 16)  # of vectors that there are functions for
+OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
+COMPARISONS = {"GT": "gt", "GE": "ge", "LT": "lt", "LE": "le", "EQ": "eq", "NE": "ne"}
+FUNCTIONS = ("exp", "log", "sqrt", "tanh", "erf", "floor", "ceil", "round", "trunc", "fabs")
+_BINARY = tuple(getattr(tirx, name) for name in OPERATORS)
+
+
+@tvm.transform.module_pass(opt_level=0, name="VectorCalls")
+class VectorCalls:
+    """Calls in place of what computes, loads and stores vectors of fp32.
+
+    To be run at the end, behind ``LowerIntrin``: what generates C has no vectors but names their types. A
+    function that holds other vectors (of integers, strided, cast) keeps them; `has_vectors` tells.
+
+    Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
+    -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``, a choice
+    by a comparison ``gt`` and its like, of four operands; a function of numbers (`FUNCTIONS`) one with a v.
+    Preserves: values, but that compilers may now contract products into sums; signatures, everything else.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            gv: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)) if isinstance(f, tirx.PrimFunc) else f
+            for gv, f in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def has_vectors(func: tirx.PrimFunc) -> bool:
+    """Whether `func` holds vectors that `VectorCalls` has no calls for."""
+    found: list[object] = []
+
+    def note(expr: tirx.Expr) -> None:
+        if _lanes(expr) > 1 and _name(expr) not in ("call_pure_extern", "if_then_else"):
+            found.append(expr)
+
+    def choice(expr: tirx.Select) -> None:
+        if _lanes(expr.condition) > 1:
+            found.append(expr)
+
+    def alloc(statement: tirx.AllocBuffer) -> None:
+        dtype = statement.buffer.dtype
+        if tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype):
+            found.append(statement)
+
+    compared = tuple(getattr(tirx, name) for name in COMPARISONS)
+    others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
+    visitors = [((*_BINARY, *compared, *others), note), (tirx.Select, choice), (tirx.AllocBuffer, alloc)]
+    tvm_ffi.structural_walk(func.body, visitors, order="post")
+    return bool(found)
+
+
+def _lanes(expr: tirx.Expr) -> int:
+    return getattr(getattr(expr.ty, "dtype", None), "lanes", 1)
+
+
+def _name(expr: tirx.Expr) -> str:
+    """Of the operator that `expr` calls, without its dialect; empty if it calls none."""
+    called = isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op)
+    return expr.op.name.rpartition(".")[2] if called else ""
+
+
+def _known(dtype: object) -> bool:
+    """Whether there are functions for vectors of `dtype`."""
+    return str(dtype) in {f"float32x{lanes}" for lanes in LANES}
+
+
+def _call(name: str, like: tirx.Expr, *operands: tirx.Expr) -> tirx.Expr:
+    lanes = _lanes(like)
+    return tirx.call_pure_extern(f"float32x{lanes}", f"{name}{lanes}", *operands)
+
+
+def _is(expr: tirx.Expr) -> bool:
+    return _known(getattr(expr.ty, "dtype", ""))
+
+
+def _binary(old: tirx.Expr) -> tirx.Expr:
+    if not _is(old):
+        return old
+    name = OPERATORS[type(old).__name__]
+    if name == "add":
+        for summand, product in ((old.a, old.b), (old.b, old.a)):
+            if _called(product) == "mul":
+                return _call("muladd", old, summand, *list(product.args)[1:])
+    return _call(name, old, old.a, old.b)
+
+
+def _called(expr: tirx.Expr) -> str:
+    return str(expr.args[0].value).rstrip("0123456789") if _name(expr) == "call_pure_extern" else ""
+
+
+def _broadcast(old: tirx.Broadcast) -> tirx.Expr:
+    return _call("splat", old, old.value) if _is(old) else old
+
+
+def _select(old: tirx.Select) -> tirx.Expr:
+    condition = old.condition
+    if isinstance(condition, tirx.Broadcast):
+        return tirx.Select(condition.value, old.true_value, old.false_value)
+    name = COMPARISONS.get(type(condition).__name__)
+    if not name or not _is(old) or not _is(condition.a):
+        return old
+    return _call(name, old, condition.a, condition.b, old.true_value, old.false_value)
+
+
+def _function(old: tvm.ir.Call) -> tirx.Expr:
+    name = _name(old)
+    return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is(old) else old
+
+
+def _contiguous(buffer: tirx.Buffer, indices: list, dtype: object) -> tirx.Expr | None:
+    """Address of the first of the elements at `indices`; None if they do not lie side by side."""
+    (index,) = indices if len(indices) == 1 else (None,)
+    unit = isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1
+    if not unit or str(buffer.dtype) != "float32" or not _known(dtype):
+        return None
+    return tirx.address_of(tirx.BufferLoad(buffer, [index.base]))
+
+
+def _load(old: tvm.ir.TensorLoad) -> tirx.Expr:
+    address = _contiguous(old.source, list(old.indices), old.ty.dtype)
+    return old if address is None else _call("load", old, address)
+
+
+def _store(old: tirx.BufferStore) -> tirx.Stmt:
+    address = _contiguous(old.buffer, list(old.indices), old.value.ty.dtype)
+    if address is None:
+        return old
+    return tirx.Evaluate(tirx.call_extern("void", f"store{_lanes(old.value)}", address, old.value))
+
+
+_VISITORS = [
+    (_BINARY, _binary),
+    (tirx.Broadcast, _broadcast),
+    (tirx.Select, _select),
+    (tvm.ir.Call, _function),
+    (tvm.ir.TensorLoad, _load),
+    (tirx.BufferStore, _store),
+]
