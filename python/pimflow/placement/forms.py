@@ -235,8 +235,8 @@ class _Both:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
         found = {r.name: [maker.make(r, "GPU", gpu_channels=channels)] for r in self.graph.regions}
-        for covers in self.graph.runs:
-            self._add(found, fused.make(maker, covers, channels))
+        for candidate in fused.runs(maker, channels):
+            self._add(found, candidate)
         for layer in self.forms.free:
             candidate = plain.make(plain.graph.region(layer), "GPU", gpu_channels=channels)
             self._add(found, self._as_it_came(plain, layer, candidate))
