@@ -94,7 +94,7 @@ def test_tensors_inside_take_no_memory():
 
 
 def test_the_memory_of_groups(capsys):
-    """`pimflow memory --fuse` has the pool of the network on the GPU alone with the groups found best there."""
+    """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
     alone = system(pim_channels=0)
     plans = []
     searched = api.search("toy", alone, fuse=True)
