@@ -172,6 +172,18 @@ def test_folded_layers_run(dtype, bound, capsys):
     assert bound / 100 < found["executed"]["error"] <= bound
 
 
+def test_a_wrong_place_between_folded_layers_is_seen():
+    """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
+    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")
+    group, placed = plan.groups[0], plan.placements[0]
+    offsets = {**placed.offsets_bytes, group.layers[0].name: placed.offsets_bytes[group.loaded[0]]}
+    wrong = dataclasses.replace(plan, placements=(
+        dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
+    assert not set(group.stored) & set(plan.graph.outputs)
+    with pytest.raises(VerificationError, match="differs from its reference"):
+        fused_execution.execute("toy", wrong, baseline="folded").require(wrong)
+
+
 def test_a_plan_of_other_layers_is_refused(toy):
     with pytest.raises(UsageError, match="not of this network's folded layers"):
         fused_execution.execute("toy", toy, baseline="folded")
