@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.core.fused_tile import Reach
 from pimflow.relay_passes.loops import reduced
 
 
@@ -19,18 +20,6 @@ class Stage:
 
     main: SBlockRV
     result: SBlockRV
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What of one axis of its operand a reduction reads: every `stride`-th place, `window` from there on."""
-
-    stride: int
-    window: int
-
-    def extent(self, outputs: int) -> int:
-        """Places that so many neighbouring results read."""
-        return (outputs - 1) * self.stride + self.window
 
 
 def chain(sch: s_tir.Schedule) -> list[Stage]:
@@ -63,11 +52,6 @@ def pixels_side_by_side(sch: s_tir.Schedule, writers: Sequence[SBlockRV]) -> Non
     """What `writers` write, NHWC, in the order NCHW."""
     for nest in writers:
         sch.transform_layout(nest, ("write", 0), lambda n, y, x, c: (n, c, y, x))
-
-
-def divisors(number: int, most: int) -> list[int]:
-    """Of `number`, those up to `most`."""
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def is_dense(block: s_tir.SBlock) -> bool:

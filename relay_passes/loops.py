@@ -11,7 +11,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 WARP = 32
 BLOCK = 128  # threads, where nothing else decides
 ACCESS_BYTES = 16  # that a thread moves at once, at most
-LANES = (16, 8, 4)  # places that a CPU's vectors hold side by side
 STACK_BYTES = 1024  # TVM's kMaxStackAlloca: a kernel on the CPU has what is smaller on its stack
 
 

@@ -9,16 +9,15 @@ from math import ceil
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.core.fused_tile import LANES, Reach, divisors
 from pimflow.relay_passes.fused_chain import (
-    Reach,
     Stage,
-    divisors,
     extent,
     is_dense,
     pixels_side_by_side,
     reach,
 )
-from pimflow.relay_passes.loops import LANES, STACK_BYTES
+from pimflow.relay_passes.loops import STACK_BYTES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
 VECTOR = 4  # elements of such

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
-from math import prod
 
 import tvm
 from tvm import s_tir, tirx
@@ -14,11 +11,10 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.fused_tile import GPU_TILE
+from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
 from pimflow.relay_passes.fused_chain import (
     Stage,
     chain,
-    divisors,
     extent,
     is_dense,
     pixels_side_by_side,
@@ -26,17 +22,6 @@ from pimflow.relay_passes.fused_chain import (
 )
 
 THREADS = 128  # of a block
-CHUNK = 32  # channels of the last sum that are there at once, at most
-SHARED_BYTES = 40960  # of 48 KiB that every block may have: the rest for what else the compiler puts there
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and columns of the result that a block computes, and channels of the last sum at once."""
-
-    rows: int
-    columns: int
-    chunk: int
 
 
 class FusedRun(GPUScheduleRule):
@@ -123,27 +108,20 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
 
 
 def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
-    """The largest tile that fits in shared memory; None if none does."""
-    main = stages[-1].main
-    _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
-    channels = window[-1] if is_dense(sch.get(main)) else channels
-    shapes = product(divisors(height, GPU_TILE), divisors(width, GPU_TILE))
-    for rows, columns in sorted(shapes, key=prod, reverse=True):
-        for chunk in reversed(divisors(channels, CHUNK)):
-            if _shared_bytes(sch, stages, rows, columns, chunk) <= SHARED_BYTES:
-                return Tile(rows, columns, chunk)
-    return None
-
-
-def _shared_bytes(sch: s_tir.Schedule, stages: Sequence[Stage], rows: int, columns: int, chunk: int) -> int:
-    """Of the tensors between the stages, and of the first operand."""
-    total, channels = 0, chunk
-    for stage in reversed(stages):
+    """The tile of a block; None if none fits."""
+    _, height, width, *_ = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
+    steps = []
+    for stage in stages:
         block = sch.get(stage.main)
         vertical, horizontal = reach(block)
-        rows, columns = vertical.extent(rows), horizontal.extent(columns)
-        source = block.reads[0].source
-        if stage is not stages[-1] and is_dense(block):
-            channels = int(source.shape[-1])
-        total += rows * columns * channels * tvm.DataType(str(source.dtype)).itemsize
-    return total
+        operand = block.reads[0].source
+        steps.append(
+            Step(
+                rows=vertical,
+                columns=horizontal,
+                channels=int(operand.shape[-1]),
+                dense=is_dense(block),
+                element_bytes=tvm.DataType(str(operand.dtype)).itemsize,
+            )
+        )
+    return gpu_tile(height, width, steps)

@@ -8,8 +8,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from pimflow.core.fused_tile import wide_width
 from pimflow.relay_passes.flat import operator, shape, substitute
-from pimflow.relay_passes.loops import LANES
 
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d")
 WINDOWED = ("nn.conv2d", *POOLS)
@@ -26,14 +26,6 @@ class Margins:
 
     def __bool__(self) -> bool:
         return any((self.top, self.left, self.bottom, self.right))
-
-
-def wide_width(width: int) -> int:
-    """The cheapest width, `width` or more, that vectors fill; `width` itself if it is too small for any."""
-    if width < min(LANES) - 1:
-        return width
-    lanes = min(LANES, key=lambda n: (-(-width // n) * n * (1 + 2 / n), n))
-    return -(-width // lanes) * lanes
 
 
 def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margins]]:

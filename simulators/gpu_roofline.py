@@ -24,7 +24,9 @@ Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``
 of one row as the matrix-vector product that it is, if that is faster. A kernel that does several layers in
 tiles is a ``stream`` whose blocks are counted: the SM with most of them decides, what several load is L2
 traffic each time and DRAM traffic as an operand of a GEMM would be, and every layer of every wave takes
-``kernel``, for its threads wait for one another (assumed: no such kernel was measured).
+``kernel``, for its threads wait for one another. Without tiles in registers each product reads both of its
+operands from shared memory or the L1, so that no more are formed than `PRODUCTS_READ` (assumed: no such
+kernel was measured).
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
@@ -67,9 +69,12 @@ IMAGE_CHANNELS = 4
 ACCUMULATOR_BYTES = 4
 ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
 RESIDENT_BLOCKS = 8
+# Products of an SM in a cycle, both operands read from shared memory, which has 32 banks of 4 bytes; the type
+# does not matter, for each lane of a warp takes a bank (CUDA programming guide, compute capabilities 5 to 9).
+PRODUCTS_READ = 32 / 2
 SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
-    *("layers", "blocks", "again_bytes", "depthwise_macs"),
+    *("layers", "blocks", "again_bytes"),
 )
 
 
@@ -159,7 +164,7 @@ class Batch:
         columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
         self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
-        self.layers, self.blocks, self.again, self.depthwise_macs = (c.T for c in columns[9:])
+        self.layers, self.blocks, self.again = (c.T for c in columns[9:])
 
 
 class Ways:
@@ -250,10 +255,9 @@ def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
     uneven = np.where(batch.blocks > 0, waves * sms / np.maximum(batch.blocks, 1.0), 1.0)
     l2_bytes = batch.inputs + batch.weights + batch.outputs + batch.again
     l2 = l2_bytes / np.minimum(machine.l2_rate, sms * machine.port_rate / uneven)
-    work = (batch.macs - batch.depthwise_macs) / machine[share]
-    if batch.depthwise_macs.any():
-        work = work + batch.depthwise_macs / machine["depthwise"]
-    compute = work / (sms * machine.simd_fma) * uneven
+    rate = machine.simd_fma * machine[share]
+    rate = np.where(batch.blocks > 0, np.minimum(rate, PRODUCTS_READ), rate)
+    compute = batch.macs / (sms * rate) * uneven
     rereads = 0.0
     if batch.again.any():
         rereads = machine["reread"] * _overflow(batch, machine) * batch.again

@@ -211,7 +211,7 @@ def _profile(args: argparse.Namespace) -> None:
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources:
-        found = profiling.profile(args.models, _system(args), sources, shapes, args.batch)
+        found = profiling.profile(args.models, _system(args), sources, shapes, args.batch, fuse=args.fuse)
     if args.json:
         _print_json(found)
     else:
@@ -227,9 +227,8 @@ def _sweep(args: argparse.Namespace) -> None:
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources, bar("searching", args.quiet) as advance:
-        rows = design_space.sweep(
-            args.models, _system(args), settings, sources, shapes, args.batch, advance, goal
-        )
+        where = (args.models, _system(args), settings, sources, shapes, args.batch)
+        rows = design_space.sweep(*where, advance, goal, fuse=args.fuse)
     if args.output:
         design_space.write(args.output, rows, settings)
     if args.json:

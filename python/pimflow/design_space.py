@@ -43,7 +43,8 @@ class Point:
             gpu=replace(self.system.gpu, sources={}),
             pim=replace(self.system.pim, sources={}),
         )
-        return ("design point", self.graph.digest, repr(system), repr(self.goal), profilers)
+        graph = self.graph.digest, self.graph.fusible
+        return ("design point", *graph, repr(system), repr(self.goal), profilers)
 
     def row(self, costs: Costs) -> dict[str, Any]:
         """What a search finds."""
@@ -121,6 +122,8 @@ def sweep(
     batch: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
     goal: Goal | None = None,
+    *,
+    fuse: bool = False,
 ) -> list[dict[str, Any]]:
     """Search every network on every combination of `settings`; the rest of the system is `base`.
 
@@ -132,6 +135,8 @@ def sweep(
     ----------
     goal : Goal, optional
         What every search is asked for; see `placement.search`.
+    fuse : bool
+        Whether neighbouring layers may be one GPU kernel over shared memory, where that is faster.
 
     Returns
     -------
@@ -149,7 +154,7 @@ def sweep(
     points = []
     for model in models:
         graphs = {
-            views: region_graph(model, shapes or {}, profiling.cache, views=views, batch=batch)
+            views: region_graph(model, shapes or {}, profiling.cache, views=views, batch=batch, fuse=fuse)
             for views in sorted({system.views for _, system in systems})
         }
         points += [

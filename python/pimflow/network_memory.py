@@ -31,13 +31,17 @@ from pimflow.decomposed.decomposed_network import (
 from pimflow.decomposed.internal_memory import Before, InternalMemory
 from pimflow.decomposed.skip_optimisation import SkipOptimisation
 from pimflow.errors import UsageError
+from pimflow.fused_execution.relax_layers import regions_of
 from pimflow.hardware import System
 from pimflow.layer_order import LayerOrder
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
+from pimflow.placement import fused
+from pimflow.placement.candidates import Candidates
 from pimflow.relay_passes.buffers import buffers
 from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.kernel_groups import Copied, copies
+from pimflow.relay_passes.outline_groups import OutlineGroups
 
 WEIGHTS = ("resident", "streamed")
 
@@ -101,6 +105,7 @@ def plan_memory(
     decompose: Decomposing | None = None,
     optimize_skips: str | None = None,
     fuse_activations: bool = False,
+    fuse: bool = False,
     policy: str = "exact",
     weights: str = "",
     in_place: bool = True,
@@ -125,6 +130,9 @@ def plan_memory(
     fuse_activations : bool
         Of a decomposed network: whether what lies between two chains is one kernel; see
         `relay_passes.fuse_groups.activation_chains`.
+    fuse : bool
+        Whether neighbouring layers are one kernel over shared memory, where that is faster on the GPU alone
+        by its model; see `placement.tilings`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -171,7 +179,9 @@ def plan_memory(
         order = layer_order.find(network, target_system, seconds=min(seconds, SEARCH_SECONDS))
         order = order.settled(pool_bytes)
         network = order.network
-    lowered = pipeline.allocate(network.module, on, target_system)
+    groups = _groups(network, target_system) if fuse else {}
+    module = OutlineGroups(groups, target_system.views)(network.module)
+    lowered = pipeline.allocate(module, on, target_system)
     found = buffers(lowered, in_place=in_place)
     liveness = _aligned(found.liveness(weights), alignment_bytes)
     plan = memory.plan(liveness.lifetimes, policy, capacity_bytes=capacity_bytes, seconds=seconds)
@@ -181,21 +191,27 @@ def plan_memory(
     return NetworkMemory(
         liveness=liveness,
         plan=plan,
-        tvm_pool_bytes=_tvm_pool_bytes(
-            pipeline.allocate(network.module, on, replace(target_system, copies="made"))
-        ),
+        tvm_pool_bytes=_tvm_pool_bytes(pipeline.allocate(module, on, replace(target_system, copies="made"))),
         eager_bytes=sum(life.size_bytes for life in own),
         lazy_peak_bytes=separate.peak_bytes,
         eager_allocations=len(own),
         lazy_groups=_allocation_groups(own),
         overwritten=len(found.overwritten),
-        copies=copies(network.module, views=target_system.views),
+        copies=copies(module, views=target_system.views),
         internal=before.beside(network, internal.pool_bytes),
         order=order,
         skips=skips,
         decomposition=summary,
-        fused=fused_runs(network),
+        fused=[*fused_runs(network), *map(list, groups)],
     )
+
+
+def _groups(network: frontend.Network, target_system: System) -> dict[tuple[str, ...], str]:
+    """Groups of regions, with their tilings, that are faster as one kernel on all channels of the GPU."""
+    views, channels = target_system.views, target_system.gpu.memory_channels
+    maker = Candidates(regions_of(network.module, network.name, views=views, fuse=True), target_system)
+    chosen = fused.on_gpu(maker, channels)
+    return {each.covers: each.rewrite.schedule for each in chosen if each.rewrite.schedule}
 
 
 def reordered(

@@ -14,13 +14,12 @@ from pimflow.decomposed import activation_fusion, skip_optimisation
 from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
 from pimflow.decomposed.decomposition_choice import left, settled
 from pimflow.frontend import Network
-from pimflow.fused_execution.relax_layers import fusible
+from pimflow.fused_execution.relax_layers import regions_of
 from pimflow.hardware import System, system
 from pimflow.layer_order import LayerOrder
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
 from pimflow.primitive_profiles import primitive_options
-from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.simulators.timing import timings
 
 if TYPE_CHECKING:
@@ -134,9 +133,7 @@ def regions(
 ) -> RegionGraph:
     """What the search places of a network; see `search` for `fuse`, `compile` for `fuse_activations`."""
     on = target_system or system()
-    graph = extract_regions(network.module, network.name, views=on.views)
-    if fuse:
-        graph = replace(graph, fusible=fusible(network.module, graph, views=on.views))
+    graph = regions_of(network.module, network.name, views=on.views, fuse=fuse)
     return activation_fusion.with_runs(graph, network, on) if fuse_activations else graph
 
 

@@ -21,7 +21,7 @@ from pimflow.placement import Candidates, Costs, Profiling
 from pimflow.placement.cache import ResultCache, sources_digest
 
 # What turns a model into regions.
-READ_BY = ("core", "frontend", "relay_passes", "zoo")
+READ_BY = ("core", "deep_fusion", "frontend", "fused_execution", "relay_passes", "zoo")
 
 
 def profile(
@@ -30,6 +30,8 @@ def profile(
     profiling: Profiling,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    *,
+    fuse: bool = False,
 ) -> dict[str, Any]:
     """Time every candidate of `models`; what `profiling.cache` holds already is not timed again.
 
@@ -41,6 +43,8 @@ def profile(
         Shapes of inputs that the models leave open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
+    fuse : bool
+        Whether groups of layers are candidates too; see `network_search.search`.
 
     Returns
     -------
@@ -50,10 +54,8 @@ def profile(
     """
     begin = time.perf_counter()
     costs = Costs(target_system, profiling)
-    graphs = [
-        region_graph(model, shapes or {}, profiling.cache, views=target_system.views, batch=batch)
-        for model in models
-    ]
+    options = {"views": target_system.views, "batch": batch, "fuse": fuse}
+    graphs = [region_graph(model, shapes or {}, profiling.cache, **options) for model in models]
     loaded = time.perf_counter()
     makers = [Candidates(graph, target_system, costs) for graph in graphs]
     # All networks' layers together, so that no worker waits at the end of one.
@@ -113,18 +115,22 @@ def region_graph(
     *,
     views: bool = True,
     batch: int | None = None,
+    fuse: bool = False,
 ) -> RegionGraph:
-    """The regions of a network, from `cache` if they were found before: reading one takes seconds."""
+    """The regions of a network, from `cache` if they were found before: reading one takes seconds.
+
+    With `fuse`, those that groups may have are known (`RegionGraph.fusible`).
+    """
     contents = _contents(model) if cache else None
-    key = ("regions", sources_digest(READ_BY), contents, views, batch, tuple(sorted(shapes.items())))
+    key = ("regions", sources_digest(READ_BY), contents, views, batch, fuse, tuple(sorted(shapes.items())))
     kept = cache.get([key]) if contents else {}
     if key in kept:
         return stored_graph(kept[key])
     from pimflow import frontend
-    from pimflow.relay_passes.extract_regions import extract_regions
+    from pimflow.fused_execution.relax_layers import regions_of
 
     network = frontend.load(model, shapes, batch)
-    graph = extract_regions(network.module, network.name, views=views)
+    graph = regions_of(network.module, network.name, views=views, fuse=fuse)
     if contents:
         cache.put({key: dataclasses.asdict(graph)})
     return graph

@@ -97,6 +97,35 @@ def models(draw, most=7):
     return drawing.model()
 
 
+@st.composite
+def classifiers(draw):
+    """An ONNX network of convolutions, some with a residual, that ends with matrix products of its map."""
+    drawing = Drawing(draw)
+    for _ in range(draw(st.integers(1, 3))):
+        source = sorted(drawing.shapes)[-1]
+        drawing.convolution(source)
+        made = drawing.nodes[-1].output[0]
+        alike = [n for n in drawing.shapes if drawing.shapes[n] == drawing.shapes[made] and n != made]
+        if alike and draw(st.booleans()):
+            drawing.node("Add", [made, draw(st.sampled_from(alike))], drawing.shapes[made])
+        if draw(st.booleans()):
+            drawing.node("Relu", [drawing.nodes[-1].output[0]], drawing.shapes[made])
+    source = drawing.nodes[-1].output[0]
+    n, c, h, w = drawing.shapes[source]
+    if draw(st.booleans()):
+        drawing.node("GlobalAveragePool", [source], (n, c, 1, 1))
+        h = w = 1
+    elif draw(st.booleans()):
+        drawing.pooling(source)
+        n, c, h, w = drawing.shapes[drawing.nodes[-1].output[0]]
+    drawing.node("Flatten", [drawing.nodes[-1].output[0]], (n, c * h * w), axis=1)
+    for units in draw(st.lists(st.integers(1, 9), min_size=1, max_size=2)):
+        source = drawing.nodes[-1].output[0]
+        inputs = [source, drawing.constant(units, drawing.shapes[source][1]), drawing.constant(units)]
+        drawing.node("Gemm", inputs, (n, units), transB=1)
+    return drawing.model()
+
+
 def every_tensor(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]:
     """All tensors by ONNX Runtime, unoptimised, NHWC."""
     shown = onnx.ModelProto()

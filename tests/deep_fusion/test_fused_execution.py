@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from onnx_networks import every_tensor, models
+from onnx_networks import classifiers, every_tensor, models
 
 from pimflow import cli, fused_execution, fusion, targets, zoo
 from pimflow.deep_fusion import Accelerator, Group, Tiling, place, replay, unfolded
@@ -127,7 +127,6 @@ def test_command(dtype, on_chip, bound, capsys):
     ("options", "message"),
     [
         (["--dtype", "int8"], "fp32 or fp16; give one as --dtype, not int8"),
-        (["--baseline", "folded"], "--baseline unfolded"),
     ],
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
@@ -149,6 +148,54 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
     assert ran.counted_bytes == plan.dram_bytes
 
 
+@settings(PROPERTY, max_examples=8)
+@given(classifiers(), st.integers(300, 4000), st.sampled_from(("recompute", "retain")))
+def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
+    """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
+    try:
+        plan = fusion.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
+        ran = fused_execution.execute(model, plan, baseline="folded")
+    except (InfeasibleError, UnsupportedOpError):
+        assume(False)
+    ran.require(plan)
+    assert ran.counted_bytes == plan.dram_bytes
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("fp32", 1e-5), ("fp16", 2e-3)])
+def test_folded_layers_run(dtype, bound, capsys):
+    """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
+    command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
+    assert cli.main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
+    assert max(group["tile"]["tiles"] for group in found["groups"]) > 1
+    assert bound / 100 < found["executed"]["error"] <= bound
+
+
+def test_a_wrong_place_between_folded_layers_is_seen():
+    """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
+    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")
+    group, placed = plan.groups[0], plan.placements[0]
+    offsets = {**placed.offsets_bytes, group.layers[0].name: placed.offsets_bytes[group.loaded[0]]}
+    wrong = dataclasses.replace(plan, placements=(
+        dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
+    assert not set(group.stored) & set(plan.graph.outputs)
+    with pytest.raises(VerificationError, match="differs from its reference"):
+        fused_execution.execute("toy", wrong, baseline="folded").require(wrong)
+
+
+def test_a_plan_of_other_layers_is_refused(toy):
+    with pytest.raises(UsageError, match="not of this network's folded layers"):
+        fused_execution.execute("toy", toy, baseline="folded")
+
+
+def test_a_folded_layer_without_a_formula_is_named():
+    """A concatenation that the convolution behind it takes in."""
+    plan = fusion.fuse("squeezenet-1.1", baseline="folded", search="greedy")
+    with pytest.raises(UnsupportedOpError, match=r"'features.4.squeeze'"):
+        fused_execution.execute("squeezenet-1.1", plan, baseline="folded")
+
+
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
         model = zoo.load_model("bert-base", filled=False)
@@ -162,7 +209,7 @@ def test_a_wrong_place_or_count_is_seen(toy):
     offsets = {**placed.offsets_bytes, weights: placed.offsets_bytes[group.loaded[0]]}
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
-    with pytest.raises(VerificationError, match="differs from ONNX Runtime"):
+    with pytest.raises(VerificationError, match="differs from its reference"):
         fused_execution.execute("toy", wrong).require(wrong)
     ran = fused_execution.execute("toy", toy)
     ran.require(toy)

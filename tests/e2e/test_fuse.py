@@ -93,6 +93,24 @@ def test_tensors_inside_take_no_memory():
     assert pools[1] < pools[0]
 
 
+def test_the_memory_of_groups(capsys):
+    """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
+    alone = system(pim_channels=0)
+    plans = []
+    searched = api.search("toy", alone, fuse=True)
+    applied = pipeline.apply_plan(frontend.load("toy").module, {}, {}, (), alone, (), searched.tiled())
+    pipeline.build(applied, "llvm+pim", alone, plans.append)
+    command = ["memory", "toy", "--json", "--quiet"]
+    assert main(command) == 0
+    apart = json.loads(capsys.readouterr().out)
+    assert main([*command, "--fuse"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fused"] == [list(covers) for covers in searched.tiled()] != apart["fused"] == []
+    assert told["pool_bytes"] == plans[0].pool_bytes < apart["pool_bytes"]
+    assert main(["memory", "buffers.csv", "--fuse", "--quiet"]) == 2
+    assert "--fuse: buffers.csv is a table of buffers, not a network" in capsys.readouterr().err
+
+
 def test_the_same_in_tvm(searched):
     network = frontend.load("toy")
     config = {"pimflow.fuse": True}

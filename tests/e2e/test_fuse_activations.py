@@ -1,6 +1,7 @@
 """Does ``--fuse-activations`` reach the plan, the kernels, the memory and the errors?"""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tvm import relax
 
 from pimflow import api, frontend, pipeline
 from pimflow.cli import main
+from pimflow.core.plan import Choice
 from pimflow.decomposed.activation_fusion import with_fused_activations
 from pimflow.decomposed.decomposed_network import decomposed, requested
 from pimflow.hardware import system
@@ -21,7 +23,12 @@ RUN = ("widen.conv.lconv", "down.conv.fconv")
 
 @pytest.fixture(scope="module")
 def searched():
-    return api.search("toy", **OPTIONS)
+    """A plan with PIM, and the run, which is not faster there, on the GPU."""
+    found = api.search("toy", **OPTIONS).plan
+    choices = [choice for choice in found.choices if choice.region != RUN[1]]
+    at = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
+    choices[at] = Choice(region=RUN[0], mode="GPU", gpu_share=1.0, covers=RUN)
+    return api.search("toy", plan=replace(found, choices=tuple(choices)), **OPTIONS)
 
 
 def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
@@ -46,10 +53,12 @@ def test_the_plan_file_keeps_runs(searched, tmp_path):
 def test_a_run_moves_what_is_outside_of_it(searched):
     maker = Candidates(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
-    found = fused.kernel([first, last], "fp16")
+    found = fused.kernel(maker, RUN)
     assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
     assert found.output_bytes == 2 * np.prod(last.output_shape)
     assert found.macs == first.geometry.macs + last.geometry.macs
+    weights = 2 * (first.weight_elements + last.weight_elements)
+    assert found.again_bytes == weights * (found.blocks - 1), "each of its tiles, which have no halo"
     alone = sum(maker.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
     assert fused.make(maker, RUN).tasks[0].moved_bytes < alone
 

@@ -160,6 +160,19 @@ def test_modes_are_those_of_every_search(profiling):
         assert row["latency_ns"] == row["latency_gpu_only_ns"] == other["latency_gpu_only_ns"]
 
 
+def test_groups_are_candidates_of_every_search(profiling):
+    """Not what was kept without; no point is slower for more candidates."""
+    wanted = settings("pim_channels=0,16")
+    apart, together = (sweep(["toy"], system(), wanted, profiling, fuse=fuse) for fuse in (False, True))
+    for row, other in zip(apart, together):
+        assert other["latency_gpu_only_ns"] < row["latency_gpu_only_ns"]
+        assert other["latency_ns"] <= row["latency_ns"]
+    from pimflow import api
+
+    found = api.search("toy", system(pim_channels=16), fuse=True)
+    assert together[1]["latency_ns"] == found.evaluation.latency_ns
+
+
 def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
     def search(graph, target, costs, goal):
         raise InfeasibleError("weights", 2, 1, "rows", ["more channels"])

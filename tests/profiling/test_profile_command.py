@@ -57,6 +57,19 @@ def test_another_system_is_timed_anew(capsys, tmp_path):
         assert {what for what in ("layers", "kernels") if found[what]["kept"]} == {same} - {""}
 
 
+def test_groups_are_timed_too(capsys, tmp_path):
+    """What a search with the same option then finds there, and more than without."""
+    options = ["--cache", tmp_path / "c", "--json", "--quiet"]
+    apart, together, again = (
+        json.loads(run(capsys, "profile", "toy", *more, *options)[1]) for more in ([], ["--fuse"], ["--fuse"])
+    )
+    assert together["models"][0]["candidates"] > apart["models"][0]["candidates"]
+    assert together["kernels"]["kept"] == apart["kernels"]["computed"] and together["kernels"]["computed"]
+    assert again["kernels"]["computed"] == 0
+    fusible = [region_graph("toy", {}, ResultCache(tmp_path / "c"), fuse=fuse).fusible for fuse in (0, 1)]
+    assert fusible[0] == () and "block.depthwise.conv" in fusible[1]
+
+
 def test_regions_from_the_cache_are_those_of_the_network(tmp_path):
     cache = ResultCache(tmp_path / "c")
     first, second = (region_graph("toy", {}, cache) for _ in range(2))

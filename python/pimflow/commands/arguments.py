@@ -71,6 +71,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     sub = command("profile", "time everything that a search needs, and keep it")
     sub.add_argument("models", metavar="MODEL", nargs="+", help="networks of the zoo, .onnx or .pt2 files")
+    _fuse_option(sub)
     _input_options(sub)
     _system_options(sub)
 
@@ -88,6 +89,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
     )
     _modes_option(sub)
+    _fuse_option(sub)
     _input_options(sub)
     _system_options(sub)
 
@@ -142,6 +144,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     sub = command("memory", memory_command.SUMMARY)
     memory_command.add_arguments(sub)
+    _fuse_option(sub)
     _input_options(sub)
     _decompose_option(sub)
 

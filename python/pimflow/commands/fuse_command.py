@@ -101,7 +101,7 @@ def _decomposed(
     from pimflow import api
 
     if args.execute:
-        raise UsageError("--execute runs the layers of an ONNX network as it came; not with --decompose")
+        raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
     with bar("decomposing and searching", args.quiet) as advance:
         done = api.fuse_decomposed(args.model, args.decompose, on, **options, progress=advance)
     return done.summary(), done.text()
@@ -115,12 +115,12 @@ def _fused(
     if args.execute:  # TVM: only who executes waits for it
         from pimflow import fused_execution
 
-        fused_execution.require_executable(on.dtype, args.baseline)
+        fused_execution.require_executable(on.dtype)
     with bar("searching", args.quiet) as advance:
         plan = fusion.fuse(args.model, on, **options, progress=advance)
     found, lines = fusion.summary(plan), [fusion.text(plan)]
     if args.execute:
-        same = {key: options[key] for key in ("shapes", "batch")}
+        same = {key: options[key] for key in ("baseline", "shapes", "batch")}
         with bar("executing", args.quiet) as advance:
             ran = fused_execution.execute(args.model, plan, **same, progress=advance)
         ran.require(plan)

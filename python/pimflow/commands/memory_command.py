@@ -102,6 +102,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
         decompose=args.decompose,
         optimize_skips=args.skip_criterion if args.optimize_skips else None,
         fuse_activations=args.fuse_activations,
+        fuse=args.fuse,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
@@ -119,6 +120,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--optimize-skips: {args.source} is a table of buffers, not a network")
     if args.fuse_activations and _is_table(args.source):
         raise UsageError(f"--fuse-activations: {args.source} is a table of buffers, not a network")
+    if args.fuse and _is_table(args.source):
+        raise UsageError(f"--fuse: {args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:

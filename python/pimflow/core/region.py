@@ -145,13 +145,12 @@ class Kernel:
     geometry : ConvGeometry, optional
         Of the convolution or FC that it computes.
     layers : int
-        That it does one after the other, each when all threads of a block have done the one before.
+        That it does one after the other, each when all threads of a block have done the one before; those
+        that come in chunks count once for each.
     blocks : int
         Thread blocks among which the work is dealt; 0 for as many as suit the GPU.
     again_bytes : int
         Loaded by several blocks, but for the first time, which is in `input_bytes` and `weight_bytes`.
-    depthwise_macs : int
-        Those of `macs` that depthwise convolutions take.
     tile : tuple of int, optional
         Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
     primitive : str
@@ -173,7 +172,6 @@ class Kernel:
     layers: int = 1
     blocks: int = 0
     again_bytes: int = 0
-    depthwise_macs: int = 0
     tile: tuple[int, int] | None = None
     primitive: str = ""
 

@@ -300,10 +300,10 @@ class Generator:
             return lambda k, f: _cast(buffer[k * filters + f], FULL)
         if not layer.weight_elements:
             return None
-        begin = self.at[f"{layer.name}.weights"]
-        if layer.name not in self.group.resident:
+        begin, filters = self.at[f"{layer.name}.weights"], self.computations[layer.name].weights.shape[1]
+        if layer.name not in self.group.resident and layer.filters > 1:
             return lambda k, f: self.element(begin + k)
-        return lambda k, f: self.element(begin + k * layer.filters + f)
+        return lambda k, f: self.element(begin + k * filters + f)
 
     def place(self, name: str, at: At) -> tirx.Expr:
         """Where an element lies in the pool; rows go round where some are retained."""

@@ -84,4 +84,5 @@ def weight_layout(group: Group, layer: Layer, weights: np.ndarray) -> np.ndarray
 
     All of them at once, neighbouring filters side by side; or a filter at a time.
     """
-    return np.ascontiguousarray(weights if layer.name in group.resident else weights.T).ravel()
+    whole = layer.name in group.resident or layer.filters == 1
+    return np.ascontiguousarray(weights if whole else weights.T).ravel()

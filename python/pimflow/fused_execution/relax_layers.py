@@ -6,6 +6,7 @@ A region is a convolution or pooling with what is elementwise behind it, a conca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -19,7 +20,12 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.fused_execution.elementwise import BINARY as ONNX_BINARY
 from pimflow.fused_execution.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
 from pimflow.fused_execution.operators import convolved, pooled, taps_counted
-from pimflow.relay_passes.extract_regions import layer_geometry, pooling_geometry, region_groups
+from pimflow.relay_passes.extract_regions import (
+    extract_regions,
+    layer_geometry,
+    pooling_geometry,
+    region_groups,
+)
 from pimflow.relay_passes.flat import operator, shape
 
 POOLINGS = ("nn.max_pool2d", "nn.avg_pool2d")
@@ -70,6 +76,12 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
         if alike and counted.shapes[region.name] == shape(result) and not region.kept_elements:
             found.append(region.name)
     return tuple(found)
+
+
+def regions_of(mod: tvm.IRModule, name: str, *, views: bool = True, fuse: bool = False) -> RegionGraph:
+    """The regions of the network `name`; with `fuse`, with those that kernels of several may do."""
+    graph = extract_regions(mod, name, views=views)
+    return replace(graph, fusible=fusible(mod, graph, views=views)) if fuse else graph
 
 
 def read_layer(

@@ -11,20 +11,21 @@ import numpy as np
 import onnx
 import tvm
 
-from pimflow import zoo
+from pimflow import frontend, zoo
 from pimflow.deep_fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
 from pimflow.deep_fusion.onnx_layers import NHWC_PLACES
 from pimflow.errors import InfeasibleError, UsageError, VerificationError
 from pimflow.fused_execution import generator, parameters
+from pimflow.fused_execution.compiled_layers import CompiledLayers
 from pimflow.fused_execution.formula import Computation
 from pimflow.fused_execution.operators import computations
 from pimflow.kernels import compile_kernels
 from pimflow.output_error import OUTPUT_BOUND, relative_error
+from pimflow.relay_passes.extract_regions import region_groups
 
 NAME = "fused_group"  # of every function
 CUDA_THREADS = 256
 _HALF_ULP = {"fp32": 0.0, "fp16": 2.0**-11}  # of a result rounded to the storage type
-_UNFOLDED = "--execute runs the layers of an ONNX network; give --baseline unfolded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class GroupRun:
         What the search counted.
     error : float
         Largest error of its results over their largest magnitude, against ONNX Runtime; 0 for results that
-        the file does not name.
+        the file does not name. Of folded layers, that is of outputs; what lies between is compared with what
+        TVM's own pipeline makes of it.
     """
 
     loaded_bytes: int
@@ -78,7 +80,7 @@ class Execution:
                 )
             if not ran.error <= (bound := _bound(plan, group)):
                 raise VerificationError(
-                    f"{where}: differs from ONNX Runtime by {ran.error:.2g} of its largest result, "
+                    f"{where}: differs from its reference by {ran.error:.2g} of its largest result, "
                     f"more than {bound:g}"
                 )
 
@@ -101,20 +103,28 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
     return group, place(group, element_bytes, 1 << 62)
 
 
-def require_executable(dtype: str, baseline: str = "unfolded") -> None:
+def require_executable(dtype: str) -> None:
     """Refuse what `execute` does not run, before the search; raises `UsageError`."""
     if dtype not in parameters.STORED:
         raise UsageError(
             f"--execute stores {' or '.join(parameters.STORED)}; give one as --dtype, not {dtype}"
         )
-    if baseline == "folded":
-        raise UsageError(_UNFOLDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What layers compute, what the network takes, and what layers should give; arrays are flat NHWC."""
+
+    computations: Mapping[str, Computation]
+    inputs: Mapping[str, np.ndarray]
+    wanted: Mapping[str, np.ndarray]
 
 
 def execute(
-    model: str | onnx.ModelProto,
+    model: frontend.Model,
     plan: FusionPlan,
     *,
+    baseline: str = "unfolded",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     seed: int = 0,
@@ -124,10 +134,12 @@ def execute(
 
     Parameters
     ----------
-    model, shapes, batch
-        What `plan` was made of.
+    model, baseline, shapes, batch
+        What `plan` was made of; see `fusion.layer_graph`.
     plan : FusionPlan
-        Of unfolded layers, in fp32 or fp16.
+        In fp32 or fp16.
+    seed : int
+        Of unfolded layers' inputs and weights.
 
     Raises
     ------
@@ -136,38 +148,59 @@ def execute(
     UnsupportedOpError
         Naming the first layer for which there is no formula.
     """
-    dtype = plan.accelerator.dtype
+    dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
     require_executable(dtype)
-    loaded = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
-    if {layer.name for layer in unfolded(loaded).layers} != {layer.name for layer in plan.graph.layers}:
-        raise UsageError(_UNFOLDED)
-    found = computations(loaded, plan.graph)
-    prepared = [
-        (group, placed) if placed else lone(group, plan.accelerator.element_bytes)
-        for group, placed in zip(plan.groups, plan.placements)
-    ]
-    inputs = zoo.example_inputs(loaded, seed)
-    wanted = references(loaded, plan, inputs)
-    values = {name: to_nhwc(array, plan.graph.shapes[name]) for name, array in inputs.items()
-              if name in plan.graph.shapes}  # fmt: skip
-    runs = []
-    for index, (group, placed) in enumerate(prepared):
-        function = build(group, placed, found, dtype)
-        counts = run_group(function, group, placed, found, values, dtype=dtype)
-        analytic = plan.groups[index].traffic_elements * plan.accelerator.element_bytes
-        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=_error(group, values, wanted)))
+    if baseline == "folded":
+        ready = _folded(frontend.load(model, shapes, batch), plan)
+    else:
+        ready = _unfolded(zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed)
+    values, runs = dict(ready.inputs), []
+    for index, (group, placed) in enumerate(zip(plan.groups, plan.placements)):
+        analytic = group.traffic_elements * element_bytes
+        group, placed = (group, placed) if placed else lone(group, element_bytes)
+        function = build(group, placed, ready.computations, dtype)
+        counts = run_group(function, group, placed, ready.computations, values, dtype=dtype)
+        error = _error(group, values, ready.wanted)
+        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
         for name in [n for n in values if _done(plan.graph, n, group.end)]:
             del values[name]
         if progress:
-            progress((index + 1) / len(prepared))
+            progress((index + 1) / len(plan.groups))
     outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
     return Execution(groups=tuple(runs), outputs=outputs)
 
 
+def _unfolded(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> Prepared:
+    _require_layers({layer.name for layer in unfolded(loaded).layers}, plan, "unfolded")
+    shapes, arrays = plan.graph.shapes, zoo.example_inputs(loaded, seed)
+    return Prepared(
+        computations=computations(loaded, plan.graph),
+        inputs={name: to_nhwc(array, shapes[name]) for name, array in arrays.items() if name in shapes},
+        wanted={
+            name: to_nhwc(array, shapes[name]) for name, array in references(loaded, plan, arrays).items()
+        },
+    )
+
+
+def _folded(network: frontend.Network, plan: FusionPlan) -> Prepared:
+    _require_layers(set(region_groups(network.module)), plan, "folded")
+    layers, arrays = CompiledLayers(network, plan.graph), network.example_inputs()
+    stored = [name for group in plan.groups for name in group.stored]
+    return Prepared(
+        computations=layers.computations,
+        inputs=layers.inputs(arrays),
+        wanted=layers.references(stored, arrays),
+    )
+
+
+def _require_layers(names: set[str], plan: FusionPlan, baseline: str) -> None:
+    if names != {layer.name for layer in plan.graph.layers}:
+        raise UsageError(f"the plan is not of this network's {baseline} layers")
+
+
 def _error(group: Group, values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
-    shapes = group.graph.shapes
     errors = [
-        relative_error(values[name].astype(np.float32), to_nhwc(wanted[name], shapes[name]))
+        relative_error(values[name].astype(np.float32), wanted[name])
         for name in group.stored
         if name in wanted
     ]

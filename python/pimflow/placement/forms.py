@@ -274,8 +274,8 @@ class _Both:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
         found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
-        for covers in self.graph.runs:
-            self._add(found, fused.make(maker, covers, channels))
+        for candidate in fused.runs(maker, channels):
+            self._add(found, candidate)
         for layer in self.forms.free:
             for candidate in plain.on_gpu(plain.graph.region(layer), channels):
                 self._add(found, self._as_it_came(plain, layer, candidate))

@@ -6,37 +6,23 @@ stand side by side (`RegionGraph.fusible`) are done in the tiles that `Tilings` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Port, Rewrite
-from pimflow.core.fused_tile import GPU_TILE, recomputed
-from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
+from pimflow.core.region import Kernel
 from pimflow.deep_fusion import Tiling
 from pimflow.placement.candidates import Candidates
 from pimflow.placement.tasks import weight_bytes
+from pimflow.placement.tiled_kernels import run_tiles, tiled_kernel
 
 
-def kernel(regions: Sequence[Region], dtype: str) -> Kernel:
-    """The kernel of a run: it moves the operand of its first region and the result of its last.
-
-    Tiles that read the same pixels through a window each compute them: that is arithmetic, not traffic.
-    """
-    element, first, last = ELEMENT_BYTES[dtype], regions[0], regions[-1]
-    macs, times = 0.0, 1.0
-    for region in reversed(regions):
-        own = region.geometry.macs if region.geometry else region.input_elements[0]
-        macs += own * times
-        if region.pooling is not None:
-            times *= recomputed(region.pooling, GPU_TILE, GPU_TILE)
-    others = sum(math.prod(shape) for region in regions for shape in region.input_shapes[1:])
-    return Kernel(
-        kind="stream",
-        macs=round(macs),
-        input_bytes=(math.prod(first.input_shapes[0]) + others) * element,
-        weight_bytes=sum(region.weight_elements for region in regions) * element,
-        output_bytes=last.output_elements * element,
-    )
+def kernel(maker: Candidates, covers: Sequence[str], tiling: Tiling | None = None) -> Kernel | None:
+    """The kernel of a group in the tiles of `tiling`, or of a run in its own; None if these fit no block."""
+    if tiling is not None:
+        return maker.tilings.kernel(covers, tiling)
+    regions = [maker.graph.region(name) for name in covers]
+    tiles = run_tiles(regions, maker.system.dtype)
+    return tiled_kernel(regions, tiles, maker.system.dtype) if tiles else None
 
 
 def make(
@@ -54,17 +40,17 @@ def make(
     tiling : Tiling, optional
         Of a group of `Tilings`. Its kernel takes in nothing that PIM left undone.
     """
-    system, regions = maker.system, [maker.graph.region(name) for name in covers]
+    system = maker.system
     channels = system.gpu_channels if gpu_channels is None else gpu_channels
-    work = kernel(regions, system.dtype) if tiling is None else maker.tilings.kernel(covers, tiling)
     schedule = "" if tiling is None else str(tiling)
+    regions = [maker.graph.region(name) for name in covers]
     return Candidate(
         name=f"FUSED {len(covers)}" + (f" {schedule}" if schedule else ""),
         covers=tuple(covers),
         gpu_share=1.0,
         input=Port(dtype=system.dtype, accepts_pending=tiling is None),
         output=Port(dtype=system.dtype),
-        tasks=(maker.tasks.gpu(" + ".join(covers), work, channels),),
+        tasks=(maker.tasks.gpu(" + ".join(covers), kernel(maker, covers, tiling), channels),),
         rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows, schedule=schedule),
         filter_bytes=sum(weight_bytes(region, system.dtype) for region in regions),
     )
@@ -84,8 +70,13 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
 
 
 def _every(maker: Candidates, channels: int) -> list[Candidate]:
-    runs = [make(maker, covers, channels) for covers in maker.graph.runs]
-    return runs + [make(maker, each.covers, channels, each.tiling) for each in maker.tilings.best(channels)]
+    groups = maker.tilings.best(channels)
+    return runs(maker, channels) + [make(maker, each.covers, channels, each.tiling) for each in groups]
+
+
+def runs(maker: Candidates, channels: int) -> list[Candidate]:
+    """The runs of a decomposed network, each as one kernel."""
+    return [make(maker, covers, channels) for covers in maker.graph.runs if kernel(maker, covers)]
 
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:

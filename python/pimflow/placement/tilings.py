@@ -20,6 +20,7 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.placement.segments import narrow
 from pimflow.placement.tasks import gpu_kernel
+from pimflow.placement.tiled_kernels import Tiles, tiled_kernel
 from pimflow.simulators.gpu_model import kernel_cost, kernels_ns
 
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
@@ -102,33 +103,8 @@ class Tilings:
         group = self.group(covers, tiling)
         regions = [self.graph.region(name) for name in covers]
         touched = {name: group.touched_elements(name) for name in group.spans[0]}
-        return self._kernel(regions, touched, group.loaded, tiling.tiles)
-
-    def _kernel(
-        self, regions: Sequence[Region], touched: dict[str, int], loaded: Sequence[str], tiles: int
-    ) -> Kernel:
-        element = ELEMENT_BYTES[self.system.dtype]
-        macs = depthwise = 0
-        for region in regions:
-            own = region.geometry.macs if region.geometry else sum(region.input_elements)
-            done = own * int(touched[region.name]) // region.output_elements
-            macs += done
-            depthwise += done if region.geometry and region.geometry.depthwise else 0
-        reads = {name: int(touched[name]) for name in loaded}
-        once = {name: min(size, self.layers.elements(name)) for name, size in reads.items()}
-        weights = sum(region.weight_elements for region in regions)
-        again = sum(reads.values()) - sum(once.values()) + weights * (tiles - 1)
-        return Kernel(
-            kind="stream",
-            macs=macs,
-            depthwise_macs=depthwise,
-            input_bytes=sum(once.values()) * element,
-            weight_bytes=weights * element,
-            output_bytes=regions[-1].output_elements * element,
-            again_bytes=again * element,
-            layers=len(regions),
-            blocks=tiles,
-        )
+        tiles = Tiles(blocks=tiling.tiles, touched=touched, waits=len(regions))
+        return tiled_kernel(regions, tiles, self.system.dtype)
 
     def _search(self, channels: int) -> Iterator[Tiled]:
         gpu, dtype = self.system.gpu, self.system.dtype
@@ -188,16 +164,12 @@ class Tilings:
         if not len(possible):
             return None
         covers = tuple(region.name for region in regions)
-        loaded = tuple(growing.outside)
-        kernels = [
-            self._kernel(
-                regions,
-                {name: tile.touched[at] for name, tile in growing.tiles.items()},
-                loaded,
-                int(growing.candidates.tiles[at]),
-            )
-            for at in possible
-        ]
+        kernels = []
+        for at in possible:
+            touched = {name: tile.touched[at] for name, tile in growing.tiles.items()}
+            blocks = int(growing.candidates.tiles[at])
+            tiles = Tiles(blocks=blocks, touched=touched, waits=len(regions))
+            kernels.append(tiled_kernel(regions, tiles, self.system.dtype))
         times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
         for at in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
             if times_ns[at] >= bound_ns:

@@ -1,0 +1,218 @@
+"""What the regions of a compiled network compute, as Deep Fusion has them: maps alone.
+
+An input that is transposed lies in DRAM as NHWC, a flattened map as the map that it was, and a fully
+connected layer is a convolution whose window is that map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from pimflow.deep_fusion import LayerGraph
+from pimflow.errors import UnsupportedOpError
+from pimflow.frontend import Network, relax_module
+from pimflow.fused_execution.formula import Computation, Read
+from pimflow.fused_execution.relax_layers import read_layer
+from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.flat import main_bindings, operator, shape, substitute
+
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """What stands for a map: its elements, in the order of NCHW or of NHWC."""
+
+    map: relax.Var
+    channels_first: bool
+
+
+class CompiledLayers:
+    """Computations of the layers of `graph`, which are the regions of `network`.
+
+    Raises
+    ------
+    UnsupportedOpError
+        Naming the first layer for which there is no formula, or that needs other weights than are counted.
+    """
+
+    def __init__(self, network: Network, graph: LayerGraph) -> None:
+        self.network, self.graph = network, graph
+        self.made: dict[relax.Var, str] = {}
+        self.maps: dict[relax.Var, relax.Expr] = {}  # by variable, the one that stands for it here
+        self.flat: dict[relax.Var, Flat] = {}
+        self.kept: dict[str, relax.Var] = {}  # by layer, the variable that holds its map
+        self.transposed: set[relax.Var] = set()  # of the parameters
+        for param in network.module["main"].params:
+            self._input(param)
+        self.groups = region_groups(network.module)
+        self.computations = {name: self._computation(name) for name in self.groups}
+
+    def _input(self, param: relax.Var) -> None:
+        name = f"%{param.name}"
+        self.made[param] = name
+        if len(shape(param)) == 2 and name in self.graph.shapes:
+            self._stand_for(param, self.graph.shapes[name], name)
+
+    def _stand_for(self, var: relax.Var, dims: Sequence[int], name: str) -> relax.Var:
+        """A map in place of a matrix of its elements."""
+        own = relax.Var(var.name, relax.TensorType(dims, "float32"))
+        self.maps[var], self.flat[var], self.made[own] = own, Flat(own, False), name
+        return own
+
+    def _refuse(self, name: str, why: str) -> UnsupportedOpError:
+        return UnsupportedOpError(f"layer '{name}': {why}; it cannot be executed fused")
+
+    def _computation(self, name: str) -> Computation:
+        group = self.groups[name]
+        counted = self.graph.layers[self.graph.index[name]]
+        if group.kept or counted.view:
+            why = "it stores what is inside, too" if group.kept else "its operands lie inside its result"
+            raise self._refuse(name, why)
+        bindings = self._as_maps(name, group.bindings)
+        if not bindings:
+            raise self._refuse(name, "it only moves elements")
+        layer, computation = read_layer(name, bindings, self.made)
+        if computation.weights.size != counted.weight_elements:
+            why = f"{computation.weights.size} weights are needed, {counted.weight_elements} counted"
+            raise self._refuse(name, why)
+        self.made[bindings[-1].var] = name
+        return _reading(computation, [counted.inputs.index(each) for each in layer.inputs])
+
+    def _as_maps(self, name: str, bindings: Sequence[relax.VarBinding]) -> list[relax.VarBinding]:
+        builder, found = relax.BlockBuilder(), list[relax.VarBinding]()
+        for binding in bindings:
+            if self._moved(binding):
+                continue
+            kind, value = operator(binding.value), substitute(binding.value, self.maps)
+            if kind == "matmul":
+                value = self._product(name, binding.value)
+            elif any(self._is_flattened(var) for var in relax.analysis.free_vars(binding.value)):
+                raise self._refuse(name, "it reads a flattened map")
+            elif kind == "mean":
+                value = self._pooling(name, value)
+            value = builder.normalize(value)
+            own = relax.Var(binding.var.name, value.ty)
+            self.maps[binding.var] = own
+            if len(shape(binding.var)) == 2:
+                self.flat[binding.var] = Flat(own, False)
+            self.kept[name] = binding.var
+            found.append(relax.VarBinding(own, value))
+        return found
+
+    def _is_flattened(self, var: relax.Var) -> bool:
+        return var in self.flat and math.prod(shape(self.flat[var].map)[1:3]) > 1
+
+    def _moved(self, binding: relax.VarBinding) -> bool:
+        """Whether it moves elements that lie where they lie."""
+        value, kind = binding.value, operator(binding.value)
+        if kind not in ("permute_dims", "reshape") or not isinstance(value.args[0], relax.Var):
+            return False
+        source = value.args[0]
+        own = self.maps.get(source, source)
+        axes = tuple(map(int, value.attrs.axes)) if kind == "permute_dims" and value.attrs.axes else ()
+        if source in self.made and axes == TO_NHWC:
+            self.made[binding.var] = self.made[source]
+            self.transposed.add(source)
+        elif axes == TO_NCHW and source not in self.flat:
+            self.flat[binding.var], self.maps[binding.var] = Flat(own, True), own
+        elif kind == "reshape" and len(shape(binding.var)) == 2:
+            if shape(binding.var)[0] != shape(source)[0]:
+                return False
+            self.flat[binding.var] = self.flat.get(source, Flat(own, False))
+            self.maps[binding.var] = own
+        else:
+            return False
+        return True
+
+    def _product(self, name: str, call: relax.Call) -> relax.Expr:
+        """A matrix product as a convolution of the whole map."""
+        source, matrix = call.args
+        if source not in self.flat or not isinstance(matrix, tvm.ir.GenericConst):
+            raise self._refuse(name, "it is no product with a constant matrix")
+        of = self.flat[source]
+        _, h, w, c = shape(of.map)
+        weights = matrix.value.numpy()
+        if weights.ndim != 2 or weights.shape[0] != h * w * c:
+            raise self._refuse(name, "its operand is reshaped")
+        filters = weights.T.reshape(-1, c, h, w) if of.channels_first else weights.T.reshape(-1, h, w, c)
+        filters = filters.transpose(0, 2, 3, 1) if of.channels_first else filters
+        constant = relax.const(np.ascontiguousarray(filters))
+        return op.nn.conv2d(of.map, constant, data_layout="NHWC", kernel_layout="OHWI")
+
+    def _pooling(self, name: str, call: relax.Call) -> relax.Expr:
+        """A mean of each channel as a pooling."""
+        dims = shape(call.args[0])
+        if len(dims) != 4 or sorted(int(a) % 4 for a in call.attrs.axis) != [1, 2] or not call.attrs.keepdims:
+            raise self._refuse(name, "it is no mean of each channel")
+        return op.nn.avg_pool2d(call.args[0], dims[1:3], layout="NHWC")
+
+    def inputs(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Network inputs as flat NHWC."""
+        found = {}
+        for param, array in zip(self.network.module["main"].params, arrays.values(), strict=True):
+            array = array.transpose(TO_NHWC) if param in self.transposed else array
+            found[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
+        return found
+
+    def references(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What layers give as TVM's own pipeline compiles them, flat; outputs as the network's reference."""
+        module = _returning(self.network.module, [self.kept[name] for name in names])
+        found = relax_module.reference(module)(arrays)
+        wanted = {name: array.ravel() for name, array in zip(names, found, strict=True)}
+        results = self.network.reference(arrays)
+        for var, array in zip(_results(self.network.module), results, strict=True):
+            name = next(name for name, group in self.groups.items() if var in {b.var for b in group.bindings})
+            turned = array.ndim == 4 and var in self.flat and self.flat[var].channels_first
+            wanted[name] = np.ascontiguousarray(array.transpose(TO_NHWC) if turned else array).ravel()
+        return wanted
+
+
+def _results(mod: tvm.IRModule) -> list[relax.Var]:
+    """Variables that ``main`` returns, in order."""
+    body = mod["main"].body.body
+    value = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
+    return list(value.fields) if isinstance(value, relax.Tuple) else [body]
+
+
+def _returning(mod: tvm.IRModule, wanted: Sequence[relax.Var]) -> tvm.IRModule:
+    """``main`` with these results in place of its own."""
+    function, builder = mod["main"], relax.BlockBuilder()
+    env: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in main_bindings(mod):
+                if not isinstance(binding.value, relax.Tuple):
+                    env[binding.var] = builder.emit(substitute(binding.value, env))
+            output = builder.emit_output(relax.Tuple([env[var] for var in wanted]))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _reading(computation: Computation, order: Sequence[int]) -> Computation:
+    """`computation` of operands that stand in another order: the `i`-th at `order[i]`."""
+    if list(order) == list(range(len(order))):
+        return computation
+
+    def swapped(read: Read) -> Read:
+        return lambda operand, at: read(order[operand], at)
+
+    def reading(function: Callable) -> Callable:
+        return lambda read, *others: function(swapped(read), *others)
+
+    formulas = tuple(
+        replace(
+            each,
+            result=reading(each.result),
+            reductions=tuple(replace(r, term=reading(r.term)) for r in each.reductions),
+        )
+        for each in computation.formulas
+    )
+    return replace(computation, formulas=formulas)
