@@ -136,6 +136,8 @@ def _open_dims(model: Model, written: onnx.ModelProto) -> None:
         shapes = {value.name: value.type.tensor_type for value in getattr(declared.graph, name)}
         for value in getattr(written.graph, name):
             kind = shapes.get(value.name)
+            if kind is not None and not kind.HasField("shape"):
+                value.type.tensor_type.ClearField("shape")  # which was inferred for fixed inputs
             for dim, own in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
                 if not own.HasField("dim_value"):
                     dim.CopyFrom(own)

@@ -1,0 +1,206 @@
+"""Is what ``pimflow decompose`` writes the network that pimflow compiles, and does it come back as such?"""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from skip_networks import hourglass
+
+from pimflow import api, frontend
+from pimflow.cli import main
+from pimflow.decomposed import onnx_export
+from pimflow.decomposed.decomposed_network import decompose
+from pimflow.decomposition import Request
+from pimflow.errors import UnsupportedOpError, VerificationError
+from pimflow.frontend import onnx_graph
+from pimflow.frontend.onnx_roles import ROLES_KEY
+from pimflow.hardware import system
+from pimflow.relay_passes.flat import roles
+
+
+class Drawn:
+    """An ONNX network of one input, [N, 8, 12, 12], node by node."""
+
+    def __init__(self) -> None:
+        self.draw, self.nodes, self.weights = np.random.default_rng(0), [], []
+
+    def add(self, kind: str, x: str, *shapes: tuple[int, ...], scale: float = 0.3, **attrs) -> str:
+        name = f"{kind.lower()}{len(self.nodes)}"
+        stored = [
+            numpy_helper.from_array(
+                (scale * self.draw.standard_normal(shape)).astype(np.float32), f"{name}.w{i}"
+            )
+            for i, shape in enumerate(shapes)
+        ]
+        self.weights += stored
+        inputs = [x, *(tensor.name for tensor in stored)]
+        self.nodes.append(helper.make_node(kind, inputs, [f"{name}.y"], name=name, **attrs))
+        return f"{name}.y"
+
+    def normed(self, x: str, channels: int) -> str:
+        """A batch norm; means and variances as they come."""
+        y = self.add("BatchNormalization", x, *[(channels,)] * 3)
+        variances = np.abs(self.draw.standard_normal(channels)).astype(np.float32) + 0.1
+        self.weights.append(numpy_helper.from_array(variances, f"{self.nodes[-1].name}.variances"))
+        self.nodes[-1].input.append(self.weights[-1].name)
+        return y
+
+    def model(self, y: str, batch: int | str = 1) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            self.nodes,
+            "drawn",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 8, 12, 12))],
+            [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)],
+            self.weights,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def of_all_kinds(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
+    """Strides, dilations, groups, uneven padding, batch norms, biases pushed on, transposed, products.
+
+    If `odd`, with padding that the file leaves to find out, and scaled products: importing those takes
+    operators of their own, in front of the first link.
+    """
+    net = Drawn()
+    x = net.normed(net.add("Conv", "x", (12, 8, 3, 3), strides=[2, 1], pads=[1, 0, 1, 2]), 12)
+    x = net.add("Conv", x, (16, 12, 1, 1), (16,))  # linear: the bias of the batch norm is pushed through
+    x = net.add("Relu", x)
+    x = net.add("Conv", x, (16, 8, 3, 3), (16,), group=2, dilations=[2, 1], pads=[2, 1, 2, 1])
+    x = net.add("Relu", x)
+    x = net.add("ConvTranspose", x, (16, 10, 3, 4), (10,), strides=[2, 2], pads=[1, 0, 0, 1])
+    x = net.add("Relu", x)
+    padding = {"auto_pad": "SAME_UPPER"} if odd else {"pads": [1, 1, 1, 1]}
+    x = net.add("GlobalAveragePool", net.add("Conv", x, (12, 10, 3, 3), **padding))
+    scales = {"alpha": 0.5, "beta": 2.0} if odd else {}
+    x = net.add("Gemm", net.add("Flatten", x), (20, 12), (20,), transB=1, **scales)
+    x = net.add("MatMul", x, (20, 16))  # the bias of the product is pushed through
+    x = net.add("Relu", x)
+    return net.model(net.add("Gemm", x, (16, 10), (1, 10)), batch)
+
+
+MODELS = {"hourglass": hourglass, "all kinds": of_all_kinds, "odd": lambda: of_all_kinds(odd=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "request_text"),
+    [
+        ("hourglass", "tt:0.5"),
+        ("all kinds", "tucker:0.5,fc=decompose"),
+        ("all kinds", "cp:0.4,first=keep"),
+        ("odd", "tucker:0.5,fc=decompose"),
+    ],
+)
+def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, name, request_text):
+    """Values by ONNX Runtime against TVM's pipeline, on inputs that the export was not checked on."""
+    model, path = MODELS[name](), tmp_path / "out.onnx"
+    found = api.export_decomposed(model, request_text, path)
+    network = frontend.load(model)
+    change = decompose(network, Request.parse(request_text))
+    draw = np.random.default_rng(1)
+    inputs = {n: draw.standard_normal(dims).astype(dtype) for n, (dims, dtype) in network.inputs.items()}
+    back = frontend.load(path)
+    for y, x in zip(back.reference(inputs), change.network.reference(inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=0, atol=2e-6 * np.abs(x).max())
+    assert found["export_error"] < 1e-5 < found["max_relative_difference"]
+    mine, again = api.regions(change.network), api.regions(back)
+    if name != "odd" and request_text[:2] != "cp":  # whose two transposed cores crop one by one
+        assert (again.regions, again.outputs) == (mine.regions, mine.outputs)
+    assert roles(back.module) == roles(change.network.module)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    given = onnx.load(path).graph
+    named = {tensor.name for tensor in given.initializer}
+    assert named <= {operand for node in given.node for operand in node.input}, "a weight that nothing reads"
+
+
+def test_biases_are_pushed_through_layers_of_the_drawn_network():
+    """Else nothing of what makes up for them is tested."""
+    pushed: dict[str, np.ndarray] = {}
+    onnx_graph.from_onnx(of_all_kinds(), pushed)
+    assert {name.rstrip("0123456789") for name in pushed} == {"conv", "matmul"}
+
+
+def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
+    model, path = of_all_kinds(), tmp_path / "out.onnx"
+    api.export_decomposed(model, "tucker:1,fc=decompose", path)
+    given, written = frontend.load(model), frontend.load(path)
+    inputs = given.example_inputs()
+    (x,), (y,) = given.reference(inputs), written.reference(inputs)
+    np.testing.assert_allclose(y, x, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
+def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
+    path = tmp_path / "out.onnx"
+    api.export_decomposed(hourglass(), "tucker:0.3", path)
+    options = {"optimize_skips": "pool", "fuse_activations": True, "policy": "best"}
+    again = api.plan_memory(path, system(), **options)
+    once = api.plan_memory(hourglass(), system(), decompose="tucker:0.3", **options)
+    assert again.plan.pool_bytes == once.plan.pool_bytes and again.fused == once.fused
+    assert again.skips.changed == once.skips.changed
+
+
+def test_open_dimensions_stay_open(tmp_path):
+    path = tmp_path / "out.onnx"
+    api.export_decomposed(of_all_kinds("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
+    (value,) = onnx.load(path).graph.input
+    assert value.type.tensor_type.shape.dim[0].dim_param == "N"
+    assert frontend.load(path, {"x": (3, 8, 12, 12)}).inputs["x"] == ((3, 8, 12, 12), "float32")
+
+
+def test_a_model_that_is_not_the_network_is_not_written(tmp_path, monkeypatch):
+    """A bias lost on the way, as one that the last link does not make up for."""
+    true = onnx_export.with_chains
+    monkeypatch.setattr(
+        onnx_export, "with_chains", lambda model, layers, given, _: true(model, layers, given, {})
+    )
+    path = tmp_path / "out.onnx"
+    with pytest.raises(VerificationError, match="differ from the decomposed network's"):
+        api.export_decomposed(of_all_kinds(), "tucker:0.3,fc=decompose", path)
+    assert not path.exists()
+
+
+def test_filters_that_another_node_changes_are_refused(tmp_path):
+    """One product for what are two nodes of the file."""
+    net = Drawn()
+    y = net.add("Conv", "x", (12, 8, 3, 3))
+    model = net.model(y)
+    model.graph.initializer[0].name = "stored"
+    model.graph.node.insert(0, helper.make_node("Neg", ["stored"], ["conv0.w0"], name="neg"))
+    with pytest.raises(UnsupportedOpError, match="layer 'conv0'"):
+        api.export_decomposed(model, "tucker:0.5", tmp_path / "out.onnx")
+
+
+def test_the_command_says_what_it_wrote(capsys, tmp_path):
+    path, data = tmp_path / "small.onnx", tmp_path / "data.npz"
+    (name, (dims, dtype)), *_ = frontend.load("toy").inputs.items()
+    np.savez(data, **{name: np.random.default_rng(0).standard_normal((4, *dims[1:])).astype(dtype)})
+    options = ["--decompose", "tucker:0.4", "-o", str(path), "--calibration", str(data)]
+    assert main(["decompose", "toy", *options, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bytes"] == path.stat().st_size and found["calibration"]["samples"] == 4
+    assert found["weight_bytes"] < found["weight_bytes_original"]
+    own = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
+    assert main(["decompose", "vgg-11", *own[:1], "tucker:0.5,where=here", *own[2:]]) == 2
+    assert "give where once" in capsys.readouterr().err
+    assert main(["decompose", "toy", *own]) == 2, "on ordinary launches nothing pays"
+    assert "leaves all layers of 'toy' as they are" in capsys.readouterr().err
+
+
+def test_damaged_roles_are_refused(tmp_path):
+    path = tmp_path / "out.onnx"
+    api.export_decomposed("toy", "tucker:0.4", path)
+    model = onnx.load(path)
+    for text in ("[1]", "{", '{"down.conv.core": "kernel"}'):
+        helper.set_model_props(model, {ROLES_KEY: text})
+        onnx.save(model, path)
+        with pytest.raises(frontend.onnx_graph.ModelError, match="metadata"):
+            frontend.load(path)
+
+
+def test_explain_refuses_what_it_does_not_do(capsys):
+    options = ["--decompose", "tucker:0.5", "--calibration", "data.npz", "--quiet"]
+    assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "leave out --calibration" in err and err.count("\n") == 1
