@@ -3,7 +3,8 @@
  *
  * A region's function takes the layer's input and its output tensor, fp32 or fp16, on the CPU or on
  * another device of TVM's, and has the PIM device execute the region's program. That device is whatever
- * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied.
+ * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied, and
+ * an input that the output would overwrite.
  */
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -85,7 +86,22 @@ inline uint16_t ToHalf(float value) {
   return sign | static_cast<uint16_t>(bits >> 13);
 }
 
-/*! \brief `x` in fp32 on the CPU. */
+int64_t Bytes(const ffi::Tensor& tensor) { return tensor.numel() * tensor.dtype().bits / 8; }
+
+const char* Begin(const ffi::Tensor& tensor) {
+  return static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset();
+}
+
+/*! \brief Whether the device can work on a tensor where it lies. */
+bool IsHostFloat32(const ffi::Tensor& tensor) {
+  return tensor.device().device_type == kDLCPU && tensor.dtype().bits == 32;
+}
+
+bool Overlap(const ffi::Tensor& a, const ffi::Tensor& b) {
+  return Begin(a) < Begin(b) + Bytes(b) && Begin(b) < Begin(a) + Bytes(a);
+}
+
+/*! \brief A copy of `x` in fp32 on the CPU. */
 ffi::Tensor ToHost(const ffi::Tensor& x) {
   ffi::Tensor host = x;
   if (x.device().device_type != kDLCPU) {
@@ -93,7 +109,7 @@ ffi::Tensor ToHost(const ffi::Tensor& x) {
     CopyBetweenDevices(x, host);
   }
   ffi::Tensor full = HostTensor(x.shape(), kFloat32);
-  const char* data = static_cast<const char*>(host.data_ptr()) + host.byte_offset();
+  const char* data = Begin(host);
   auto* to = static_cast<float*>(full.data_ptr());
   if (x.dtype().bits == 16) {
     const auto* from = reinterpret_cast<const uint16_t*>(data);
@@ -118,8 +134,6 @@ void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
   }
   if (!on_host) CopyBetweenDevices(host, y);
 }
-
-int64_t Bytes(const ffi::Tensor& tensor) { return tensor.numel() * tensor.dtype().bits / 8; }
 
 /*! \brief What a region's function hands to the device: its program, and what its banks hold. */
 struct Region {
@@ -199,10 +213,12 @@ class PimModuleObj : public ffi::ModuleObj {
       if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();  // else Ctrl-C waits for the last region
       static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
-      ffi::Tensor operand = ToHost(x), result = HostTensor(y.shape(), kFloat32);
+      const bool in_place = IsHostFloat32(y);
+      ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
+      ffi::Tensor operand = IsHostFloat32(x) && !Overlap(x, result) ? x : ToHost(x);
       execute(region->header, region->words, region->offsets, region->pages, region->table, operand, result,
               threads, ffi::String());
-      FromHost(result, y);
+      if (!in_place) FromHost(result, y);
       if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operand, result);
     });
   }

@@ -12,6 +12,7 @@ from layers import Layer
 from pimflow import native
 from pimflow.errors import ArtifactError
 from pimflow.pim_backend import codegen
+from pimflow.simulators.functional import execute
 
 
 def called(program, image, x, dtype):
@@ -53,6 +54,22 @@ def test_results_are_rounded_to_half_like_numpy():
     with np.errstate(over="ignore"):
         expected = values.reshape(-1, 16).astype(np.float16)
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("first", [0, 7, 500, 1000])
+def test_the_output_may_overwrite_the_input(first):
+    """Where they share no bytes (from 1000 on), the device works on both where they lie."""
+    layer = Layer(x_shape=(1, 5, 5, 40), oc=20, dtype="fp32", channels=3)
+    x, w = layer.operands()
+    program = layer.lowered(layer.schedules[0])
+    image = layer.image(program, w)
+    memory = np.zeros(1500, np.float32)
+    memory[:1000] = x.reshape(-1)
+    y = memory[first : first + 500].reshape(25, 20)
+    module = native.get("pimflow.runtime.create_module")()
+    codegen.add_region(module, "layer", program, image)
+    module["layer"](tvm_ffi.from_dlpack(memory[:1000].reshape(x.shape)), tvm_ffi.from_dlpack(y))
+    assert (y == execute(program, image, x)).all()
 
 
 def test_a_region_takes_two_tensors():
