@@ -43,7 +43,7 @@ from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
 from pimflow.network_search import AnyPlan, as_plan, order_part, place, regions, speedups
 from pimflow.placement import Costs, Goal, Profiling, Searched
-from pimflow.verify import Verification, verify
+from pimflow.verify import Verification, require_finite, verify
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -213,6 +213,7 @@ def compile(
     optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
+    require_finite(expected)
     decomposition = change.summary(inputs, expected) if change else None
     if samples is not None:
         progress(f"comparing {samples.samples} samples")
