@@ -63,7 +63,10 @@ class Setting:
                 return replace(system, **{self.field: loader.load(value) if loader else value})
             device = getattr(system, self.owner)
             changed = {**getattr(device, self.field), self.key: value} if self.key else value
-            return replace(system, **{self.owner: replace(device, **{self.field: changed})})
+            device = replace(device, **{self.field: changed})
+            for fault in device.faults_of_a_file() if isinstance(device, PimSpec) else ():
+                raise UsageError(f"--set {self.name}={value}: {fault}")
+            return replace(system, **{self.owner: device})
         except (ValueError, SpecError) as error:
             raise UsageError(f"--set {self.name}={value}: {error}") from error
 

@@ -238,11 +238,11 @@ class PimSpec:
             for index, rule in enumerate(table.pop("constraints"))
         )
         spec = build(cls, table, where, name=stem, constraints=rules)
-        for fault in spec._faults_of_a_file():
+        for fault in spec.faults_of_a_file():
             raise SpecError(f"{where}: {fault}")
         return spec
 
-    def _faults_of_a_file(self) -> Iterator[str]:
+    def faults_of_a_file(self) -> Iterator[str]:
         """What a device made in Python may leave out or repeat, but a file must not."""
         named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
         for section, needed, given, others in (
