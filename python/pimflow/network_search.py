@@ -155,10 +155,12 @@ def place(
     costs: Costs,
     goal: Goal,
 ) -> Searched:
-    """Searched, or with `plan` applied."""
+    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds."""
     if plan is None:
         return search_graph(graph, target_system, costs, goal)
-    return apply(graph, target_system, plan, costs)
+    applied = apply(graph, target_system, plan, costs)
+    goal.require(graph.name, applied.evaluation)
+    return applied
 
 
 def speedups(
