@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pimflow import devices, zoo
-from pimflow.commands import arguments, fuse_command, memory_command, select_command
+from pimflow.commands import arguments, arrays, fuse_command, memory_command, select_command, streams
 from pimflow.commands.progress_bar import bar
-from pimflow.errors import ArtifactError, PimflowError, UsageError
+from pimflow.errors import InfeasibleError, PimflowError, UsageError, one_line
 from pimflow.hardware import System, system
 
 if TYPE_CHECKING:
@@ -37,18 +36,21 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     if threading.current_thread() is threading.main_thread():  # else it is somebody else's program
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
-    try:
-        args = arguments.parser(HANDLERS).parse_args(argv)
-        args.command(args)
-        sys.stdout.flush()
-    except PimflowError as error:
-        print(f"pimflow: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("pimflow: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    streams.reopen()
+    with contextlib.redirect_stderr(streams.Progress(sys.stderr)):
+        try:
+            with streams.results():
+                args = arguments.parser(HANDLERS).parse_args(argv)
+                args.command(args)
+        except PimflowError as error:
+            print(f"pimflow: error: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print("pimflow: interrupted", file=sys.stderr)
+            return 130
+        except MemoryError:
+            print("pimflow: error: it takes more memory than this machine has", file=sys.stderr)
+            return InfeasibleError.exit_code
     return 0
 
 
@@ -135,9 +137,26 @@ def _goal(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _check_compile(args: argparse.Namespace) -> None:
+    if args.explain is not None:
+        unused = ("output", "emit_traces", "target", "tolerance", "calibration", "select")
+        arguments.refuse(
+            args, unused, "--explain prints candidates, and makes nothing; leave out one of both"
+        )
+    if not args.output:
+        arguments.refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
+    if not args.select:
+        arguments.refuse(
+            args, select_command.CHOICES, "says which primitives --select chooses; give that too"
+        )
+    if not args.optimize_skips:
+        arguments.refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
+
+
 def _compile(args: argparse.Namespace) -> None:
     from pimflow import api, report
 
+    _check_compile(args)
     goal = _goal(args)
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
@@ -200,6 +219,8 @@ def _sweep(args: argparse.Namespace) -> None:
     from pimflow.design_settings import Setting
     from pimflow.placement import Goal
 
+    if args.output:
+        design_space.check_output(args.output)
     goal = Goal(modes=args.modes)
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
@@ -221,29 +242,26 @@ def _run(args: argparse.Namespace) -> None:
     inputs: dict[str, np.ndarray] | np.ndarray | None = None
     for text in args.input:
         name, equals, path = text.rpartition("=")
-        array = _read_array(path)
+        array = arrays.read(path)
         if not equals and len(args.input) == 1:
             inputs = array
         elif not equals:
             raise UsageError("several inputs: give each as --input NAME=FILE.npy")
+        elif name in (inputs or {}):
+            raise UsageError(f"--input {text}: '{name}' is given twice")
         else:
             inputs = {**(inputs or {}), name: array}
     outputs = api.run(args.directory, inputs, target=args.target)
     if args.output:
         for index, y in enumerate(outputs):
             path = Path(args.output)
-            _write_array(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
-    summary = [
-        {"output": index, "shape": list(y.shape), "dtype": str(y.dtype), "min": y.min(), "max": y.max()}
-        for index, y in enumerate(outputs)
-    ]
+            arrays.write(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
     if args.json:
-        _print_json({"outputs": summary, "wrote": args.output})
+        rows = [{"output": index} | arrays.summary(y) for index, y in enumerate(outputs)]
+        _print_json({"outputs": rows, "wrote": args.output})
     else:
-        for row in summary:
-            print(
-                f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}"
-            )
+        for index, y in enumerate(outputs):
+            print(f"output {index}: {arrays.text(y)}")
 
 
 def _simulate(args: argparse.Namespace) -> None:
@@ -289,6 +307,10 @@ def _timeline(args: argparse.Namespace) -> None:
     from pimflow import api, timeline
     from pimflow.memory import plot
 
+    if Path(args.source).is_dir():
+        others = ("source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache")
+        why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
+        arguments.refuse(args, sorted(vars(args).keys() - set(others)), why)
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
     if args.plot:
         plot.check_format(args.plot)
@@ -328,29 +350,6 @@ def _devices(args: argparse.Namespace) -> None:
         _print_json(found)
     else:
         print(devices.catalogue_text() if args.device is None else devices.text(found))
-
-
-def _read_array(path: str) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise ArtifactError(f"{path}: not a .npy file") from error
-    if not isinstance(array, np.ndarray):
-        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
-    return array
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            np.save(file, array)
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _print_json(value: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pimflow.commands import fuse_command, memory_command, select_command
+from pimflow.errors import UsageError
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
 
@@ -16,7 +17,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=handlers[name])
+        sub.set_defaults(command=handlers[name], parser=sub)
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress")
         return sub
@@ -155,6 +156,21 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("devices", "list PIM devices, GPUs and systems, or show one with its sources")
     sub.add_argument("device", metavar="NAME|FILE", nargs="?", help="device or system to show")
     return whole
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise `UsageError` for an option that was given and would be of no account.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Attributes of `args`.
+    why : str
+        Said after the option.
+    """
+    for name in names:
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"--{name.replace('_', '-')}: {why}")
 
 
 def _goal_options(sub: argparse.ArgumentParser) -> None:

@@ -157,6 +157,8 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
 def replace_file(path: str | os.PathLike, data: bytes) -> None:
     """Write `data` to a scratch file beside `path`, and rename it."""
     path = Path(path)
+    if not path.name:
+        raise LifetimeError(f"{path}: is a directory; name a file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_bytes(data)
