@@ -163,6 +163,7 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--skip-criterion", "paper"], 2, "--optimize-skips"),
         (["memory", "x.csv", "--weights", "resident"], 2, "table of buffers"),
         (["sweep", "toy", "--set", "pim.timing.nREFI=1"], 2, "no time to compute"),
+        (["sweep", "toy", "--set", "pim_channels=0,1,…,99999999999"], 2, "more than 10000 values"),
         (["sweep", "toy", "--set", "pim_channels=4", "-o", "/dev/null"], 3, "name a directory"),
         (["run", "nowhere"], 3, "pimflow compile"),
         (["simulate", "nowhere.pim"], 3, "nowhere.pim"),

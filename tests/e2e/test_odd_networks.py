@@ -79,6 +79,13 @@ def test_tensors_that_nobody_can_hold(capsys, tmp_path, dims):
     assert code == 3 and "'x'" in err and err.count("\n") == 1
 
 
+def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
+    """C++ says nothing beside it: TVM warns of builders that were left in the middle."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", group=3)
+    code, out, err = run(capfd, "compile", saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet")
+    assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
+
+
 def test_every_region_has_files_of_its_own(capsys, tmp_path):
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], "a/b"),

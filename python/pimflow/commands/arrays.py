@@ -6,7 +6,6 @@ import io
 import math
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def read(path: str) -> np.ndarray:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
         raise ArtifactError(f"{path}: says that it holds more than fits into memory") from error
-    except (ValueError, EOFError, BadZipFile) as error:
+    except Exception as error:  # whatever archives and headers raise
         raise ArtifactError(f"{path}: not a .npy file") from error
     if not isinstance(array, np.ndarray):
         raise ArtifactError(f"{path}: holds several arrays; give a .npy file")

@@ -7,6 +7,7 @@ Empty cells take the default.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -166,4 +167,5 @@ def replace_file(path: str | os.PathLike, data: bytes) -> None:
     except OSError as error:
         raise LifetimeError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()

@@ -297,7 +297,7 @@ def _read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"'{path}': cannot be read{place}: {error.strerror or error}") from None
     except DecodeError:
         raise ModelError(f"'{path}': is not an ONNX file, or is damaged") from None
-    except (onnx.checker.ValidationError, ValueError) as error:
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         raise ModelError(f"'{path}': cannot be read with its data: {_one_line(error)}") from None
     return model
 
