@@ -45,6 +45,7 @@ WRONG_FIELDS = [
     ("pim", "gangs", "gangs = -4", "field 'gangs': -4 is not a finite number above zero"),
     ("pim", "gangs", "name = 'x'", "unknown field 'name'"),
     ("pim", "gangs", "gangs = { value = 4, origin = 'me' }", "field 'gangs': .* is not a int"),
+    ("pim", "tCK_ps", "tCK_ps = 1e308", "field 'tCK_ps': 1e.308 is not below 1e.18"),
     ("pim", "tCK_ps", "tCK_ps = inf", "field 'tCK_ps': inf is not a finite"),
     ("pim", "tCK_ps", "tCK_ps = nan", "field 'tCK_ps': nan is not a finite"),
     ("pim", "latch_initial_value", "latch_initial_value = 0", "field 'latch_initial_value': 0 is not a bool"),
