@@ -62,7 +62,8 @@ def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
     for chunk in range(tiling.chunks):
         for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
             end = min(begin + BAND, (chunk + 1) * width, reduction)
-            band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
+            with np.errstate(over="ignore"):  # infinity, which the verification says
+                band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
             to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
             tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)
             to[:whole, ..., :banks] = tiles.swapaxes(0, 1)[:, None]

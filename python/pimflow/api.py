@@ -44,7 +44,7 @@ from pimflow.network_search import AnyPlan, as_plan, by_operators, order_part, p
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates import require_primitives
 from pimflow.primitive_profiles import primitive_options, primitive_report
-from pimflow.verify import Verification, verify
+from pimflow.verify import Verification, require_finite, verify
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -221,6 +221,7 @@ def compile(
     optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
+    require_finite(expected)
     decomposition = change.summary(inputs, expected) if change else None
     if samples is not None:
         progress(f"comparing {samples.samples} samples")

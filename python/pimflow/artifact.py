@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ REGIONS = "regions.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 KERNELS = "kernels.cu"
+_STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +289,9 @@ def write(
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / "programs").mkdir()
+        stems = file_stems(programs)
         for region, program in programs.items():
-            stem = file_stem(region)
+            stem = stems[region]
             (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
             if region in traced:
                 (directory / "traces" / stem).mkdir(parents=True)
@@ -307,9 +310,17 @@ def write(
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
 
 
-def file_stem(region: str) -> str:
-    """The name of a region's files."""
-    return re.sub(r"[^\w.-]", "_", region)
+def file_stems(regions: Iterable[str]) -> dict[str, str]:
+    """A name for the files of each region: its own where that is one, and no other's in either case."""
+    stems: dict[str, str] = {}
+    taken: set[str] = set()
+    for region in regions:
+        wanted = re.sub(r"[^\w.-]|^\.", "_", region).encode()[:_STEM_BYTES].decode(errors="ignore") or "_"
+        numbered = (f"{wanted}-{number}" for number in itertools.count(2))
+        stem = next(name for name in itertools.chain([wanted], numbered) if name.casefold() not in taken)
+        taken.add(stem.casefold())
+        stems[region] = stem
+    return stems
 
 
 def _sha256(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimflow import devices, zoo
-from pimflow.commands import arguments, fuse_command, memory_command, run_command, select_command
+from pimflow.commands import arguments, fuse_command, memory_command, run_command, select_command, streams
 from pimflow.commands.progress_bar import bar
-from pimflow.errors import PimflowError, UsageError
+from pimflow.errors import InfeasibleError, PimflowError, UsageError, one_line
 from pimflow.hardware import System, system
 
 if TYPE_CHECKING:
@@ -35,18 +34,21 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     if threading.current_thread() is threading.main_thread():  # else it is somebody else's program
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
-    try:
-        args = arguments.parser(HANDLERS).parse_args(argv)
-        args.command(args)
-        sys.stdout.flush()
-    except PimflowError as error:
-        print(f"pimflow: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("pimflow: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    streams.reopen()
+    with contextlib.redirect_stderr(streams.Progress(sys.stderr)):
+        try:
+            with streams.results():
+                args = arguments.parser(HANDLERS).parse_args(argv)
+                args.command(args)
+        except PimflowError as error:
+            print(f"pimflow: error: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print("pimflow: interrupted", file=sys.stderr)
+            return 130
+        except MemoryError:
+            print("pimflow: error: it takes more memory than this machine has", file=sys.stderr)
+            return InfeasibleError.exit_code
     return 0
 
 
@@ -133,15 +135,32 @@ def _goal(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _check_compile(args: argparse.Namespace) -> None:
+    if args.explain is not None:
+        unused = ["output", "emit_traces", "target", "tolerance", "calibration"]
+        unused += ["select"] if args.device != "cuda" else []  # only a GPU's primitives are candidates
+        arguments.refuse(
+            args, unused, "--explain prints candidates, and makes nothing; leave out one of both"
+        )
+    if not args.output:
+        arguments.refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
+    if not args.select:
+        arguments.refuse(
+            args, select_command.CHOICES, "says which primitives --select chooses; give that too"
+        )
+    if not args.optimize_skips:
+        arguments.refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
+
+
 def _compile(args: argparse.Namespace) -> None:
     from pimflow import api, report
 
+    _check_compile(args)
     goal = _goal(args)
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     target_system = _system(args)
     select = select_command.options(args, args.select) if args.select else None
     if args.explain is not None:
-        arguments.require_explainable(args)
         with _progress(args.quiet) as progress, _profiling(args) as profiling:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
@@ -223,6 +242,8 @@ def _sweep(args: argparse.Namespace) -> None:
     from pimflow.design_settings import Setting
     from pimflow.placement import Goal
 
+    if args.output:
+        design_space.check_output(args.output)
     goal = Goal(modes=args.modes)
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
@@ -280,6 +301,10 @@ def _timeline(args: argparse.Namespace) -> None:
     from pimflow import timeline
     from pimflow.memory import plot
 
+    if Path(args.source).is_dir():
+        others = ("source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache")
+        why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
+        arguments.refuse(args, sorted(vars(args).keys() - set(others)), why)
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
     if args.plot:
         plot.check_format(args.plot)

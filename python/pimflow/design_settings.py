@@ -10,6 +10,7 @@ from pimflow.hardware import GpuSpec, PimSpec, System
 from pimflow.hardware.reader import INTEGER_LIMIT
 
 ELLIPSES = ("…", "...")
+MOST = 10_000  # values of a progression: a search for each
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
 _NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
 Value = int | float | bool | str
@@ -117,6 +118,8 @@ def _listed(parts: list[str], text: str) -> list[str]:
     step = second - first
     if step == 0 or (last - second) % step or (last - second) // step < 1:
         raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
+    if (last - second) // step > MOST:
+        raise UsageError(f"--set {text}: more than {MOST} values")
     between = [str(value) for value in range(second + step, last, step)]
     return parts[:dots] + between + _listed(parts[dots + 1 :], text)
 

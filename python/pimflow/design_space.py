@@ -15,7 +15,7 @@ from typing import Any
 from pimflow import placement
 from pimflow.core.region import RegionGraph
 from pimflow.design_settings import Setting, Value
-from pimflow.errors import InfeasibleError, UsageError
+from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
@@ -217,15 +217,22 @@ def _with_pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def check_output(directory: str | os.PathLike) -> None:
+    """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
+    if Path(directory).exists() and not Path(directory).is_dir():
+        raise ArtifactError(f"{directory} is a file; name a directory")
+
+
 def write(
     directory: str | os.PathLike, rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]
 ) -> None:
     """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
     folder = Path(directory)
+    check_output(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from error
+        raise ArtifactError(f"{folder}: cannot be made: {error.strerror}") from error
     table = io.StringIO()
     writer = csv.DictWriter(table, list(rows[0]))
     writer.writeheader()

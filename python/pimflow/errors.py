@@ -18,6 +18,11 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
+def one_line(text: str) -> str:
+    """`text` with line breaks and other characters that do not print written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class PimflowError(Exception):
     """Root of the tree."""
 

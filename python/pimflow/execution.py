@@ -97,7 +97,7 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace:
             _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
-            with _without_tvm_warnings():
+            with without_tvm_warnings():
                 network.export_library(
                     str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
                 )
@@ -145,7 +145,7 @@ def _reserve(folder: Path, size: int) -> None:
 def load(path: Path) -> tvm.runtime.Module:
     """Read what `store` wrote; raises `ArtifactError` if it is not that."""
     try:
-        with _without_tvm_warnings():
+        with without_tvm_warnings():
             return tvm.runtime.load_module(str(path))
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
@@ -153,8 +153,8 @@ def load(path: Path) -> tvm.runtime.Module:
 
 
 @contextlib.contextmanager
-def _without_tvm_warnings() -> Iterator[None]:
-    """Drop what TVM's C++ side prints: it warns of every scope saved or loaded, and no level stops it."""
+def without_tvm_warnings() -> Iterator[None]:
+    """Drop what TVM's C++ side prints: it warns of scopes saved, of builders left; no level stops it."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

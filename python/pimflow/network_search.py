@@ -144,10 +144,12 @@ def place(
     costs: Costs,
     goal: Goal,
 ) -> Searched:
-    """Searched, or with `plan` applied."""
+    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds."""
     if plan is None:
         return search_graph(graph, target_system, costs, goal)
-    return apply(graph, target_system, plan, costs, primitives=goal.primitives)
+    applied = apply(graph, target_system, plan, costs, primitives=goal.primitives)
+    goal.require(graph.name, applied.evaluation)
+    return applied
 
 
 def speedups(

@@ -258,7 +258,8 @@ def write(
     UsageError
         If a program has no such form.
     """
-    traces = [FORMATS[format](run, artifact.file_stem(run.program.region), system) for run in found]
+    stems = artifact.file_stems(run.program.region for run in found)
+    traces = [FORMATS[format](run, stems[run.program.region], system) for run in found]
     total, done = sum(trace.total for trace in traces), 0
     summary: dict[str, Any] = {
         "format": format,

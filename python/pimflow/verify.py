@@ -95,6 +95,16 @@ class Verification:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
 
 
+def require_finite(expected: Sequence[np.ndarray]) -> None:
+    """Raise `VerificationError` if a reference has NaN or infinity, which nothing can be compared with."""
+    for index, reference in enumerate(expected):
+        if not np.isfinite(reference).all():
+            raise VerificationError(
+                f"output {index} of the reference has NaN or infinity, so nothing can be verified; look for "
+                "such values in the weights and the inputs"
+            )
+
+
 def verify(
     network: Network,
     built: Build,

@@ -49,6 +49,25 @@ def test_run_reads_and_writes_arrays(compiled, capsys, tmp_path):
     assert np.load(output).shape == (1, 10)
 
 
+def test_what_a_compiled_directory_says_itself_is_refused(compiled, capsys):
+    code, out, err = run(capsys, "timeline", str(compiled[0]), "--pim-channels", "4")
+    assert (code, out) == (2, "") and "--pim-channels: " in err and err.count("\n") == 1
+
+
+def test_a_plan_keeps_to_the_bounds_or_is_refused(compiled, capsys):
+    plan = str(compiled[0] / "plan.json")
+    for option, least in (("--max-latency", "1ns"), ("--max-energy", "1nJ")):
+        code, out, err = run(capsys, "compile", "toy", "--plan", plan, option, least, "--quiet")
+        assert (code, out) == (4, "") and "of the plan for 'toy'" in err and err.count("\n") == 1
+
+
+def test_an_input_is_given_once(compiled, capsys, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 16, 16), np.float32))
+    twice = ["--input", f"input={tmp_path / 'x.npy'}"] * 2
+    code, _, err = run(capsys, "run", str(compiled[0]), *twice)
+    assert code == 2 and "given twice" in err
+
+
 def test_simulate_a_program_and_its_trace(compiled, capsys):
     directory, _ = compiled
     program = next(directory.glob("programs/*.pimprog"))
@@ -138,6 +157,14 @@ def test_models_lists_parameters(capsys):
         (["compile", "nowhere.onnx"], 3, "nowhere.onnx"),
         (["compile", "toy", "--plan", "nowhere.json"], 3, "nowhere.json"),
         (["compile", "toy", "-o", "/dev/null/x"], 3, "/dev/null/x"),
+        (["compile", "toy", "--explain", "stem.conv", "-o", "x"], 2, "--output: --explain prints"),
+        (["compile", "toy", "--emit-traces"], 2, "-o"),
+        (["compile", "toy", "--memory-budget", "1MiB"], 2, "--select"),
+        (["compile", "toy", "--skip-criterion", "paper"], 2, "--optimize-skips"),
+        (["memory", "x.csv", "--weights", "resident"], 2, "table of buffers"),
+        (["sweep", "toy", "--set", "pim.timing.nREFI=1"], 2, "no time to compute"),
+        (["sweep", "toy", "--set", "pim_channels=0,1,…,99999999999"], 2, "more than 10000 values"),
+        (["sweep", "toy", "--set", "pim_channels=4", "-o", "/dev/null"], 3, "name a directory"),
         (["run", "nowhere"], 3, "pimflow compile"),
         (["simulate", "nowhere.pim"], 3, "nowhere.pim"),
         (["simulate", "nowhere.pimprog"], 3, "nowhere.pimprog"),

@@ -160,6 +160,8 @@ def test_the_graph_executor_has_its_calls(toy, built):
         (lambda m: m.set_input("input", np.ones((3, 16, 16), np.float32)), ArtifactError, "1, 3, 16, 16"),
         (lambda m: m.set_input("input", np.full((1, 3, 16, 16), "a")), UsageError, "float32"),
         (lambda m: m.set_input(1, np.ones(1)), ArtifactError, "no input 1"),
+        (lambda m: m.set_input("input", [[1], [1, 2]]), UsageError, "no array"),
+        (lambda m: m.benchmark(tvm.cpu(), repeat=0), UsageError, "1 or more"),
         (lambda m: m.load_params(b""), UsageError, "params=params"),
         (lambda m: graph_executor.GraphModule(np.ones(1)), UsageError, "default"),
         (lambda m: graph_executor.create("{}", None, None), UsageError, "GraphModule"),
@@ -192,6 +194,9 @@ def test_what_is_gone_says_what_to_use(name, instead):
     [
         (lambda mod: relay.build(mod, "lvm+pim"), UnknownNameError, r"llvm\+pim"),
         (lambda mod: relay.build(mod), UsageError, "needs a target"),
+        (lambda mod: relay.build(mod, "llvm -mcpu=core-avx2"), UsageError, "in a dictionary"),
+        (lambda mod: relay.build(mod, "metal"), UsageError, "none of llvm, cuda"),
+        (lambda mod: relay.frontend.from_onnx(zoo.load("toy"), opset=10**30), UsageError, "from 1 on"),
         (lambda mod: relay.build("net.onnx", "llvm+pim"), UsageError, "IRModule"),
         (lambda mod: relay.build(mod, "llvm+pim", executor="vm"), UsageError, "leave them out"),
         (lambda mod: relay.build(mod, "llvm+pim")["main"], UnknownNameError, "default"),

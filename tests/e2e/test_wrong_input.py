@@ -60,6 +60,15 @@ def without_its_data(folder) -> Path:
     return path
 
 
+def with_its_data_nowhere(folder) -> Path:
+    proto = conv_net()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w" * 5000)
+    return written(folder, proto.SerializeToString())
+
+
 def with_short_data(folder) -> Path:
     path = saved(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
     (folder / "net.data").write_bytes(b"\0" * 8)
@@ -104,6 +113,7 @@ FILES = [
     ("text", lambda folder: written(folder, b"a network, honestly\n" * 50), "net.onnx"),
     ("random bytes", lambda f: written(f, np.random.default_rng(1).bytes(4096)), "net.onnx"),
     ("external data missing", without_its_data, "net.data"),
+    ("external data of no possible name", with_its_data_nowhere, "net.onnx"),
     ("external data too short", with_short_data, "net.onnx"),
     ("unsupported operator", unsupported, "Det.*second"),
     ("operator of another domain", own_operator, "Magic.*spell"),
@@ -207,16 +217,26 @@ def test_an_interface_that_is_none(capsys, tmp_path, artifact, content):
 def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     np.save(tmp_path / "small.npy", np.ones((1, 3, 4, 4), np.float32))
     (tmp_path / "text.npy").write_text("1 2 3")
+    (tmp_path / "zip.npy").write_bytes(b"PK\3\4 and no more")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 4), }".ljust(127) + b"\n"
+    (tmp_path / "large.npy").write_bytes(b"\x93NUMPY\1\0\x80\0" + header)
+    (tmp_path / "open.npy").write_bytes(b"\x93NUMPY\1\0\x80\0" + b"{'descr': ('".ljust(127) + b"\n")
     np.savez(tmp_path / "many.npz", a=1, b=2)
     for argument, code, says in [
         (tmp_path / "small.npy", 3, "(1, 3, 16, 16)"),
         (tmp_path / "text.npy", 3, ".npy"),
         (tmp_path / "many.npz", 3, "several arrays"),
+        (tmp_path / "zip.npy", 3, "not a .npy file"),
+        (tmp_path / "large.npy", 3, "more than fits"),
+        (tmp_path / "open.npy", 3, "not a .npy file"),
         (tmp_path / "none.npy", 3, "cannot be read"),
         (f"imput={tmp_path / 'small.npy'}", 3, "imput"),
     ]:
         got, _, err = run(capsys, "run", artifact, "--input", argument)
         assert got == code and says in one_line(err)
+    for place in (".", tmp_path, "y" * 300):
+        code, _, err = run(capsys, "run", artifact, "-o", place)
+        assert code == 3 and str(place) in one_line(err)
     code, _, err = run(capsys, "run", artifact, "--target", "cuda+pim")
     assert code == 2 and "llvm+pim" in one_line(err)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pimflow.commands import fuse_command, memory_command, run_command, select_command
 from pimflow.errors import UsageError
@@ -17,7 +17,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=handlers[name])
+        sub.set_defaults(command=handlers[name], parser=sub)
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress")
         return sub
@@ -162,20 +162,19 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     return whole
 
 
-def require_explainable(args: argparse.Namespace) -> None:
-    """Raise `UsageError` if ``--explain`` is given with what it does not do."""
-    given = {
-        "--calibration": args.calibration,
-        "--emit-traces": args.emit_traces,
-        "--select": args.select,
-        "--tolerance": args.tolerance is not None,
-        "-o": args.output,
-    }
-    unused = [option for option, value in given.items() if value]
-    if unused:
-        raise UsageError(
-            f"--explain {args.explain} compiles, runs and writes nothing: leave out {', '.join(unused)}"
-        )
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise `UsageError` for an option that was given and would be of no account.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Attributes of `args`.
+    why : str
+        Said after the option.
+    """
+    for name in names:
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"--{name.replace('_', '-')}: {why}")
 
 
 def _goal_options(sub: argparse.ArgumentParser) -> None:

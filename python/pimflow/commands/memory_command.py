@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pimflow.network_memory import NetworkMemory
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
+_OF_NETWORKS = (
+    *("shape", "batch", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
+    *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
+)
 REORDER = "let layers run in another order where that takes less memory"
 
 
@@ -114,20 +118,16 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.decompose and _is_table(args.source):
-        raise UsageError(f"--decompose {args.decompose}: {args.source} is a table of buffers, not a network")
-    if args.optimize_skips and _is_table(args.source):
-        raise UsageError(f"--optimize-skips: {args.source} is a table of buffers, not a network")
-    if args.fuse_activations and _is_table(args.source):
-        raise UsageError(f"--fuse-activations: {args.source} is a table of buffers, not a network")
-    if args.fuse and _is_table(args.source):
-        raise UsageError(f"--fuse: {args.source} is a table of buffers, not a network")
+    from pimflow.commands.arguments import refuse
+
+    if _is_table(args.source):
+        refuse(args, _OF_NETWORKS, f"{args.source} is a table of buffers, not a network")
+    elif not args.optimize_skips:
+        refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
         raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
-    if args.reorder and _is_table(args.source):
-        raise UsageError("--reorder: the buffers of a table say no order of steps; give a network")
     if not 0 < args.time_limit < float("inf"):
         raise UsageError(f"--time-limit {args.time_limit:g}: give a positive number of seconds")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.errors import ArtifactError, UsageError
+from pimflow.commands import arrays
+from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
     from pimflow.inference import Inference
@@ -64,24 +64,15 @@ def run(args: argparse.Namespace, progress: Progress) -> None:
     if args.output:
         for index, y in enumerate(found.outputs):
             path = Path(args.output)
-            _write_array(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
-    summary = [
-        {
-            "output": index,
-            "shape": list(y.shape),
-            "dtype": str(y.dtype),
-            "min": y.min().item(),
-            "max": y.max().item(),
-        }
-        for index, y in enumerate(found.outputs)
-    ]
+            arrays.write(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
     if args.json:
+        summary = [{"output": index} | arrays.summary(y) for index, y in enumerate(found.outputs)]
         told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
         row = {"outputs": summary, "wrote": args.output} | {name: getattr(found, name) for name in told}
         print(json.dumps(row, indent=1))
         return
-    for row in summary:
-        print(f"output {row['output']}: {row['dtype']} {row['shape']}, {row['min']:.6g} .. {row['max']:.6g}")
+    for index, y in enumerate(found.outputs):
+        print(f"output {index}: {arrays.text(y)}")
     print(_text(found), end="")
 
 
@@ -102,33 +93,12 @@ def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
     inputs: dict[str, np.ndarray] = {}
     for text in texts:
         name, equals, path = text.rpartition("=")
-        array = _read_array(path)
+        array = arrays.read(path)
         if not equals and len(texts) == 1:
             return array
         if not equals:
             raise UsageError("several inputs: give each as --input NAME=FILE.npy")
+        if name in inputs:
+            raise UsageError(f"--input {text}: '{name}' is given twice")
         inputs[name] = array
     return inputs or None
-
-
-def _read_array(path: str) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise ArtifactError(f"{path}: not a .npy file") from error
-    if not isinstance(array, np.ndarray):
-        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
-    return array
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            np.save(file, array)
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror}") from error

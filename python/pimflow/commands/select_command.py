@@ -14,6 +14,8 @@ from pimflow.errors import UsageError
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
 
 
+# What `choice_options` adds.
+CHOICES = ("minimize", "memory_budget", "time_budget", "memory_model", "device", "measure")
 DRAWN = 12  # budgets of a front that is drawn
 
 

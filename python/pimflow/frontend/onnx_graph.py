@@ -21,6 +21,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
+from pimflow.execution import without_tvm_warnings
 from pimflow.frontend.naming import layer_names, with_names
 from pimflow.frontend.onnx_rewrites import (
     inference_graph,
@@ -193,17 +194,27 @@ def _is_table(data: relax.Expr, index: relax.Expr) -> bool:
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
     _check_control_flow(model)
-    importer, name = _NamingImporter(weights, keep_params), model.graph.name
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), without_tvm_warnings():
         warnings.simplefilter("ignore")
-        try:
-            mod = importer.from_onnx(model.graph, opset_of(model))  # prints the operators it fails on
-        except PimflowError as error:
-            raise type(error)(f"model '{name}': {error}") from error
-        except tvm.error.OpNotImplemented as error:
-            raise UnsupportedOpError(f"model '{name}': {last_line(error)}") from error
-        except Exception as error:  # whatever its operators raise
-            raise ModelError(f"model '{name}' cannot be imported: {last_line(error)}") from error
+        found = _imported(model, weights, keep_params)
+    if isinstance(found, PimflowError):
+        raise found
+    return found
+
+
+def _imported(
+    model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool
+) -> tvm.IRModule | PimflowError:
+    """The module, or why there is none: an error that is raised keeps a builder, which warns in the end."""
+    importer, name = _NamingImporter(weights, keep_params), model.graph.name
+    try:
+        mod = importer.from_onnx(model.graph, opset_of(model))  # prints the operators it fails on
+    except PimflowError as error:
+        return type(error)(f"model '{name}': {error}")
+    except tvm.error.OpNotImplemented as error:
+        return UnsupportedOpError(f"model '{name}': {last_line(error)}")
+    except Exception as error:  # whatever its operators raise
+        return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
     return with_names(mod, {var.name: layer for var, layer in importer.names.items()})
 
 

@@ -12,9 +12,11 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError
-from pimflow.execution import infer, pack
+from pimflow.execution import infer, pack, without_tvm_warnings
 from pimflow.frontend.reference import Reference, Run
 from pimflow.relay_passes.canonicalise import Canonicalise
+
+LINE = 300  # characters of what others say
 
 
 def canonical(
@@ -35,14 +37,24 @@ def canonical(
         If it has no ``main``, or a pass cannot handle what it holds.
     """
     main(mod)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_tvm_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return Canonicalise(pushed)(mod)
-        except PimflowError:
-            raise
-        except Exception as error:  # passes raise whatever their operators raise
-            raise ModelError(f"model '{name}' cannot be imported: {last_line(error)}") from error
+        found = _canonical(mod, name, pushed)
+    if isinstance(found, PimflowError):
+        raise found
+    return found
+
+
+def _canonical(
+    mod: tvm.IRModule, name: str, pushed: dict[str, np.ndarray] | None
+) -> tvm.IRModule | PimflowError:
+    """`canonical`, or why it fails: an error that is raised keeps TVM's builders, which warn in the end."""
+    try:
+        return Canonicalise(pushed)(mod)
+    except PimflowError as error:
+        return error.with_traceback(None)
+    except Exception as error:  # passes raise whatever their operators raise
+        return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
 
 
 def main(mod: tvm.IRModule) -> relax.Function:
@@ -139,5 +151,6 @@ def reference(mod: tvm.IRModule) -> Reference:
 
 
 def last_line(error: Exception) -> str:
-    """What an error of TVM's says in the end."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    """What an error of TVM's says in the end; the begin of it, if that is long."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line if len(line) <= LINE else f"{line[:LINE]}…"

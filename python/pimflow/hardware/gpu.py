@@ -89,7 +89,8 @@ class GpuSpec:
             **{f"simd_fma_per_sm_cycle.{key}": value for key, value in self.simd_fma_per_sm_cycle.items()},
         )
         energies = {f"energy.{key}": value for key, value in self.energy.items()}
-        not_negative(launch_ns=self.launch_ns, **energies)
+        constants = {f"efficiency.{key}": value for key, value in self.efficiency.items()}
+        not_negative(launch_ns=self.launch_ns, **energies, **constants)
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:

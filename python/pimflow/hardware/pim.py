@@ -85,6 +85,8 @@ class Constraint:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise ValueError(f"level '{self.level}' is none of {', '.join(LEVELS)}")
+        if not self.latency:
+            raise ValueError("field 'latency' names none")
         for name in ("before", "after"):
             if not getattr(self, name):
                 raise ValueError(f"field '{name}' names no command")

@@ -25,6 +25,7 @@ else:
 SPECS = Path(__file__).parent / "specs"
 # What the simulators count in 64 bits must not overflow when multiplied.
 INTEGER_LIMIT = 1 << 31
+FLOAT_LIMIT = 1e18  # nor must products of a few reach infinity
 
 
 def spec_names(kind: str) -> list[str]:
@@ -127,6 +128,8 @@ def _checked(value: object, kind: object, where: str) -> object:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if type(value) is int and abs(value) >= INTEGER_LIMIT:
         raise SpecError(f"{where}: {value!a:.40} is not below {INTEGER_LIMIT}")
+    if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):
+        raise SpecError(f"{where}: {value!r} is not below {FLOAT_LIMIT:g}")
     if kind is float and type(value) is int:
         return float(value)
     if origin is tuple and isinstance(value, list):

@@ -183,14 +183,19 @@ def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> Sy
     unknown = set(changes) - {f.name for f in dataclasses.fields(System)}
     if unknown:
         raise UnknownNameError("system field", min(unknown), [f.name for f in dataclasses.fields(System)])
-    devices = {}
+    devices, named = {}, set(changes)
     for key, loader in (("gpu", GpuSpec), ("pim", PimSpec)):
         device = changes.pop(key, table.pop(key, None))
         if device is None:
             raise SpecError(f"system '{stem}': missing field '{key}'")
         if not isinstance(device, loader | str | os.PathLike):
             raise SpecError(f"system '{stem}': field '{key}': {device!r} is no name or file")
-        devices[key] = device if isinstance(device, loader) else loader.load(device)
+        try:
+            devices[key] = device if isinstance(device, loader) else loader.load(device)
+        except UnknownNameError as error:
+            if key in named:
+                raise
+            raise SpecError(f"system '{stem}': {error}") from error
     for key, value in changes.items():
         table[key] = list(value) if isinstance(value, tuple) else value
     try:

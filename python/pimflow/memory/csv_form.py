@@ -7,6 +7,7 @@ Empty cells take the default.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -157,6 +158,8 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
 def replace_file(path: str | os.PathLike, data: bytes) -> None:
     """Write `data` to a scratch file beside `path`, and rename it."""
     path = Path(path)
+    if not path.name:
+        raise LifetimeError(f"{path}: is a directory; name a file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_bytes(data)
@@ -164,4 +167,5 @@ def replace_file(path: str | os.PathLike, data: bytes) -> None:
     except OSError as error:
         raise LifetimeError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()

@@ -235,13 +235,17 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
     if len(choice.regions) > 1:
         return _chosen_run(maker, table, choice)
     region = graph.region(choice.region)
+    _check_share(choice)
+    gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
+    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
+
+
+def _check_share(choice: Choice) -> None:
     expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
     if choice.gpu_share is None or choice.gpu_share != expected:
         given = "none" if choice.gpu_share is None else f"{choice.gpu_share:g}"
         wanted = "between 0 and 1" if expected is None else f"{expected:g}"
-        raise PlanError(f"region '{region.name}': mode {choice.mode} has gpu_share {wanted}, not {given}")
-    gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
+        raise PlanError(f"region '{choice.region}': mode {choice.mode} has gpu_share {wanted}, not {given}")
 
 
 def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
@@ -292,6 +296,7 @@ def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Cand
     channels = maker.system.gpu.memory_channels
     if len(choice.regions) > 1:
         return _chosen_run(maker, table, choice, channels)
+    _check_share(choice)
     region = maker.graph.region(choice.region)
     return maker.make(region, "GPU", gpu_channels=channels, primitive=choice.primitive)
 

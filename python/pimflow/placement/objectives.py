@@ -118,6 +118,16 @@ class Goal:
             1 + ROUNDING
         ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
 
+    def require(self, network: str, evaluation: Evaluation) -> None:
+        """Raise `InfeasibleError` unless a plan that was not searched for keeps to the bounds."""
+        for what, needed, bound, unit in (
+            ("latency", evaluation.latency_ns, self.max_latency_ns, "ns"),
+            ("energy", evaluation.energy_pj, self.max_energy_pj, "pJ"),
+        ):
+            if bound and needed > bound * (1 + ROUNDING):
+                levers = ("a search instead of the plan",)
+                raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
+
     def solver_for(self, graph: RegionGraph) -> str:
         """The name of the solver that a network gets."""
         if self.solver != AUTO:

@@ -12,6 +12,7 @@ import tvm
 from pimflow import pass_options
 from pimflow.errors import UnknownNameError, UsageError
 
+KINDS = ("llvm", "cuda")  # of targets: what executors run on
 save_param_dict = tvm.runtime.save_param_dict
 load_param_dict = tvm.runtime.load_param_dict
 
@@ -87,7 +88,7 @@ def build(
     mod : IRModule
         From `frontend.from_onnx`, or any Relax module with a ``main``.
     target : str, Target or dict, optional
-        ``cuda+pim``, ``llvm+pim``, or a target of TVM; the current one by default.
+        ``cuda+pim``, ``llvm+pim``, or a target of TVM of one of `KINDS`; the current one by default.
     params : mapping of str to ndarray or Tensor, optional
         Values of inputs of ``main`` that are weights.
     target_host, executor, runtime
@@ -131,13 +132,21 @@ def _target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
     if found is None:
         raise UsageError("relay.build needs a target, such as 'llvm+pim'")
     try:
-        return tvm.target.Target(found)
+        resolved = tvm.target.Target(found)
     except (ValueError, TypeError, RuntimeError) as error:
         from pimflow.targets import TARGETS
 
+        if isinstance(found, str) and " -" in found:
+            raise UsageError(
+                f"target '{found}': TVM takes options in a dictionary now, such as "
+                "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
+            ) from error
         if isinstance(found, str):
             raise UnknownNameError("target", found, (*TARGETS, "llvm", "cuda")) from error
         raise UsageError(f"no such target: {found}") from error
+    if resolved.kind.name not in KINDS:
+        raise UsageError(f"target '{resolved.kind.name}' is none of {', '.join(KINDS)}, with +pim or not")
+    return resolved
 
 
 def _array(value: np.ndarray | tvm.runtime.Tensor) -> np.ndarray:

@@ -64,6 +64,8 @@ def from_onnx(
 
     if dtype != "float32" or convert_config:
         raise UsageError("from_onnx takes neither dtype nor convert_config; change the model instead")
+    if opset is not None and not 1 <= opset < 1 << 31:
+        raise UsageError(f"opset {opset}: ONNX counts them from 1 on")
     proto = zoo.load_model(model, dict(shape or {}))
     if opset is not None:
         for imported in proto.opset_import:

@@ -41,7 +41,10 @@ class GraphModule:
         given = {} if key is None else {key: value}
         for name, array in {**given, **{k: v for k, v in params.items() if k in self._inputs}}.items():
             dtype = str(self.get_input(name).dtype)
-            array = array.numpy() if isinstance(array, tvm.runtime.Tensor) else np.asarray(array)
+            try:
+                array = array.numpy() if isinstance(array, tvm.runtime.Tensor) else np.asarray(array)
+            except ValueError as error:
+                raise UsageError(f"input '{name}' is no array: {error}") from error
             if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise UsageError(f"input '{name}' has dtype {dtype}, not {array.dtype}")
             self._set_input(name, tvm.runtime.tensor(np.ascontiguousarray(array, dtype)))
@@ -102,6 +105,8 @@ class GraphModule:
         BenchmarkResult
             With ``mean``, ``median``, ``min``, ``max``, ``std`` and ``results``, in seconds.
         """
+        if repeat < 1 or number < 1:
+            raise UsageError(f"benchmark(repeat={repeat}, number={number}): give 1 or more of both")
         self.set_input(**inputs)
         if not end_to_end:
             timer = self.module.time_evaluator(

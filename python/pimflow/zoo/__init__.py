@@ -16,11 +16,11 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import external_data_helper, helper, shape_inference
 
-from ..errors import ModelError, UnknownNameError
+from ..errors import ModelError, UnknownNameError, one_line
 from . import weights
 from .indices import index_bounds
 from .precision import to_single
-from .shapes import Shape, check_batch, dims_of, fix_shapes, fixed_dims, parse_shape, set_batch
+from .shapes import Shape, check_batch, check_sizes, dims_of, fix_shapes, fixed_dims, parse_shape, set_batch
 
 __all__ = [
     "ModelInfo",
@@ -198,6 +198,7 @@ def load_model(
             set_batch(loaded, data, batch, where)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
+        check_sizes(loaded, where)
         if batch is not None:
             check_batch(loaded, batch, where)
         if filled:
@@ -322,7 +323,7 @@ def _read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"'{path}': cannot be read{place}: {error.strerror or error}") from None
     except DecodeError:
         raise ModelError(f"'{path}': is not an ONNX file, or is damaged") from None
-    except (onnx.checker.ValidationError, ValueError) as error:
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         raise ModelError(f"'{path}': cannot be read with its data: {_one_line(error)}") from None
     return model
 
@@ -349,7 +350,13 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name every node that has no name, or that of an earlier node, by its first result, in place."""
+    """Name every node that has no name, or that of an earlier node, by its first result, in place.
+
+    What does not print in a name, such as a line break, becomes an escape.
+    """
+    for node in model.graph.node:
+        if not node.name.isprintable():
+            node.name = one_line(node.name)
     taken = {node.name for node in model.graph.node}
     seen = {""}
     for node in model.graph.node:

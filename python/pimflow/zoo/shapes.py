@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import onnx
@@ -10,6 +11,7 @@ from onnx import numpy_helper
 from ..errors import ModelError, UnknownNameError, UsageError
 
 Shape = tuple[int, ...]
+LARGEST = (1 << 31) - 1  # elements of a tensor: kernels and PIM programs count them in 32 bits
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
@@ -124,6 +126,16 @@ def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
             raise ModelError(
                 f"{where}: output '{value.name}' has shape {_written(dims)} with a batch of {batch}: "
                 "the graph is made for its own batch; export it with a dynamic one"
+            )
+
+
+def check_sizes(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`ModelError` for a tensor of more than `LARGEST` elements."""
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        dims = dims_of(value)
+        if dims is not None and None not in dims and math.prod(dims) > LARGEST:
+            raise ModelError(
+                f"{where}: tensor '{value.name}' of {_written(dims)} has more than {LARGEST} elements"
             )
 
 

@@ -1,0 +1,48 @@
+"""Arrays of a command: read from files, written to files, and said in a line."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pimflow.errors import ArtifactError
+from pimflow.memory.csv_form import replace_file
+
+
+def read(path: str) -> np.ndarray:
+    """The array of a ``.npy`` file; raises `ArtifactError` if it holds none."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise ArtifactError(f"{path}: says that it holds more than fits into memory") from error
+    except Exception as error:  # whatever archives and headers raise
+        raise ArtifactError(f"{path}: not a .npy file") from error
+    if not isinstance(array, np.ndarray):
+        raise ArtifactError(f"{path}: holds several arrays; give a .npy file")
+    return array
+
+
+def write(path: Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file, whole or not at all."""
+    content = io.BytesIO()
+    np.save(content, array)
+    replace_file(path, content.getvalue())
+
+
+def summary(array: np.ndarray) -> dict[str, Any]:
+    """Shape, dtype and range as data; JSON has no NaN and no infinity, so these are None."""
+    ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
+    least, most = (end if math.isfinite(end) else None for end in ends)
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "min": least, "max": most}
+
+
+def text(array: np.ndarray) -> str:
+    """`summary` for people."""
+    values = f"{float(array.min()):.6g} .. {float(array.max()):.6g}" if array.size else "no values"
+    return f"{array.dtype} {list(array.shape)}, {values}"

@@ -1,0 +1,91 @@
+"""Standard streams of a command: closed, full, narrow in what they encode, or read by nobody any more."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from pimflow.errors import ArtifactError
+
+
+def reopen() -> None:
+    """Point standard streams that were closed to nowhere: the next file that is opened took their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def results() -> Iterator[None]:
+    """Keep what is printed to stdout until the block is through, then write it; of a failed one nothing.
+
+    Raises
+    ------
+    ArtifactError
+        If stdout cannot be written; that nobody reads it any more is no error.
+    """
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    except SystemExit:  # --help
+        _write(text.getvalue())
+        raise
+    _write(text.getvalue())
+
+
+def _write(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
+    except OSError as error:
+        _to_nowhere(sys.stdout)
+        raise ArtifactError(f"standard output cannot be written: {error.strerror or error}") from error
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Let what `stream` still holds, and what it will get, vanish: Python would complain at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class Progress(io.TextIOBase):
+    """A stream for what may be lost: that it cannot be written stops nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _to_nowhere(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            _to_nowhere(self._stream)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding

@@ -1,0 +1,119 @@
+"""Networks that are odd but right compile and run; those that are wrong end with one clear line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow.artifact import file_stems
+from pimflow.cli import main
+
+
+def weight(name, *dims, value=None):
+    values = np.random.default_rng(0).uniform(-1, 1, dims) if value is None else np.full(dims, value)
+    return numpy_helper.from_array(values.astype(np.float32), name)
+
+
+def saved(folder, nodes, weights, dims=(1, 4, 8, 8), kind=TensorProto.FLOAT) -> Path:
+    """A network from ``x`` to ``y``."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)
+    y = helper.make_tensor_value_info("y", kind, None)
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+    code = main([str(a) for a in argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+CONV = helper.make_node("Conv", ["x", "w"], ["a"], "conv")
+ODD_RESULTS = {
+    "truths": (helper.make_node("Greater", ["a", "zero"], ["y"], "last"), TensorProto.BOOL, "bool"),
+    "nothing": (
+        helper.make_node("Slice", ["a", "none", "none"], ["y"], "last"),
+        TensorProto.FLOAT,
+        "no values",
+    ),
+    "infinity": (helper.make_node("Mul", ["a", "zero"], ["y"], "last"), TensorProto.FLOAT, "nan .. nan"),
+}
+
+
+@pytest.mark.parametrize("what", ODD_RESULTS)
+def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
+    last, kind, says = ODD_RESULTS[what]
+    none = numpy_helper.from_array(np.zeros(1, np.int64), "none")
+    path = saved(
+        tmp_path, [CONV, last], [weight("w", 8, 4, 3, 3), weight("zero", 1, value=0), none], kind=kind
+    )
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    given = np.full((1, 4, 8, 8), np.nan if what == "infinity" else 1, np.float32)
+    np.save(tmp_path / "x.npy", given)
+    argv = ["run", tmp_path / "out", "--input", tmp_path / "x.npy"]
+    code, out, _ = run(capsys, *argv)
+    assert code == 0 and says in out
+    code, out, _ = run(capsys, *argv, "--json")
+    (row,) = json.loads(out, parse_constant=pytest.fail)["outputs"]
+    assert code == 0 and (what == "truths") == (row["min"] is not None)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers(capsys, tmp_path, value):
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv")
+    path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3, value=value)])
+    code, out, err = run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")
+    assert (code, out) == (5, "") and "NaN or infinity" in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dims", [(1, 4, 1 << 40, 8), (1 << 30, 4, 8, 8)])
+def test_tensors_that_nobody_can_hold(capsys, tmp_path, dims):
+    node = helper.make_node("Relu", ["x"], ["y"], "relu")
+    code, _, err = run(capsys, "compile", saved(tmp_path, [node], [], dims), "--quiet")
+    assert code == 3 and "'x'" in err and err.count("\n") == 1
+
+
+def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
+    """C++ says nothing beside it: TVM warns of builders that were left in the middle."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", group=3)
+    code, out, err = run(capfd, "compile", saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet")
+    assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
+
+
+def test_every_region_has_files_of_its_own(capsys, tmp_path):
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "a/b"),
+        helper.make_node("Conv", ["a", "v"], ["y"], "a_b"),
+    ]
+    weights = [weight("w", 256, 256, 1, 1), weight("v", 256, 256, 1, 1)]
+    path = saved(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    modes = [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]]
+    programs = [json.loads(p.read_text()) for p in (tmp_path / "out/programs").iterdir()]
+    assert len(programs) == len(modes) - modes.count("GPU") == 2
+    assert {program["region"] for program in programs} == {"a/b", "a_b"}
+
+
+def test_names_of_files():
+    plain = ["features.8.conv.2", "слой"]
+    assert file_stems(plain) == {name: name for name in plain}
+    odd = ["a/b", "a_b", "A_B", ".", "..", "", "n" * 400, "n" * 401, "層" * 100, "a\nb", "-o"]
+    stems = file_stems(odd)
+    assert list(stems) == odd
+    assert len({stem.casefold() for stem in stems.values()}) == len(odd)
+    for stem in stems.values():
+        assert stem and stem[0] != "." and "/" not in stem and stem.isprintable()
+        assert len(f"{stem}.perfetto.json".encode()) < 255
+
+
+def test_names_that_do_not_print(capsys, tmp_path):
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "a\nb\x1b[31m")
+    path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
+    code, out, _ = run(capsys, "compile", path, "--quiet")
+    assert code == 0 and "\na\\nb\\x1b[31m " in out and "\x1b" not in out

@@ -1,0 +1,91 @@
+"""Does a command end as it should, whatever becomes of its standard streams?"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pimflow.cli import main
+from pimflow.commands import streams
+from pimflow.errors import UsageError
+
+TABLE = "id,lower,upper,size\na,0,2,64\nb,1,3,64\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "buffers.csv").write_text(TABLE)
+    return tmp_path
+
+
+def run(folder, **options) -> subprocess.Popen:
+    """`pimflow memory` in a process, which says on stderr that it plans."""
+    command = [sys.executable, "-m", "pimflow", "memory", "buffers.csv", "-o", "plan.csv"]
+    return subprocess.Popen(command, cwd=folder, text=True, **options)
+
+
+def unread() -> int:
+    """The writing end of a pipe whose reader has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def test_streams_that_were_closed_before(folder):
+    """What is written must not get their numbers: TVM and C write to them."""
+    process = run(folder, preexec_fn=lambda: [os.close(number) for number in (0, 1, 2)])
+    assert process.wait(timeout=60) == 0
+    lines = (folder / "plan.csv").read_text().splitlines()
+    assert lines[0] == "id,lower,upper,size,offset" and len(lines) == 3
+
+
+def test_results_that_cannot_be_written_are_an_error(folder):
+    with open("/dev/full", "w") as full:
+        process = run(folder, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    error = "pimflow: error: standard output cannot be written: No space left on device"
+    assert err.splitlines()[-1] == error
+
+
+def test_readers_that_have_gone_stop_nothing(folder):
+    process = run(folder, stdout=unread(), stderr=unread())
+    assert process.wait(timeout=60) == 0
+    assert (folder / "plan.csv").exists()
+
+
+def test_progress_that_nobody_reads():
+    with open(unread(), "w") as pipe:
+        progress = streams.Progress(pipe)
+        for _ in range(3):
+            print("planning …" * 10000, file=progress, flush=True)
+
+
+def test_what_a_terminal_cannot_say_is_a_question_mark():
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(narrow), streams.results():
+        print("13.20 → 15.44 us \udcff")
+    assert narrow.buffer.getvalue() == b"13.20 ? 15.44 us ?\n"
+
+
+@pytest.mark.parametrize("error", [UsageError("no"), KeyboardInterrupt()])
+def test_of_a_command_that_fails_nothing_is_printed(capsys, error):
+    with pytest.raises(type(error)), streams.results():
+        print("half of it")
+        raise error
+    assert capsys.readouterr().out == ""
+
+
+def test_help_is_printed(capsys):
+    with pytest.raises(SystemExit):
+        main(["memory", "--help"])
+    assert "--capacity" in capsys.readouterr().out
+
+
+def test_an_error_is_one_line_whatever_names_hold(capsys):
+    assert main(["compile", "toy\nb\x1b[31m.onnx"]) == 3
+    err = capsys.readouterr().err
+    assert "toy\\nb\\x1b[31m.onnx" in err.splitlines()[-1] and "\x1b" not in err
