@@ -46,7 +46,7 @@ def wanted(source: str, system: System) -> Wanted:
     Raises
     ------
     UsageError
-        If `source` is no layer, or was compiled for another GPU than the system's.
+        If `source` is no layer, or was compiled for another GPU than the system's, or with primitives.
     ArtifactError, PlanError
         If it is a directory, and none that was compiled, or damaged.
     UnknownNameError, ModelError
@@ -90,6 +90,11 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
     found: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
         whole, choice = gpu_kernel(region, dtype), choices.get(region.name)
+        if choice is not None and choice.primitive:
+            raise UsageError(
+                f"region '{region.name}' is computed by primitive '{choice.primitive}', which has no "
+                "traces for Accel-Sim; compile without --select"
+            )
         requests = [KernelRequest(whole, gpu.memory_channels)]
         if choice is None or choice.mode == "GPU":
             requests.append(KernelRequest(whole, gpu_channels))

@@ -122,6 +122,8 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     assert named and named == {row["region"]: row["primitive"] for row in rows if "primitive" in row}
     assert main(["compile", "toy", *options, "--explain", next(iter(named)), "--quiet"]) == 0
     assert f"* GPU {next(iter(named.values()))}" in capsys.readouterr().out
+    assert main(["trace", str(folder), "--format", "accel-sim", "-o", str(tmp_path / "traces")]) == 2
+    assert "is computed by primitive" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
