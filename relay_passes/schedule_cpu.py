@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.relay_passes import schedule_primitives
 from pimflow.relay_passes.fused_chain import chain
-from pimflow.relay_passes.loops import STACK_BYTES, reduced, variables
+from pimflow.relay_passes.loops import LANES, STACK_BYTES, reduced, variables
 from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.task_workspaces import task_workspaces
 
@@ -156,6 +156,8 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
+    if int(column.dom.extent) < max(LANES) and not sch.get_producers(nest):
+        return False  # LLVM makes no vectors of short rows that it reads where they lie
     last = list(block.reads[0].region)[-1]
     pixels = variables(last.min)
     row_bytes = 4 * int(block.reads[0].source.shape[-1])
