@@ -49,7 +49,7 @@ def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, option
         del chosen["fft"]  # half a megabyte of C
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
     functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
-    text = c_kernels.kernel_source(functions, C).replace("static void", "void")
+    text = c_kernels.kernel_source(functions, C).replace("PIMFLOW_KERNEL void", "void")
     (tmp_path / "k.c").write_text(text)
     c_builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*c_builds.SHARED, *options])
     library = ctypes.CDLL(str(tmp_path / "k.so"))
@@ -236,3 +236,24 @@ def test_mathematical_functions():
     (y,) = c_builds.Library(source)([x])
     expected = np.vectorize(math.erf)(np.exp(x))
     assert np.abs(y - expected).max() <= 1e-6
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_what_is_measured_is_also_cxx(tmp_path):
+    """TVM's server gives sources to a C++ compiler, with no options."""
+    layer = layers_for(PRIMITIVES["im2row-hwc-7x32"], 1)[0]
+    function = ScheduleCpu()(tvm.IRModule({"main": kernel(PRIMITIVES["im2row-hwc-7x32"], layer)}))["main"]
+    (tmp_path / "k.c").write_text(c_kernels.callable_source({"main": function}))
+    for standard in (["g++"], [*c_builds.compiler().command, "-std=c11"]):
+        made = ["-shared", "-fPIC", "-o", str(tmp_path / "k.so"), str(tmp_path / "k.c")]
+        subprocess.run([*standard, *WARNINGS, *made], check=True)
+
+
+def test_who_may_lie_in_anothers_memory():
+    """A kernel whose result may lie where its operand lay must not promise the contrary."""
+    function = scheduled(PRIMITIVES["direct-hwc-loops"], layers_for(PRIMITIVES["direct-hwc-loops"], 1)[0], C)
+    apart = {"apart": function.with_attr("tirx.noalias", True)}
+    source = c_kernels.kernel_source(apart | {"inside": function.with_attr("tirx.noalias", False)}, C)
+    heads = {line.split("(")[0].split()[-1]: line for line in source.splitlines() if "_KERNEL void" in line}
+    assert heads["apart"].count("* PIMFLOW_RESTRICT ") == heads["apart"].count("*") == len(function.params)
+    assert "RESTRICT" not in heads["inside"]

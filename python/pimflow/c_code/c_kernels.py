@@ -34,6 +34,13 @@ PRELUDE = """#include <math.h>
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-loop-interchange")
 #endif
+#if defined(__GNUC__)
+#define PIMFLOW_RESTRICT __restrict__
+#define PIMFLOW_KERNEL static __attribute__((noinline))
+#else
+#define PIMFLOW_RESTRICT restrict
+#define PIMFLOW_KERNEL static
+#endif
 #if defined(_OPENMP)
 #define PIMFLOW_PARALLEL _Pragma("omp parallel for")
 #else
@@ -62,7 +69,16 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     text = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
     assert "TVMBackend" not in text, "kernels allocate nothing"
     code = _without_runtime(text).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
+    for name, function in functions.items():
+        if (function.attrs or {}).get("tirx.noalias"):
+            code = _apart(code, name)
     return f"{PRELUDE}{c_vectors.prelude(code)}\n{code}"
+
+
+def _apart(code: str, name: str) -> str:
+    """`code`, whose function `name` is told that none of its tensors lies in another's memory."""
+    head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
+    return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
 
 def c_type(dtype: str) -> str:
@@ -129,7 +145,8 @@ def _without_runtime(text: str) -> str:
     begin = text.index("void* __tvm_ffi__library_ctx")
     declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
-    return re.sub(r"^TVM_DLL ", "static ", library.sub("", declared), flags=re.MULTILINE)
+    # Put where it is called, GCC would forget what the signature says of its tensors.
+    return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)
 
 
 def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
