@@ -222,12 +222,24 @@ def one_operator(operator, dtype="float32"):
     "mod, said",
     [
         (one_operator(relax.op.sort), "runtime"),
-        (one_operator(relax.op.exp, "float16"), "C has no type for float16"),
+        (one_operator(relax.op.exp, "bfloat16"), "C has no type for bfloat16"),
     ],
 )
 def test_what_c_does_not_have(mod, said):
     with pytest.raises(UnsupportedOpError, match=f"target c: .*{said}"):
         c_source.source(mod, system(), "one")
+
+
+@pytest.mark.parametrize("operator", [relax.op.exp, relax.op.sigmoid, relax.op.tanh, lambda x: x * x])
+def test_fp16(operator):
+    source = c_source.source(one_operator(operator, "float16"), system(), "one")
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float16)
+    (y,) = c_builds.Library(source)([x])
+    wide = x.astype(np.float64)
+    expected = {relax.op.exp: np.exp(wide), relax.op.tanh: np.tanh(wide)}.get(operator)
+    expected = 1 / (1 + np.exp(-wide)) if operator is relax.op.sigmoid else expected
+    expected = wide * wide if expected is None else expected
+    assert y.dtype == np.float16 and (np.abs(y - expected) <= 2**-10 * np.abs(expected)).all()
 
 
 def test_mathematical_functions():

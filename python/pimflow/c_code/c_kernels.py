@@ -14,17 +14,26 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from pimflow.c_code import c_vectors
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.lift_workspaces import WORKSPACES, with_workspaces
-from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters
+from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters, WideFunctions
 from pimflow.relay_passes.vector_calls import VectorCalls, has_vectors
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
 ALIGNMENT_BYTES = 64
 TYPES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "uint8": "uint8_t", "uint32": "uint32_t"},
+    **{
+        "float16": "half",
+        "float32": "float",
+        "float64": "double",
+        "bool": "bool",
+        "uint8": "uint8_t",
+        "uint32": "uint32_t",
+    },
     **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
+# Strict C has no such type, but compilers do.
+HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
 # GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
 PRELUDE = """#include <math.h>
 #include <stdbool.h>
@@ -72,7 +81,8 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     for name, function in functions.items():
         if (function.attrs or {}).get("tirx.noalias"):
             code = _apart(code, name)
-    return f"{PRELUDE}{c_vectors.prelude(code)}\n{code}"
+    half = HALF if re.search(r"\bhalf\b", code) else ""
+    return f"{PRELUDE}{half}{c_vectors.prelude(code)}\n{code}"
 
 
 def _apart(code: str, name: str) -> str:
@@ -93,7 +103,7 @@ def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
     with target:
         wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(named))))
     bare = {gv: _bare(f, named[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
-    host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    host = [PlainRegisters(), WideFunctions(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
     lowered = tvm.transform.Sequential([*host, VectorCalls(), MarkParallel()])(tvm.IRModule(bare))
     return {_plain(gv.name_hint): f for gv, f in lowered.functions_items()}
 
