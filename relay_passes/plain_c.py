@@ -8,6 +8,7 @@ from tvm import tirx
 
 from pimflow.relay_passes.keep_registers import ON_THE_STACK
 
+WIDENED = (*("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"), *("floor", "ceil", "round", "trunc"))
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
 
 
@@ -100,6 +101,27 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     visitors = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tirx.AllocBuffer, alloc)]
     return func.with_body(tvm_ffi.structural_map(func.body, visitors))
+
+
+@tvm.transform.module_pass(opt_level=0, name="WideFunctions")
+class WideFunctions:
+    """Functions of fp16 numbers, of which the C library has none, by those of fp32.
+
+    To be run before ``LowerIntrin``.
+
+    Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``.
+    Preserves: values as well as fp16 can, signatures, everything else.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        return _each(mod, (tvm.ir.Call, _widened))
+
+
+def _widened(call: tvm.ir.Call) -> tirx.Expr:
+    name = call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
+    if name not in WIDENED or str(getattr(call.ty, "dtype", "")) != "float16":
+        return call
+    return tirx.Cast("float16", getattr(tirx, name)(*(tirx.Cast("float32", arg) for arg in call.args)))
 
 
 def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:

@@ -18,11 +18,12 @@ class VectorCalls:
     """Calls in place of what computes, loads and stores vectors of fp32.
 
     To be run at the end, behind ``LowerIntrin``: what generates C has no vectors but names their types. A
-    function that holds other vectors (of integers, strided, cast) keeps them; `has_vectors` tells.
+    function that holds other vectors (of integers, cast) keeps them; `has_vectors` tells.
 
     Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
     -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``, a choice
-    by a comparison ``gt`` and its like, of four operands; a function of numbers (`FUNCTIONS`) one with a v.
+    by a comparison ``gt`` and its like, of four operands; a function of numbers (`FUNCTIONS`) one with a v;
+    elements with a stride between them ``gather`` and ``scatter``.
     Preserves: values, but that compilers may now contract products into sums; signatures, everything else.
     """
 
@@ -116,25 +117,32 @@ def _function(old: tvm.ir.Call) -> tirx.Expr:
     return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is(old) else old
 
 
-def _contiguous(buffer: tirx.Buffer, indices: list, dtype: object) -> tirx.Expr | None:
-    """Address of the first of the elements at `indices`; None if they do not lie side by side."""
+def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, list[tirx.Expr]] | None:
+    """How the elements at `indices` lie, and address of the first (and stride); None for other vectors."""
     (index,) = indices if len(indices) == 1 else (None,)
-    unit = isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1
-    if not unit or str(buffer.dtype) != "float32" or not _known(dtype):
+    if not isinstance(index, tirx.Ramp) or str(buffer.dtype) != "float32" or not _known(dtype):
         return None
-    return tirx.address_of(tirx.BufferLoad(buffer, [index.base]))
+    address = tirx.address_of(tirx.BufferLoad(buffer, [index.base]))
+    if isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
+        return "side by side", [address]
+    return "apart", [address, index.stride]
 
 
 def _load(old: tvm.ir.TensorLoad) -> tirx.Expr:
-    address = _contiguous(old.source, list(old.indices), old.ty.dtype)
-    return old if address is None else _call("load", old, address)
+    found = _elements(old.source, list(old.indices), old.ty.dtype)
+    if found is None:
+        return old
+    lie, at = found
+    return _call("load" if lie == "side by side" else "gather", old, *at)
 
 
 def _store(old: tirx.BufferStore) -> tirx.Stmt:
-    address = _contiguous(old.buffer, list(old.indices), old.value.ty.dtype)
-    if address is None:
+    found = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
+    if found is None:
         return old
-    return tirx.Evaluate(tirx.call_extern("void", f"store{_lanes(old.value)}", address, old.value))
+    lie, at = found
+    name = "store" if lie == "side by side" else "scatter"
+    return tirx.Evaluate(tirx.call_extern("void", f"{name}{_lanes(old.value)}", *at, old.value))
 
 
 _VISITORS = [

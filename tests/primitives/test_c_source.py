@@ -49,7 +49,7 @@ def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, option
         del chosen["fft"]  # half a megabyte of C
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
     functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
-    text = c_kernels.kernel_source(functions, C).replace("static void", "void")
+    text = c_kernels.kernel_source(functions, C).replace("PIMFLOW_KERNEL void", "void")
     (tmp_path / "k.c").write_text(text)
     c_builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*c_builds.SHARED, *options])
     library = ctypes.CDLL(str(tmp_path / "k.so"))
@@ -222,12 +222,24 @@ def one_operator(operator, dtype="float32"):
     "mod, said",
     [
         (one_operator(relax.op.sort), "runtime"),
-        (one_operator(relax.op.exp, "float16"), "C has no type for float16"),
+        (one_operator(relax.op.exp, "bfloat16"), "C has no type for bfloat16"),
     ],
 )
 def test_what_c_does_not_have(mod, said):
     with pytest.raises(UnsupportedOpError, match=f"target c: .*{said}"):
         c_source.source(mod, system(), "one")
+
+
+@pytest.mark.parametrize("operator", [relax.op.exp, relax.op.sigmoid, relax.op.tanh, lambda x: x * x])
+def test_fp16(operator):
+    source = c_source.source(one_operator(operator, "float16"), system(), "one")
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float16)
+    (y,) = c_builds.Library(source)([x])
+    wide = x.astype(np.float64)
+    expected = {relax.op.exp: np.exp(wide), relax.op.tanh: np.tanh(wide)}.get(operator)
+    expected = 1 / (1 + np.exp(-wide)) if operator is relax.op.sigmoid else expected
+    expected = wide * wide if expected is None else expected
+    assert y.dtype == np.float16 and (np.abs(y - expected) <= 2**-10 * np.abs(expected)).all()
 
 
 def test_mathematical_functions():
@@ -236,3 +248,24 @@ def test_mathematical_functions():
     (y,) = c_builds.Library(source)([x])
     expected = np.vectorize(math.erf)(np.exp(x))
     assert np.abs(y - expected).max() <= 1e-6
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_what_is_measured_is_also_cxx(tmp_path):
+    """TVM's server gives sources to a C++ compiler, with no options."""
+    layer = layers_for(PRIMITIVES["im2row-hwc-7x32"], 1)[0]
+    function = ScheduleCpu()(tvm.IRModule({"main": kernel(PRIMITIVES["im2row-hwc-7x32"], layer)}))["main"]
+    (tmp_path / "k.c").write_text(c_kernels.callable_source({"main": function}))
+    for standard in (["g++"], [*c_builds.compiler().command, "-std=c11"]):
+        made = ["-shared", "-fPIC", "-o", str(tmp_path / "k.so"), str(tmp_path / "k.c")]
+        subprocess.run([*standard, *WARNINGS, *made], check=True)
+
+
+def test_who_may_lie_in_anothers_memory():
+    """A kernel whose result may lie where its operand lay must not promise the contrary."""
+    function = scheduled(PRIMITIVES["direct-hwc-loops"], layers_for(PRIMITIVES["direct-hwc-loops"], 1)[0], C)
+    apart = {"apart": function.with_attr("tirx.noalias", True)}
+    source = c_kernels.kernel_source(apart | {"inside": function.with_attr("tirx.noalias", False)}, C)
+    heads = {line.split("(")[0].split()[-1]: line for line in source.splitlines() if "_KERNEL void" in line}
+    assert heads["apart"].count("* PIMFLOW_RESTRICT ") == heads["apart"].count("*") == len(function.params)
+    assert "RESTRICT" not in heads["inside"]

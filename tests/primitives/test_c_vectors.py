@@ -53,11 +53,26 @@ def library(request, tmp_path_factory):
     """Every function, where the processor's vectors have so many lanes."""
     folder = tmp_path_factory.mktemp("vectors")
     calls = "".join(called(name, lanes) for name in OF_NUMPY for lanes in LANES)
+    calls += "".join(
+        f"void strided_{n}(const float *a, float *to) {{ scatter{n}(to + 63, -2, gather{n}(a, 3)); }}\n"
+        for n in LANES
+    )
     (folder / "v.c").write_text("#include <math.h>\n#include <stdint.h>\n" + c_vectors.prelude(calls) + calls)
     here = c_builds.compiler()
     options = [*c_builds.SHARED, "-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-psabi"]
     here.build([folder / "v.c"], folder / "v.so", [*options, f"-DPIMFLOW_LANES={request.param}"])
     return ctypes.CDLL(str(folder / "v.so"))
+
+
+@needs_compiler
+def test_elements_with_a_stride_between_them(library):
+    x = np.arange(64, dtype=np.float32)
+    for lanes in LANES:
+        y = np.full(64, -1, np.float32)
+        library[f"strided_{lanes}"](*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)))
+        expected = np.full(64, -1, np.float32)
+        expected[63 : 63 - 2 * lanes : -2] = x[: 3 * lanes : 3]
+        np.testing.assert_array_equal(y, expected)
 
 
 @needs_compiler

@@ -128,7 +128,7 @@ class Library:
     Attributes
     ----------
     most_threads : int
-        That it can run on here; 1 if the compiler has no OpenMP.
+        That it can run on here; 1 if the compiler has no OpenMP, or no loop is parallel.
 
     Raises
     ------
@@ -138,13 +138,15 @@ class Library:
 
     def __init__(self, source: CSource):
         self.source = source
-        self.most_threads = 1
         with tempfile.TemporaryDirectory() as folder:
             for name, content in source.files().items():
                 (Path(folder) / name).write_bytes(content)
             path = Path(folder) / "network.so"
             self._build(Path(folder) / "network.c", path)
             self._library = ctypes.CDLL(str(path))
+        # Not there either where no loop is parallel.
+        self._set_threads = getattr(self._library, "omp_set_num_threads", None)
+        self.most_threads = len(os.sched_getaffinity(0)) if self._set_threads else 1
         self._weights = _aligned(max(len(source.weights), 1))
         self._weights[: len(source.weights)] = np.frombuffer(source.weights, np.uint8)
         self._pool = _aligned(max(source.pool_bytes, 1))
@@ -153,7 +155,6 @@ class Library:
         here = compiler()
         try:
             here.build([code], path, [*SHARED, THREADED])
-            self.most_threads = len(os.sched_getaffinity(0))
         except ArtifactError:  # a compiler without OpenMP, or one that fails either way
             here.build([code], path, SHARED)
 
@@ -165,8 +166,8 @@ class Library:
         threads : int
             At most, where the compiler has OpenMP.
         """
-        if self.most_threads > 1:
-            self._library.omp_set_num_threads(threads)
+        if self._set_threads:
+            self._set_threads(threads)
         taken = [_aligned_copy(np.ascontiguousarray(x)) for x in inputs]
         made = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
         self._library.pimflow_run(*map(_pointer, (self._weights, self._pool, *taken, *made)))

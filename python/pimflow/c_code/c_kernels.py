@@ -14,17 +14,26 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from pimflow.c_code import c_vectors
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.lift_workspaces import WORKSPACES, with_workspaces
-from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters
+from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters, WideFunctions
 from pimflow.relay_passes.vector_calls import VectorCalls, has_vectors
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
 ALIGNMENT_BYTES = 64
 TYPES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "uint8": "uint8_t", "uint32": "uint32_t"},
+    **{
+        "float16": "half",
+        "float32": "float",
+        "float64": "double",
+        "bool": "bool",
+        "uint8": "uint8_t",
+        "uint32": "uint32_t",
+    },
     **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
+# Strict C has no such type, but compilers do.
+HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
 # GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
 PRELUDE = """#include <math.h>
 #include <stdbool.h>
@@ -33,6 +42,13 @@ PRELUDE = """#include <math.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-loop-interchange")
+#endif
+#if defined(__GNUC__)
+#define PIMFLOW_RESTRICT __restrict__
+#define PIMFLOW_KERNEL static __attribute__((noinline))
+#else
+#define PIMFLOW_RESTRICT restrict
+#define PIMFLOW_KERNEL static
 #endif
 #if defined(_OPENMP)
 #define PIMFLOW_PARALLEL _Pragma("omp parallel for")
@@ -62,7 +78,17 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     text = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
     assert "TVMBackend" not in text, "kernels allocate nothing"
     code = _without_runtime(text).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
-    return f"{PRELUDE}{c_vectors.prelude(code)}\n{code}"
+    for name, function in functions.items():
+        if (function.attrs or {}).get("tirx.noalias"):
+            code = _apart(code, name)
+    half = HALF if re.search(r"\bhalf\b", code) else ""
+    return f"{PRELUDE}{half}{c_vectors.prelude(code)}\n{code}"
+
+
+def _apart(code: str, name: str) -> str:
+    """`code`, whose function `name` is told that none of its tensors lies in another's memory."""
+    head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
+    return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
 
 def c_type(dtype: str) -> str:
@@ -77,7 +103,7 @@ def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
     with target:
         wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(named))))
     bare = {gv: _bare(f, named[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
-    host = [PlainRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    host = [PlainRegisters(), WideFunctions(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
     lowered = tvm.transform.Sequential([*host, VectorCalls(), MarkParallel()])(tvm.IRModule(bare))
     return {_plain(gv.name_hint): f for gv, f in lowered.functions_items()}
 
@@ -129,7 +155,8 @@ def _without_runtime(text: str) -> str:
     begin = text.index("void* __tvm_ffi__library_ctx")
     declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
-    return re.sub(r"^TVM_DLL ", "static ", library.sub("", declared), flags=re.MULTILINE)
+    # Put where it is called, GCC would forget what the signature says of its tensors.
+    return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)
 
 
 def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow import memory, pipeline
-from pimflow.c_code.c_kernels import ALIGNMENT_BYTES, TARGET, c_type, kernel_source
+from pimflow.c_code.c_kernels import ALIGNMENT_BYTES, HALF, TARGET, c_type, kernel_source
 from pimflow.core.liveness import Liveness
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import relax_module
@@ -215,9 +215,10 @@ def _signature(inputs: tuple, outputs: tuple) -> str:
 
 
 def _header(about: str, signature: str, pool_bytes: int, weight_bytes: int) -> str:
+    half = HALF if "half *" in signature else ""
     return (
         f"{about}#ifndef PIMFLOW_NETWORK_H\n#define PIMFLOW_NETWORK_H\n"
-        "#include <stdbool.h>\n#include <stdint.h>\n\n"
+        f"#include <stdbool.h>\n#include <stdint.h>\n{half}\n"
         f"#define PIMFLOW_ALIGNMENT_BYTES {ALIGNMENT_BYTES}\n"
         f"#define PIMFLOW_POOL_BYTES {max(pool_bytes, ALIGNMENT_BYTES)}\n"
         f"#define PIMFLOW_WEIGHT_BYTES {max(weight_bytes, ALIGNMENT_BYTES)}\n\n"

@@ -13,6 +13,8 @@ from pimflow.relay_passes.vector_calls import COMPARISONS, FUNCTIONS, LANES
 SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 ARITHMETIC = {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "muladd": "a + b * c"}
 ORDERED = {"max": "gt", "min": "lt"}  # as TVM has them: `b` where either is no number
+LOADS = {"load": "from[i]", "gather": "from[i * stride]", "splat": "a"}
+STORES = ("store", "scatter")
 OPERANDS = {"splat": 1, "muladd": 3, **dict.fromkeys(COMPARISONS.values(), 4)}
 
 WIDTH = """#ifndef PIMFLOW_LANES
@@ -69,6 +71,10 @@ def _head(name: str, lanes: int) -> str:
         return f"PIMFLOW_INLINE float{lanes} load{lanes}(const float *from) {{"
     if name == "store":
         return f"PIMFLOW_INLINE void store{lanes}(float *to, float{lanes} a) {{"
+    if name == "gather":
+        return f"PIMFLOW_INLINE float{lanes} gather{lanes}(const float *from, int64_t stride) {{"
+    if name == "scatter":
+        return f"PIMFLOW_INLINE void scatter{lanes}(float *to, int64_t stride, float{lanes} a) {{"
     kind = "float" if name == "splat" else f"float{lanes}"
     taken = ", ".join(f"{kind} {operand}" for operand in _operands(name))
     return f"PIMFLOW_INLINE float{lanes} {name}{lanes}({taken}) {{"
@@ -86,6 +92,11 @@ def _native(name: str, lanes: int) -> str:
         body = f"  *(float{lanes}_at *)to = a;"
     elif name == "splat":
         body = f"  float{lanes} made = {{{', '.join('a' * lanes)}}};\n  return made;"
+    elif name == "gather":
+        elements = ", ".join(f"from[{i} * stride]" for i in range(lanes))
+        body = f"  float{lanes} made = {{{elements}}};\n  return made;"
+    elif name == "scatter":
+        body = f"  for (int i = 0; i < {lanes}; ++i) to[i * stride] = a[i];"
     elif name in ARITHMETIC:
         body = f"  return {ARITHMETIC[name]};"
     elif name in _ONE_BY_ONE:
@@ -103,10 +114,11 @@ def _native(name: str, lanes: int) -> str:
 def _by_lane(name: str, lanes: int) -> str:
     """One number after the other."""
     each = f"for (int i = 0; i < {lanes}; ++i)"
-    if name == "store":
-        return f"{_head(name, lanes)}\n  {each} to[i] = a.lane[i];\n}}"
-    if name in ("load", "splat"):
-        value = "from[i]" if name == "load" else "a"
+    if name in STORES:
+        at = "i" if name == "store" else "i * stride"
+        return f"{_head(name, lanes)}\n  {each} to[{at}] = a.lane[i];\n}}"
+    if name in LOADS:
+        value = LOADS[name]
     elif name in ARITHMETIC:
         value = re.sub(r"\b([abc])\b", r"\1.lane[i]", ARITHMETIC[name])
     elif name in _ONE_BY_ONE:
@@ -122,11 +134,14 @@ def _by_lane(name: str, lanes: int) -> str:
 def _by_halves(name: str, lanes: int) -> str:
     """By the functions of half the width."""
     half = lanes // 2
-    if name == "store":
-        body = f"  store{half}(to, a.low);\n  store{half}(to + {half}, a.high);"
+    if name in STORES:
+        step, stride = ("", "") if name == "store" else (" * stride", "stride, ")
+        body = f"  {name}{half}(to, {stride}a.low);\n  {name}{half}(to + {half}{step}, {stride}a.high);"
         return f"{_head(name, lanes)}\n{body}\n}}"
     if name == "load":
         low, high = "from", f"from + {half}"
+    elif name == "gather":
+        low, high = "from, stride", f"from + {half} * stride, stride"
     elif name == "splat":
         low = high = "a"
     else:
@@ -138,4 +153,4 @@ def _by_halves(name: str, lanes: int) -> str:
 
 
 _ONE_BY_ONE = {f"v{name}": f"{name}f" for name in FUNCTIONS}
-_KNOWN = {"load", "store", "splat", *ARITHMETIC, *ORDERED, *SIGNS, *_ONE_BY_ONE}
+_KNOWN = {*LOADS, *STORES, *ARITHMETIC, *ORDERED, *SIGNS, *_ONE_BY_ONE}

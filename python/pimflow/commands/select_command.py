@@ -42,8 +42,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--target",
         metavar="c|LLVM",
         default="",
-        help="c: primitives as C, by this machine's C compiler; or what code for the remote machine is made "
-        "for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72' (default: what it says of itself)",
+        help="c: primitives as C, here or on the remote machine; or what code for the remote machine is made "
+        "for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72', or the same with c for llvm "
+        "(default: what it says of itself)",
     )
     sub.add_argument(
         "--gpu",
