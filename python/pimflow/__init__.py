@@ -11,19 +11,19 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 from __future__ import annotations
 
 from pimflow import tvm_extension as _tvm_extension
-from pimflow.hardware import GpuSpec, PimSpec, System, system
 
 _PUBLIC = (
     *("Compiled", "compile", "fuse", "infer", "relax_pipeline"),
     *("run", "search", "select", "simulate", "trace"),
 )
-_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api")
+_DEVICES = ("GpuSpec", "PimSpec", "System", "system")
+_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api") | dict.fromkeys(_DEVICES, "pimflow.hardware")
 
-__all__ = ["GpuSpec", "PimSpec", "System", "system", *_LAZY]
+__all__ = list(_LAZY)
 
 
 def __getattr__(name: str) -> object:
-    """TVM is imported on first need: it takes a second."""
+    """What takes a moment is imported on first need: TVM takes a second."""
     if name not in _LAZY:
         raise AttributeError(f"module 'pimflow' has no attribute '{name}'")
     import importlib
