@@ -10,9 +10,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.core.fused_tile import LANES
 from pimflow.relay_passes import schedule_primitives
 from pimflow.relay_passes.fused_chain import chain
-from pimflow.relay_passes.loops import LANES, STACK_BYTES, reduced, variables
+from pimflow.relay_passes.loops import STACK_BYTES, reduced, variables
 from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.task_workspaces import task_workspaces
 
