@@ -16,7 +16,7 @@ from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search, steps
 from pimflow.placement.evaluate import evaluate, overlapped_ns
 from pimflow.placement.ilp import solve_ilp
-from pimflow.placement.segments import is_serial, narrow
+from pimflow.placement.segments import is_serial, narrow, parts
 from pimflow.placement.solve import solve_dp
 from pimflow.placement.steps import State
 from pimflow.relay_passes.kernel_groups import kernel_groups
@@ -70,10 +70,13 @@ def costs(graph):
     return Costs(BASE, Profiling())
 
 
-def test_parts_begin_where_all_has_ended(graph):
+def test_parts_begin_where_all_has_ended(graph, costs):
     assert not is_serial(graph)
     # Five convolutions and the one that reads all branches, joined in its kernel.
     assert narrow(graph) == [(0, 1), (1, 7)]
+    # What joins them waits for all of them.
+    table = profile(graph, Candidates(graph, QUICK, costs))
+    assert parts(graph, table) == [(0, 1), (1, 6), (6, 7)]
 
 
 def test_branches_overlap_as_the_solver_foresees(graph, costs):

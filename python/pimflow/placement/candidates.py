@@ -65,6 +65,12 @@ class Candidates:
         self._layers: dict[ConvGeometry, splits.Layer] = {}
         self._found: dict[str, list[Candidate]] = {}
 
+    def of(self, graph: RegionGraph) -> Candidates:
+        """The same of another network: of layers that both have, nothing is asked again."""
+        found = Candidates(graph, self.system, self.costs, self.modes)
+        found._layers = self._layers
+        return found
+
     @functools.cached_property
     def tilings(self) -> Tilings:
         """Groups of regions that may be one kernel in tiles."""

@@ -217,14 +217,13 @@ class _Both:
         self.originals: dict[tuple[str, str], tuple[str, ...]] = {}
         maker = Candidates(self.graph, system, costs, goal.modes, goal.primitives)
         table = profile(self.graph, maker)
-        other = forms.mixture(set(layers) - set(forms.free))
-        plain = Candidates(other, system, costs, goal.modes, goal.primitives)
+        plain = maker.of(forms.mixture(set(layers) - set(forms.free)))
         plain.prepare()
         found = {name: list(candidates) for name, candidates in table.candidates.items()}
         for layer in forms.free:
             for candidate in plain.all(plain.graph.region(layer)):
                 self._add(found, self._as_it_came(plain, layer, candidate))
-        for candidate, originals in self._pipelines():
+        for candidate, originals in self._pipelines(maker):
             self._add(found, self._expanded(candidate, originals))
         self.table = _with(table, found)
         check_covers(self.graph, self.table)
@@ -252,23 +251,26 @@ class _Both:
         self.originals[covers[0], found.name] = tuple(originals)
         return found
 
-    def _pipelines(self) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
-        """Pipelines in which some layers are as they came, and those."""
-        free, seen = self.forms.free, set[tuple]()
+    def _pipelines(self, maker: Candidates) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
+        """Pipelines in which some layers are as they came, and those.
+
+        What their regions take is known, of both forms. A run is the same in all mixtures that have it.
+        """
+        free, seen = self.forms.free, set[tuple[str, ...]]()
         if "PIPELINE" not in self.goal.modes or not self.system.views:
             return
         for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
-            given = {layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1}
-            graph = self.forms.mixture(set(self.layers) - given)
-            maker = Candidates(graph, self.system, self.costs, self.goal.modes)
-            maker.prepare()
-            for candidates in pipelines.candidates(maker).values():
+            given = frozenset(layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1)
+            mixed = maker.of(self.forms.mixture(set(self.layers) - given))
+
+            def new(names: tuple[str, ...], given: frozenset[str] = given) -> bool:
+                found = names not in seen and not given.isdisjoint(names)
+                seen.update([names] if found else [])
+                return found
+
+            for candidates in pipelines.candidates(mixed, new).values():
                 for candidate in candidates:
-                    originals = tuple(name for name in candidate.covers if name in given)
-                    key = candidate.covers, candidate.name
-                    if originals and key not in seen:
-                        seen.add(key)
-                        yield candidate, originals
+                    yield candidate, tuple(name for name in candidate.covers if name in given)
 
     def _on_gpu(self, maker: Candidates, plain: Candidates) -> Mapping[str, list[Candidate]]:
         """By region, the candidates of a network on the GPU alone, which has all channels."""

@@ -7,6 +7,7 @@ which each resource is free after each region.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,7 @@ class _Program:
         self.rows = _Rows()
         self.y = [self.rows.column("does", number) for number in range(len(self.variants))]
         self.total = self.rows.column("total")
+        self._index()
         self._exact_cover()
         self._states(until)
         for position in range(*problem.segment):
@@ -99,13 +101,24 @@ class _Program:
             entries.append((self.total, bound.per_ns * self.unit_ns / size))
             self.rows.row(entries, -np.inf, UNITS)
 
-    def _those(self, wanted: Callable[[Variant], bool]) -> list[tuple[int, Variant]]:
-        return [(column, v) for column, v in zip(self.y, self.variants) if wanted(v)]
+    def _index(self) -> None:
+        """Variants with their columns: by where they begin and end, what they do, and what they take over."""
+        self.beginning, self.ending, self.doing, self.last = (defaultdict(list) for _ in range(4))
+        self.taking: dict[str, list[tuple[int, Variant]]] = defaultdict(list)
+        for each in zip(self.y, self.variants):
+            _, v = each
+            self.beginning[v.begin].append(each)
+            self.last[v.last].append(each)
+            for position in v.ends_at:
+                self.ending[position].append(each)
+            for position in range(v.begin, v.last + 1):
+                self.doing[position].append(each)
+            for name in v.takes:
+                self.taking[name].append(each)
 
     def _exact_cover(self) -> None:
         for position in range(*self.problem.segment):
-            doing = self._those(lambda v, p=position: v.begin <= p <= v.last)
-            self.rows.row([(column, 1.0) for column, _ in doing], 1.0, 1.0)
+            self.rows.row([(column, 1.0) for column, _ in self.doing[position]], 1.0, 1.0)
 
     def _states(self, until: State | None) -> None:
         """What is taken over is what was left, and the end is the state asked for."""
@@ -114,14 +127,14 @@ class _Program:
         for name in sorted(problem.may_pend):
             left = [(c, 1.0) for c, v in self._leaving(order[name], "pending")]
             if problem.first_reader(name) < end:
-                taken = [(c, -1.0) for c, v in self._those(lambda v, n=name: n in v.takes)]
+                taken = [(c, -1.0) for c, _ in self.taking[name]]
                 self.rows.row(left + taken, 0.0, 0.0)
             elif until is not None:
                 wanted = float(name in until.pending)
                 self.rows.row(left, wanted, wanted)
         for position in range(problem.segment[0] + 1, end):
-            goes_on = self._those(lambda v, p=position: v.begin == p and v.goes_on is True)
-            alone = self._those(lambda v, p=position: v.begin == p and v.goes_on is False)
+            goes_on = [(c, v) for c, v in self.beginning[position] if v.goes_on is True]
+            alone = [(c, v) for c, v in self.beginning[position] if v.goes_on is False]
             if goes_on:
                 before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
                 self.rows.row([(c, 1.0) for c, _ in goes_on] + before, -np.inf, 0.0)
@@ -132,7 +145,7 @@ class _Program:
             self.rows.row(on_pim, wanted, wanted) if on_pim else None
 
     def _leaving(self, position: int, what: str) -> list[tuple[int, Variant]]:
-        return self._those(lambda v: v.last == position and v.leaves == what)
+        return [(c, v) for c, v in self.last[position] if v.leaves == what]
 
     def _free(self, resource: str, position: int) -> int | None:
         """The column of when `resource` is free after `position`; None if that is the beginning."""
@@ -164,7 +177,7 @@ class _Program:
         self.rows.row([(sink, 1.0), (source, -1.0), *own], -slack)
 
     def _resources(self, position: int) -> None:
-        starting = self._those(lambda v: v.begin == position)
+        starting = self.beginning[position]
         inputs = sorted({name for _, v in starting for name in v.reads})
         for sink in RESOURCES:
             left = self._free(sink, position)
@@ -179,7 +192,7 @@ class _Program:
                     self._wait(left, self._ready(name), delayed, always=False)
 
     def _results(self, position: int) -> None:
-        ending = self._those(lambda v: position in v.ends_at)
+        ending = self.ending[position]
         ready = self._ready(self.problem.graph.regions[position].name)
         self._wait(ready, None, _delayed(ending, START, END), always=True)
         for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
@@ -294,27 +294,34 @@ def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Ke
     return found
 
 
-def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
+def candidates(
+    maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+) -> dict[str, list[Candidate]]:
     """By first region, the pipelines that beat doing their regions one by one.
 
     Of every run and way to deal it to the devices that is the best number of stages. Costs of single
     regions have to be known already (`Candidates.prepare`).
+
+    Parameters
+    ----------
+    wanted : callable
+        Asked about the regions of each run, by name.
     """
     if "PIPELINE" not in maker.modes:
         return {}
     bounds = _Bounds(maker)
-    wanted = [run for run in runs(maker) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
+    tried = [run for run in runs(maker, wanted) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
     layers = {
         run.products(position, stage): run.regions[position].name
-        for run in wanted
+        for run in tried
         for position, mode in enumerate(run.pipeline.modes)
         if mode == "PIM"
         for stage in range(len(run.rows[position]))
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
-    made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in wanted])
+    made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
     best: dict[tuple, tuple[float, Candidate]] = {}
-    for run, candidate in zip(wanted, made, strict=True):
+    for run, candidate in zip(tried, made, strict=True):
         latency_ns = makespan_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
@@ -325,12 +332,13 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     return found
 
 
-def runs(maker: Candidates) -> Iterator[Run]:
-    """Every run of `LENGTHS` regions in `STAGES` stages, on both devices."""
+def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True) -> Iterator[Run]:
+    """Every `wanted` run of `LENGTHS` regions in `STAGES` stages, on both devices."""
     graph = maker.graph
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
         regions = graph.regions[begin : begin + length]
-        if len(regions) < length or any(_unstaged(region) for region in regions):
+        names = tuple(region.name for region in regions)
+        if len(regions) < length or not wanted(names) or any(_unstaged(region) for region in regions):
             continue
         if not all(_chained(graph, *pair) for pair in itertools.pairwise(regions)):
             continue
@@ -339,7 +347,6 @@ def runs(maker: Candidates) -> Iterator[Run]:
         for modes, stages in itertools.product(itertools.product(*devices), STAGES):
             if len(set(modes)) == 2 and stages <= rows:
                 cuts = tuple(rows * stage // stages for stage in range(1, stages))
-                names = tuple(region.name for region in regions)
                 try:
                     yield _of(maker, Pipeline(regions=names, modes=modes, cuts=cuts))
                 except PlanError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.placement.steps import late_operands
@@ -22,20 +24,26 @@ def ancestors(graph: RegionGraph) -> list[int]:
     return found
 
 
+def waits(graph: RegionGraph) -> list[int]:
+    """By region, those that have ended when it begins, as `ancestors` has them."""
+    needs = ancestors(graph)
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    found = []
+    for region in graph.regions:
+        needed = 0
+        for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
+            needed |= needs[order[name]] if name in order else 0
+        found.append(needed)
+    return found
+
+
 def narrow(graph: RegionGraph) -> list[Segment]:
     """Runs of regions, each but the last ending with a region that all before lead to and all after need.
 
     All before such a region has ended when it has, and nothing behind it begins before: the latencies of the
     runs add up, on whatever devices their tasks are.
     """
-    needs, count = ancestors(graph), len(graph.regions)
-    order = {region.name: position for position, region in enumerate(graph.regions)}
-    begins = []
-    for region in graph.regions:
-        needed = 0
-        for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
-            needed |= needs[order[name]] if name in order else 0
-        begins.append(needed)
+    needs, begins, count = ancestors(graph), waits(graph), len(graph.regions)
     needed_by_all = [False] * count
     common = -1
     for position in reversed(range(count)):
@@ -55,9 +63,28 @@ def is_serial(graph: RegionGraph) -> bool:
     return len(narrow(graph)) == len(graph.regions)
 
 
+def parts(graph: RegionGraph, table: CostTable) -> list[Segment]:
+    """Runs of regions, all of which wait for all before the run: their latencies add up too.
+
+    Those of `narrow` are cut behind the region that joins branches; these before it too, unless several of
+    the branches may leave it something pending, each of which doubles the states to end in.
+    """
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    pending = {c.covers[-1] for found in table.candidates.values() for c in found if c.output.pending}
+    left = [(order[name], order[graph.consumers[name][0]]) for name in pending]
+    begins, common = waits(graph), -1
+    cuts = {end for _, end in narrow(graph)} | {0}
+    for position in reversed(range(1, len(begins))):
+        common &= begins[position]
+        before = (1 << position) - 1
+        if common & before == before and sum(made < position <= reader for made, reader in left) < 2:
+            cuts.add(position)
+    return list(itertools.pairwise(sorted(cuts)))
+
+
 def merged(graph: RegionGraph, table: CostTable) -> list[Segment]:
-    """`narrow`, with those joined that a candidate straddles, but where it does each of them in full."""
-    segments = narrow(graph)
+    """`parts`, with those joined that a candidate straddles, but where it does each of them in full."""
+    segments = parts(graph, table)
     order = {region.name: position for position, region in enumerate(graph.regions)}
     spans = {
         (order[c.covers[0]], order[c.covers[-1]])
