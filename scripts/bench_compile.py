@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pimflow
-from pimflow import zoo
+from pimflow import without_torch, zoo
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CACHES = ("empty", "full")
@@ -38,6 +38,7 @@ def cpu_seconds() -> float:
 
 def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
     """Figures of one compilation in this process."""
+    without_torch.install()  # as the command does
     from pimflow.placement import Profiling
     from pimflow.placement.cache import ResultCache
     from pimflow.placement.executors import Processes
