@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System
+from pimflow.hardware.reader import out_of_range
 
 ELLIPSES = ("…", "...")
 MOST = 10_000  # values of a progression: a search for each
@@ -63,6 +64,8 @@ class Setting:
                 loader = _OWNERS.get(self.field)
                 return replace(system, **{self.field: loader.load(value) if loader else value})
             device = getattr(system, self.owner)
+            if self.key and self.key not in getattr(device, self.field):
+                raise UnknownNameError(f"{self.owner}.{self.field}", self.key, getattr(device, self.field))
             changed = {**getattr(device, self.field), self.key: value} if self.key else value
             device = replace(device, **{self.field: changed})
             for fault in device.faults_of_a_file() if isinstance(device, PimSpec) else ():
@@ -125,9 +128,12 @@ def _listed(parts: list[str], text: str) -> list[str]:
 def _value(text: str, kind: object, whole: str) -> Value:
     if kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
+        if fault := out_of_range(value):
+            raise UsageError(f"--set {whole}: {fault}")
+        return value
     if kind is bool:
         if text not in ("true", "false"):
             raise UsageError(f"--set {whole}: '{text}' is neither true nor false")
