@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System
-from pimflow.hardware.reader import INTEGER_LIMIT
+from pimflow.hardware.reader import out_of_range
 
 ELLIPSES = ("…", "...")
 MOST = 10_000  # values of a progression: a search for each
@@ -59,15 +59,15 @@ class Setting:
 
     def apply(self, system: System, value: Value) -> System:
         """`system` with that value; raises `UsageError` if they do not go together."""
-        if self.key:
-            known = getattr(getattr(system, self.owner), self.field)
-            if self.key not in known:
-                raise UnknownNameError(f"--set {self.owner}.{self.field}", self.key, known)
         try:
             if self.owner == "system":
                 loader = _OWNERS.get(self.field)
                 return replace(system, **{self.field: loader.load(value) if loader else value})
             device = getattr(system, self.owner)
+            if self.key and self.key not in getattr(device, self.field):
+                raise UnknownNameError(
+                    f"--set {self.owner}.{self.field}", self.key, getattr(device, self.field)
+                )
             changed = {**getattr(device, self.field), self.key: value} if self.key else value
             return replace(system, **{self.owner: replace(device, **{self.field: changed})})
         except (ValueError, SpecError) as error:
@@ -130,8 +130,8 @@ def _value(text: str, kind: object, whole: str) -> Value:
             value = kind(text)
         except ValueError:
             raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
-        if kind is int and abs(value) >= INTEGER_LIMIT:
-            raise UsageError(f"--set {whole}: '{text:.40}' is not below {INTEGER_LIMIT}")
+        if fault := out_of_range(value):
+            raise UsageError(f"--set {whole}: {fault}")
         return value
     if kind is bool:
         if text not in ("true", "false"):

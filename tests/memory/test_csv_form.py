@@ -1,6 +1,7 @@
 """Is a table of buffers read as it is written, and is every bad one refused in one clear line?"""
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,17 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
         csv_form.read(tmp_path / "binary.csv")
     with pytest.raises(LifetimeError, match="cannot be written"):
         csv_form.write(tmp_path / "no" / "plan.csv", [], {})
+
+
+def test_devices_and_links_are_written_to_and_stay_what_they_are(tmp_path):
+    """A rename as root would put a plain file in their place."""
+    pipe, link, plain = tmp_path / "pipe", tmp_path / "link", tmp_path / "plain"
+    os.mkfifo(pipe)
+    link.symlink_to(plain)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link, plain):
+        csv_form.replace_file(path, b"plan")
+    assert os.read(reader, 10) == b"plan" == plain.read_bytes()
+    os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink() and plain.is_file()
+    assert sorted(tmp_path.iterdir()) == [link, pipe, plain]

@@ -83,7 +83,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         action="append",
         required=True,
         dest="settings",
-        help="values of a field of the system or its devices: pim_channels=0,4,…,28, pim.timing.nRAS=20,30",
+        help="values of a field of the system or its devices: pim_channels=0,4,…,28, pim.timing.nRCDR=10,20",
     )
     sub.add_argument(
         "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"

@@ -126,10 +126,8 @@ def _section(table: dict) -> tuple[dict, dict[str, str]]:
 def _checked(value: object, kind: object, where: str) -> object:
     """`value` as type `kind`; ints are accepted where floats are wanted, lists become tuples."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if type(value) is int and abs(value) >= INTEGER_LIMIT:
-        raise SpecError(f"{where}: {value!a:.40} is not below {INTEGER_LIMIT}")
-    if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):
-        raise SpecError(f"{where}: {value!r} is not below {FLOAT_LIMIT:g}")
+    if fault := out_of_range(value):
+        raise SpecError(f"{where}: {fault}")
     if kind is float and type(value) is int:
         return float(value)
     if origin is tuple and isinstance(value, list):
@@ -144,6 +142,17 @@ def _checked(value: object, kind: object, where: str) -> object:
     if kind is bool and isinstance(value, bool):
         return value
     raise SpecError(f"{where}: {value!r} is not a {getattr(kind, '__name__', kind)}")
+
+
+def out_of_range(value: object) -> str:
+    """Why no device has such a number; empty if it may. NaN and infinity are for `positive` to refuse."""
+    if type(value) is int and abs(value) >= INTEGER_LIMIT:
+        return f"{value!a:.40} is not below {INTEGER_LIMIT}"
+    if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):
+        return f"{value!r} is not below {FLOAT_LIMIT:g}"
+    if type(value) is float and 0 < abs(value) < 1 / FLOAT_LIMIT:
+        return f"{value!r} is nearer to zero than {1 / FLOAT_LIMIT:g}"
+    return ""
 
 
 def positive(**values: float | None) -> None:

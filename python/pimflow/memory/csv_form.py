@@ -156,14 +156,18 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
 
 
 def replace_file(path: str | os.PathLike, data: bytes) -> None:
-    """Write `data` to a scratch file beside `path`, and rename it."""
+    """Write `data` to a scratch file beside `path`, and rename it; a pipe or device is written to."""
     path = Path(path)
     if not path.name:
         raise LifetimeError(f"{path}: is a directory; name a file")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    file = Path(os.path.realpath(path))  # a link stays one
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        scratch.write_bytes(data)
-        scratch.replace(path)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(data)
+        else:
+            scratch.write_bytes(data)
+            scratch.replace(file)
     except OSError as error:
         raise LifetimeError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:

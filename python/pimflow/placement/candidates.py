@@ -67,7 +67,7 @@ class Candidates:
 
     def of(self, graph: RegionGraph) -> Candidates:
         """The same of another network: of layers that both have, nothing is asked again."""
-        found = Candidates(graph, self.system, self.costs, self.modes)
+        found = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
         found._layers = self._layers
         return found
 

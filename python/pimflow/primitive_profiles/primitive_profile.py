@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pimflow.core.region import ConvGeometry
-from pimflow.errors import ProfileError
+from pimflow.errors import LifetimeError, ProfileError
+from pimflow.memory.csv_form import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
 from pimflow.primitives.families import Shape, tiles
 from pimflow.primitives.layer import FP32_BYTES, input_bytes
@@ -198,20 +199,15 @@ class Profile:
 
     def write(self, path: str | os.PathLike) -> None:
         """Raises `ProfileError` if it cannot."""
-        path = Path(path)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
         plain = self.plain()
         lists = [
             f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in plain.pop(key)) + "\n]" for key in ROWS
         ]
         text = ",\n".join([json.dumps(plain)[:-1], *lists]) + "}\n"
         try:
-            scratch.write_text(text)
-            scratch.replace(path)
-        except OSError as error:
-            raise ProfileError(f"{path}: cannot be written: {error.strerror or error}") from error
-        finally:
-            scratch.unlink(missing_ok=True)
+            replace_file(path, text.encode())
+        except LifetimeError as error:  # the words are right, the kind is that of memory tables
+            raise ProfileError(str(error)) from error
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> Profile:
