@@ -137,8 +137,8 @@ def _goal(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_compile(args: argparse.Namespace) -> None:
     if args.explain is not None:
-        unused = ["output", "emit_traces", "target", "tolerance", "calibration"]
-        unused += ["select"] if args.device != "cuda" else []  # only a GPU's primitives are candidates
+        unused = ["output", "emit_traces", "tolerance", "calibration"]
+        unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         arguments.refuse(
             args, unused, "--explain prints candidates, and makes nothing; leave out one of both"
         )

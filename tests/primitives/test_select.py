@@ -196,19 +196,19 @@ def concatenating() -> RegionGraph:
     """Two branches, joined by the convolution that reads them; a third reads the join too."""
     shape, joined = (1, 4, 4, 16), (1, 4, 4, 32)
 
-    def conv(name, inputs, shapes, channels, prologue=(), kept=0):
+    def conv(name, inputs, shapes, channels, prologue=(), kept=0, reads_kept=()):
         layer = ConvGeometry(n=1, h=4, w=4, c=channels, oc=16)
         return Region(
             name=name, operator="conv2d", operators=(*prologue, "conv2d"), geometry=layer, prologue=prologue,
             inputs=inputs, input_shapes=shapes, output_shape=shape, weight_elements=16 * channels,
-            kept_elements=kept,
+            kept_elements=kept, kept_inputs=reads_kept,
         )  # fmt: skip
 
     regions = (
         conv("a", ("%x",), (shape,), 16),
         conv("b", ("%x",), (shape,), 16),
         conv("c", ("a", "b"), (shape, shape), 32, ("concat",), 4 * 4 * 32),
-        conv("d", ("c",), (joined,), 32),
+        conv("d", ("c",), (joined,), 32, reads_kept=(0,)),
         conv("e", ("c",), (shape,), 16),
     )
     return RegionGraph(name="joins", regions=regions, outputs=("d", "e"))

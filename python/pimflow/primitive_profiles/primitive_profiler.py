@@ -27,6 +27,7 @@ from pimflow.primitives.families import BLOCK, tensor_shape
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
+    "core.fused_tile",
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
     "primitive_kernels",
     *("relay_passes.fused_chain", "relay_passes.keep_registers", "relay_passes.loops"),
