@@ -78,7 +78,7 @@ def export_decomposed(
         If the outputs differ; nothing is written.
     """
     wanted, request = Goal(**goal), requested(request)
-    if not frontend.is_onnx(model):
+    if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
     on = target_system or system()
     progress("loading")
