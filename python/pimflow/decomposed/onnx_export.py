@@ -132,12 +132,16 @@ def _open_dims(model: Model, written: onnx.ModelProto) -> None:
     if isinstance(model, str) and model in zoo.names():
         return  # which have no open ones
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    some = any(
+        not dim.HasField("dim_value") for x in declared.graph.input for dim in x.type.tensor_type.shape.dim
+    )
     for name in ("input", "output"):
         shapes = {value.name: value.type.tensor_type for value in getattr(declared.graph, name)}
         for value in getattr(written.graph, name):
             kind = shapes.get(value.name)
-            if kind is not None and not kind.HasField("shape"):
-                value.type.tensor_type.ClearField("shape")  # which was inferred for fixed inputs
+            if some and kind is not None and not kind.HasField("shape"):
+                for dim in value.type.tensor_type.shape.dim:
+                    dim.Clear()  # inferred for fixed inputs
             for dim, own in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
                 if not own.HasField("dim_value"):
                     dim.CopyFrom(own)
