@@ -124,7 +124,7 @@ def graphs_of_parts(draw):
     return builder.get()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graphs_of_parts())
 def test_any_graph_keeps_its_values(mod):
     """Bit by bit: in one pool, with parts and results in place, as with every tensor by itself."""

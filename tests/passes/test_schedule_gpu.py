@@ -170,7 +170,7 @@ def products(draw) -> tirx.PrimFunc:
     return only_kernel(network, (draw(st.integers(1, 2)), h, w, groups * inner))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(products(), st.sampled_from([1, 30]))
 def test_products_keep_values(func, multiprocessors):
     """As they are but for the intrinsics, which have no code for a CPU."""
