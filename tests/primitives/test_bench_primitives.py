@@ -1,0 +1,51 @@
+"""Does the script of docs/primitives.md write what the page has marks for?"""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pimflow.c_code import c_builds
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    yield importlib.import_module("bench_primitives")
+    for name in ("bench_primitives", "update_readme"):
+        sys.modules.pop(name, None)
+
+
+def test_marks_are_the_tables_of_the_script(script):
+    text = script.PAGE.read_text(encoding="utf-8")
+    marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n.*?<!-- (\S+) end -->", text, flags=re.DOTALL)
+    names = [name for tables in script.PARTS.values() for name in tables]
+    assert marked == [(name, name) for name in names]
+    for part in script.PARTS:
+        assert f"`scripts/bench_primitives.py {part}`" in text
+
+
+def test_tables_of_a_small_network(script, capsys, monkeypatch, tmp_path):
+    page = tmp_path / "primitives.md"
+    page.write_text(script.PAGE.read_text())
+    monkeypatch.setattr(script, "PAGE", page)
+    monkeypatch.setattr(script, "GOOGLENET_POOLS", script.GOOGLENET_POOLS[-1:])
+    monkeypatch.setattr(script, "SELECTED", "toy")
+    monkeypatch.setattr(script, "PLANNED", (("toy", None), ("toy", 0.001)))
+    monkeypatch.setattr(script, "C_NETWORK", "toy")
+    monkeypatch.setattr(script, "IN_C", script.IN_C[-1:])
+    threads = script.thread_count()
+    parts = ["pools", "gpu", *(["c"] if c_builds.found() else [])]
+    monkeypatch.setattr(sys, "argv", ["x", *parts, "--calls", "1", "--page"])
+    script.main()
+    text, printed = page.read_text(), capsys.readouterr().out
+    tables = re.findall(r"begin: written by \S+ -->\n(.*?)\n<!-- (\S+) end", text, flags=re.DOTALL)
+    for body, name in tables:
+        assert f"{name}\n\n{body}\n" in printed or name.partition("-")[0] not in parts
+    assert "\n| toy | 0.001 | none | none | none | none | none | none |\n" in text
+    assert "In microseconds, the least of 1 calls, on " in text
+    assert script.thread_count() == threads
