@@ -27,7 +27,7 @@ from pimflow.placement.cache import ResultCache, default_path
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
 TURN = 8  # inferences that count
 KERNEL_ROUNDS = 2  # of all kernels, after each turn
-WARM_SECONDS = 0.1  # by then the threads of the other way have stopped to wait for work on the cores
+WARM_SECONDS = 0.3  # by then the threads of the other way have stopped to wait for work on the cores
 HEADER = (
     "network",
     "pimflow, ms",
