@@ -17,7 +17,7 @@ from pimflow.deep_fusion.layers import Layer, same
 from pimflow.deep_fusion.replay import replay
 from pimflow.deep_fusion.search import OBJECTIVES
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=25)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
 
 
 def exhaustive(costs):

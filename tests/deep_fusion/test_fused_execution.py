@@ -15,7 +15,7 @@ from pimflow.deep_fusion.channels import possible_runs
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
 from pimflow.kernels import cuda_compiler
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=9)
 
 
 @st.composite
@@ -135,7 +135,7 @@ def test_what_cannot_be_executed_is_refused(options, message, capsys):
     assert message in captured.err and captured.out == ""
 
 
-@settings(PROPERTY, max_examples=8)
+@settings(PROPERTY, max_examples=5)
 @given(models(most=9), st.integers(300, 1200))
 def test_a_network_runs_as_it_was_searched(model, on_chip):
     """Groups over branches and by channels among them: results and bytes of all of it."""
@@ -148,7 +148,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
     assert ran.counted_bytes == plan.dram_bytes
 
 
-@settings(PROPERTY, max_examples=8)
+@settings(PROPERTY, max_examples=5)
 @given(classifiers(), st.integers(300, 4000), st.sampled_from(("recompute", "retain")))
 def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""

@@ -21,7 +21,7 @@ from pimflow.deep_fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.deep_fusion.tiling import Tiling
 from pimflow.errors import InfeasibleError, VerificationError
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
 REUSES = ("none", "lifetime", "deep")
 
 
@@ -126,7 +126,7 @@ def test_a_residual_block_by_hand():
     assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
 
 
-@settings(PROPERTY, max_examples=40)
+@settings(PROPERTY, max_examples=24)
 @given(groups(reuse="lifetime"), st.booleans(), st.integers(10, 600))
 def test_runs_are_found_where_any_fit(group, sums, capacity):
     """All ways to choose runs, with the memory of each by its lifetimes."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.overlap import overlap, row_lead
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=90)
 
 
 def survives(rows, columns, channels, filters, lead, strict):

@@ -10,7 +10,7 @@ from layer_graphs import graphs
 from pimflow.core.ranges import RangeMap
 from pimflow.deep_fusion.tiling import pieces, transfer
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
 
 
 def traced(drawn, begin, end, tile, parts):

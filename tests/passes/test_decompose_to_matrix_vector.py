@@ -97,7 +97,7 @@ def test_other_convolutions_stay():
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(NotDense), NotDense)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_dense_convolution(data):
     kernel = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))

@@ -101,7 +101,7 @@ def test_the_rewrite():
     tvm.ir.assert_structural_equal(FoldPadding()(Before), Expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["NCHW", "NHWC"]),
     st.tuples(*[st.integers(0, 4)] * 4),

@@ -365,7 +365,7 @@ def networks(draw):
     return onnx_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(networks())
 def test_any_network(model):
     mod = onnx_graph.from_onnx(model)

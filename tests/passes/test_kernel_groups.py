@@ -246,7 +246,7 @@ def results(group: KernelGroup) -> set[relax.Var]:
     return {group.result, *group.kept}
 
 
-@settings(max_examples=300)
+@settings(max_examples=180)
 @given(graphs_of_operators(opaque=True))
 def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     bindings, groups = main_bindings(mod), kernel_groups(mod)
@@ -265,7 +265,7 @@ def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     assert mod["main"].body.body in known
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(graphs_of_operators(opaque=False))
 def test_any_graph_keeps_its_values(mod):
     runs_alike(mod)

@@ -139,7 +139,7 @@ def expected(problem: Problem, choice) -> set[tuple[str, str]]:
 choices = st.lists(st.integers(0, 11), min_size=1, max_size=12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(networks(["scale"]), choices)
 def test_transforms_are_those_of_the_selection(mod, numbers):
     found = problem(mod)

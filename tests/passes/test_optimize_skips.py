@@ -87,7 +87,7 @@ def test_the_same_bits_on_llvm_and_nothing_left_to_do():
     assert skips(after) == ()
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=24, derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_bits(before):
     found = skips(before)

@@ -61,7 +61,7 @@ def spelled(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, ha
     return relax.op.multiply(factors[0], emit(relax.op.multiply(factors[1], factors[2])))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.permutations([0, 1, 2]),
     st.booleans(),

@@ -124,7 +124,7 @@ def graphs_of_parts(draw):
     return builder.get()
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(graphs_of_parts())
 def test_any_graph_keeps_its_values(mod):
     """Bit by bit: in one pool, with parts and results in place, as with every tensor by itself."""
@@ -135,7 +135,7 @@ def test_any_graph_keeps_its_values(mod):
     assert storages == ([plan(liveness.lifetimes).pool_bytes] if liveness.lifetimes else [])
 
 
-@settings(max_examples=150)
+@settings(max_examples=90)
 @given(graphs_of_parts())
 def test_what_shares_bytes_of_any_graph(mod):
     """Taking over operands never needs more memory; copies that are left have a reason."""

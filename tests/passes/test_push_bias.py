@@ -122,7 +122,7 @@ def test_a_bias_stays_if_one_of_two_readers_does_not_take_it():
     tvm.ir.assert_structural_equal(PushBias()(before), before)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=15, derandomize=True, deadline=None)
 @given(st.data())
 def test_any_graph_of_these_operators_keeps_its_values_and_a_second_run_changes_nothing(data):
     def body(builder, x):

@@ -33,7 +33,7 @@ def layer(kind, steps=3, batch=1, direction="forward", bias=True, initial=False,
     return onnx_model([node], shapes, weights, results)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     kind=st.sampled_from(["LSTM", "GRU", "RNN"]),
     steps=st.integers(1, 4),

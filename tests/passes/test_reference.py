@@ -34,7 +34,7 @@ def stored_models(draw):
     return model
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(stored_models())
 def test_what_the_reference_reads_is_the_model(model):
     before = model.SerializeToString()

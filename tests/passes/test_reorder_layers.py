@@ -140,7 +140,7 @@ def forward(mod: tvm.IRModule, graph) -> dict[str, tuple[str, ...]]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_any_order_has_the_same_regions(mod, draw):
     graph = extract_regions(mod)
@@ -157,7 +157,7 @@ def test_any_order_has_the_same_regions(mod, draw):
     assert {b.var for b in main_bindings(after)} == {b.var for b in main_bindings(mod)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=36, deadline=None)
 @given(networks())
 def test_a_found_order_is_one_of_them(mod):
     graph = extract_regions(mod)

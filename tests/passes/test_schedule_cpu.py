@@ -87,7 +87,7 @@ def convolutions(draw) -> tvm.IRModule:
     return lowered(graph(network, (n, h + k, w + k, channels)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(convolutions())
 def test_convolutions_keep_bits(mod):
     keeps_bits(mod)
@@ -112,7 +112,7 @@ def reductions(draw) -> tvm.IRModule:
     return lowered(graph(network, (batch, m, k)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(reductions())
 def test_reductions_keep_bits(mod):
     keeps_bits(mod)
@@ -137,7 +137,7 @@ def planes(draw) -> tvm.IRModule:
     return lowered(graph(network, dims))
 
 
-@settings(max_examples=15)
+@settings(max_examples=9)
 @given(planes())
 def test_pools_in_every_layout_keep_bits(mod):
     after = keeps_bits(mod)

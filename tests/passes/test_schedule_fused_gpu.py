@@ -105,7 +105,7 @@ def test_what_is_priced_is_what_blocks_do(pool, size, channels):
     size=st.tuples(st.integers(3, 20), st.integers(3, 20)),
     channels=st.sampled_from([(5, 12), (16, 64), (3, 34)]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_operands_are_counted_pixel_by_pixel(pool, size, channels):
     """What tiles load is what lies on the map of all that their windows reach."""
     r, c = channels

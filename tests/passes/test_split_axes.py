@@ -215,7 +215,7 @@ def layers(draw):
     return axis, gpu, layer(batch, side, c, oc, window, product)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(layers())
 def test_any_split_gives_the_values(case):
     axis, gpu, before = case

@@ -215,7 +215,7 @@ def convolutions(draw):
     return build, draw(st.integers(1, output_rows - 1)), output_rows
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(convolutions(), st.booleans())
 def test_any_split_is_exact_or_refused(case, symmetric):
     build, rows, _ = case
@@ -245,7 +245,7 @@ def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:
     return not any(touches[:rows]) or not any(touches[rows:])
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(convolutions())
 def test_llvm_gives_the_same_bits(case):
     build, rows, _ = case

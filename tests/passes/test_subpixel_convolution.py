@@ -45,7 +45,7 @@ def transposed(draw):
     return onnx_model(nodes, {"x": (draw(st.integers(1, 2)), 3, *pair(4, 7))}, weights, ["y"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(transposed())
 def test_any_transposed_convolution(model):
     mod = onnx_graph.from_onnx(model)

@@ -95,7 +95,7 @@ def choices(mod, views=True):
     return tilings, [run for run in runs if not tilings.problem(run, Tiling())]
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(networks(), st.data())
 def test_a_group_gives_what_its_layers_give(mod, data):
     """Any group, any tiles; nothing inside of it is a tensor of the network any more."""

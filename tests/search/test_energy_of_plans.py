@@ -113,7 +113,7 @@ energies = st.dictionaries(st.sampled_from(PARTS), st.floats(0, 1e12), min_size=
 
 
 @given(plan=energies, base=energies)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_savings_name_no_part_twice_and_forget_none(toy, table, plan, base):
     """Whatever the parts of either side are."""
     blank = gpu_only(toy, table)

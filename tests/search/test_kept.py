@@ -162,14 +162,14 @@ def test_a_kept_concatenation_takes_over_nothing(devices):
     assert charged == built
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
     charged, built = charged_and_built(network, lambda _, candidates: draw.choice(candidates))
     assert charged == built
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks())
 def test_consumers_are_those_that_read_the_result(network):
     """By the variables that the module's kernels read."""

@@ -64,7 +64,7 @@ def networks(draw) -> RegionGraph:
     return RegionGraph(name="drawn", regions=tuple(regions), outputs=(regions[-1].name,))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(networks(), st.sampled_from(sorted(SYSTEMS)), st.data())
 def test_more_modes_are_never_slower(graph, name, data):
     """And none but those that were asked for, nor anything slower than the GPU with all channels."""

@@ -93,7 +93,7 @@ def _size(shape):
     return size
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(graphs())
 def test_a_primitive_is_charged_all_that_it_launches(graph):
     maker = Candidates(graph, SYSTEM, primitives=True)
@@ -114,7 +114,7 @@ def test_a_primitive_is_charged_all_that_it_launches(graph):
             assert [task.execution_ns for task in candidate.tasks] == times
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(graphs(most=3))
 def test_more_candidates_are_never_a_loss_and_the_best_is_found(graph):
     apart, together = (search(graph, SYSTEM, goal=goal) for goal in (WITHOUT, WITH))
@@ -127,7 +127,7 @@ def test_more_candidates_are_never_a_loss_and_the_best_is_found(graph):
     assert exhaustive.evaluation.latency_ns == pytest.approx(together.evaluation.latency_ns, rel=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=9, deadline=None)
 @given(graphs())
 def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
     """One after the other, by the model and all channels: no candidate that was left out would be faster."""
@@ -157,7 +157,7 @@ def chain_memory_bytes(graph, cover):
     return filters + most
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(graphs(most=3, residuals=False), st.floats(0, 1))
 def test_a_memory_budget_binds_the_plan(graph, share):
     """Against every cover: the fastest of those that keep to it."""

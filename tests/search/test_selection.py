@@ -25,7 +25,7 @@ from pimflow.placement.selection_search import (
     minimise,
 )
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=24, deadline=None)
 PICK = {"time": 0, "memory": 1, "workspace": 2}
 drawn = st.one_of(*(problems(model) for model in MEMORY_MODELS))
 

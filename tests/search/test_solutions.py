@@ -13,7 +13,7 @@ from pimflow.placement.solve import LATENCY
 
 
 @given(problem=problems(max_regions=4))
-@settings(max_examples=40)
+@settings(max_examples=24)
 def test_a_solution_is_found_once(problem, tmp_path_factory):
     graph, table = problem
     cache = ResultCache(tmp_path_factory.mktemp("kept") / "results.sqlite")

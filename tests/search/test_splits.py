@@ -116,7 +116,7 @@ SIDES = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(convolutions(), st.sampled_from(SIDES), st.data())
 def test_whatever_stands_beside_pim(geometry, side, data):
     """Times of the GPU that rise, fall or jump from row to row: nothing is assumed of them."""
@@ -147,7 +147,7 @@ def test_whatever_stands_beside_pim(geometry, side, data):
     assert replace(other, known=found).costs().splits == other.costs().splits
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(convolutions(), st.sampled_from(SIDES))
 def test_no_program_does_its_work_faster(geometry, side):
     bound_ns = least_work_ns(geometry, side.pim, side.dtype, side.channels)

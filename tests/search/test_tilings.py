@@ -78,7 +78,7 @@ def tilings_of(shape):
     return (Tiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(graphs(), st.data())
 def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     tilings = Tilings(graph, SYSTEM)
@@ -100,7 +100,7 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     assert energies["gpu_l2"] == cost.l2_bytes * GPU.energy["l2_pj_per_byte"]
 
 
-@settings(max_examples=15)
+@settings(max_examples=9)
 @given(graphs(most=3), st.sampled_from((16, 32)))
 def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
     """Every cut of the result that is tried, priced and placed one by one, is no faster."""
@@ -136,7 +136,7 @@ def test_more_candidates_are_never_a_loss(toy, objective, channels):
     assert set(apart.table.costs) <= set(together.table.costs)
 
 
-@settings(max_examples=15)
+@settings(max_examples=9)
 @given(graphs(), st.sampled_from((0, 16)))
 def test_more_candidates_are_never_a_loss_of_any_network(graph, channels):
     on = system(pim_channels=channels, splits="grid")
