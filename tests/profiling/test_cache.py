@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import pimflow
+from pimflow.network_kernels import BUILT_BY
 from pimflow.placement import cache as cache_module
-from pimflow.placement.cache import ResultCache, default_path, sources_digest
+from pimflow.placement.cache import COMPUTED_BY, ResultCache, default_path, sources_digest
+from pimflow.primitive_profiles import primitive_gpu_times
+from pimflow.primitive_profiles.primitive_profiler import IN_C, MEASURED
+from pimflow.profiling import READ_BY
 
 WRITER = """
 import sys, time
@@ -65,6 +70,49 @@ def test_results_that_other_code_decides_outlive_ours(tmp_path, monkeypatch):
 def test_the_digest_tells_packages_apart():
     assert sources_digest(("core",)) != sources_digest(("hardware",)) != sources_digest()
     assert sources_digest(("core.region",)) != sources_digest(("core.liveness",))
+
+
+def test_the_digest_covers_subfolders(tmp_path, monkeypatch):
+    """A change at any depth of a package makes old results unusable; so does moving a file."""
+    package = tmp_path / "layered"
+    (package / "inner" / "learned").mkdir(parents=True)
+    files = ["__init__.py", "inner/__init__.py", "inner/deep.py", "inner/learned/model.ubj.xz"]
+    for name in files:
+        (package / name).write_text("")
+
+    def digest():
+        sources_digest.cache_clear()
+        return sources_digest(("layered",))
+
+    monkeypatch.setattr(pimflow, "__path__", [*pimflow.__path__, str(tmp_path)])
+    digests = {digest()}
+    for name in files:
+        (package / name).write_text("x = 1\n")
+        digests.add(digest())
+    (package / "inner" / "deep.py").rename(package / "deep.py")
+    digests.add(digest())
+    assert len(digests) == len(files) + 2
+
+
+PARTS = {
+    "cache": COMPUTED_BY,
+    "regions": READ_BY,
+    "primitives": MEASURED,
+    "primitives in C": IN_C,
+    "modelled primitives": primitive_gpu_times.COMPUTED_BY,
+    "kernels of a network": BUILT_BY,
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_every_part_of_a_digest_is_there(parts):
+    """The parts are strings: a file that was moved must not leave one behind."""
+    assert sources_digest(parts) != sources_digest(parts[:-1])
+
+
+def test_a_part_that_is_not_there_is_no_digest():
+    with pytest.raises(LookupError, match="nowhere"):
+        sources_digest(("core", "nowhere"))
 
 
 def test_two_processes_at_once_lose_nothing(tmp_path):

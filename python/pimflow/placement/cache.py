@@ -37,11 +37,19 @@ def sources_digest(parts: tuple[str, ...] = COMPUTED_BY) -> str:
     machine."""
     digest = hashlib.sha256()
     for part in parts:
-        origin = Path(importlib.util.find_spec(f"pimflow.{part}").origin)
-        folder, package = origin.parent, origin.name == "__init__.py"
-        for path in sorted([*folder.glob("*.py"), *folder.glob("learned/*.xz")]) if package else [origin]:
-            digest.update(path.name.encode() + path.read_bytes())
+        spec = importlib.util.find_spec(f"pimflow.{part}")
+        if spec is None or spec.origin is None:
+            raise LookupError(f"there is no pimflow.{part} to take the digest of")
+        origin = Path(spec.origin)
+        for name, path in source_files(origin.parent) if origin.name == "__init__.py" else [(part, origin)]:
+            digest.update(f"{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def source_files(folder: Path) -> list[tuple[str, Path]]:
+    """The Python sources and trained models under `folder`, at any depth, by their paths within it."""
+    paths = [path for pattern in ("*.py", "learned/*.xz") for path in folder.rglob(pattern)]
+    return sorted((path.relative_to(folder).as_posix(), path) for path in paths)
 
 
 @functools.cache
