@@ -1,1 +1,0 @@
-"""Networks of decomposed layers: made, chosen, judged; their skip connections and activations."""

@@ -1,0 +1,257 @@
+"""Layers as chains of smaller layers: Tucker-2, CP and tensor train of filters. Without TVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pimflow.core.region import ConvGeometry
+from pimflow.decomposition import factors
+from pimflow.decomposition.factors import Chain
+from pimflow.decomposition.ranks import RankRule
+from pimflow.decomposition.request import Request
+from pimflow.errors import DecompositionError
+
+__all__ = [
+    "Decomposed",
+    "Link",
+    "RankRule",
+    "Request",
+    "Upsampling",
+    "check",
+    "decomposable",
+    "decompose",
+    "joined",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upsampling:
+    """What makes a convolution a transposed one: its channels are those of several pixels.
+
+    The canonical form of a transposed convolution of stride s has s*s times the channels, in the order
+    (group, row, column, channel), which are then spread over a map s times as large. As a transposed one its
+    filter is [OC // (s*s), KH*s, KW*s, C].
+
+    Attributes
+    ----------
+    scale : tuple of int
+        (vertical, horizontal).
+    begin, extent : tuple of int
+        Of the rows and columns that are kept.
+    """
+
+    scale: tuple[int, int]
+    begin: tuple[int, int]
+    extent: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One convolution of a chain.
+
+    Attributes
+    ----------
+    name : str
+        Within the layer: ``fconv``, ``core`` (``core_1``, ``core_2`` where there are two), ``lconv``.
+    role : str
+        One of `core.region.ROLES`.
+    filters : ndarray, [OC, KH, KW, C // groups]
+        fp32.
+    geometry : ConvGeometry
+    scale : tuple of int
+        Its channels are spread over a map so many times as large, (vertical, horizontal).
+    """
+
+    name: str
+    role: str
+    filters: np.ndarray
+    geometry: ConvGeometry
+    scale: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposed:
+    """A layer as a chain of convolutions.
+
+    Attributes
+    ----------
+    layer : str
+    method : str
+        ``tucker``, ``cp``, ``tt``, or ``svd``: what all of them are for a 1x1 window.
+    ranks : tuple of int
+        In the order of the chain.
+    relative_error : float
+        Of the filters: Frobenius norm of the difference over that of the original.
+    geometry : ConvGeometry
+        Of the original.
+    links : tuple of Link
+        In order; the bias comes after the last.
+    upsampling : Upsampling, optional
+        Of a transposed convolution; its map is cropped before the last link.
+    """
+
+    layer: str
+    method: str
+    ranks: tuple[int, ...]
+    relative_error: float
+    geometry: ConvGeometry
+    links: tuple[Link, ...]
+    upsampling: Upsampling | None = None
+
+    @property
+    def weight_elements(self) -> int:
+        return sum(link.filters.size for link in self.links)
+
+    @property
+    def macs(self) -> int:
+        return sum(link.geometry.macs for link in self.links)
+
+
+def decompose(
+    layer: str,
+    filters: np.ndarray,
+    geometry: ConvGeometry,
+    method: str,
+    rule: RankRule,
+    upsampling: Upsampling | None = None,
+) -> Decomposed:
+    """The chain of `method` for a convolution, or for a fully connected layer as the 1x1 case.
+
+    Groups are decomposed one by one, to the same ranks.
+
+    Parameters
+    ----------
+    layer : str
+        Its name.
+    filters : ndarray, [OC, KH, KW, C // groups]
+    geometry : ConvGeometry
+    method : str
+        One of `factors.METHODS`.
+    rule : RankRule
+    upsampling : Upsampling, optional
+        Of a transposed convolution, whose filter is decomposed as such.
+
+    Raises
+    ------
+    DecompositionError
+        If the ranks of `rule` are not those that the layer can have.
+    """
+    check(layer, method, geometry, rule, upsampling)
+    scale = upsampling.scale if upsampling else (1, 1)
+    groups = [joined(each.astype(np.float64), scale) for each in np.split(filters, geometry.groups)]
+    ranks = factors.ranks(method, groups, rule)
+    chains = [factors.factorise(method, each, ranks) for each in groups]
+    missing = sum(_distance(each, chain) for each, chain in zip(groups, chains))
+    norm = sum(float(np.vdot(each, each)) for each in groups)
+    return Decomposed(
+        layer=layer,
+        method=method if len(chains[0].cores) else "svd",
+        ranks=ranks,
+        relative_error=float(np.sqrt(missing / norm)) if norm else 0.0,
+        geometry=geometry,
+        links=_links(chains, geometry, upsampling),
+        upsampling=upsampling,
+    )
+
+
+def joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+    """A group's filter [(row, column, OC), KH, KW, C] as a transposed convolution's, [OC, KH*s, KW*s, C]."""
+    (sh, sw), (oc, kh, kw, c) = scale, filters.shape
+    phases = filters.reshape(sh, sw, oc // (sh * sw), kh, kw, c)
+    return phases.transpose(2, 0, 3, 1, 4, 5).reshape(oc // (sh * sw), sh * kh, sw * kw, c)
+
+
+def _phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+    """What `joined` joined, apart again."""
+    (sh, sw), (oc, kh, kw, c) = scale, core.shape
+    phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
+    return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)
+
+
+def _distance(filters: np.ndarray, chain: Chain) -> float:
+    """Sum of squares of what a chain misses, with one array as large as the filter."""
+    difference = chain.filters()
+    difference -= filters
+    return float(np.vdot(difference, difference))
+
+
+def decomposable(geometry: ConvGeometry) -> bool:
+    """Whether there are channels to decompose: a depthwise convolution has none."""
+    return geometry.groups == 1 or geometry.c > geometry.groups
+
+
+def check(
+    layer: str, method: str, geometry: ConvGeometry, rule: RankRule, upsampling: Upsampling | None = None
+) -> None:
+    """Raise `DecompositionError` if the ranks that `rule` gives are not those that the layer can have."""
+    g, ranks = geometry, rule.ranks
+    sh, sw = upsampling.scale if upsampling else (1, 1)
+    shape = (g.oc // (g.groups * sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups)
+    most = factors.limits(method, shape)
+    if ranks and len(ranks) != len(most):
+        raise DecompositionError(f"layer '{layer}' takes {len(most)} ranks, not {len(ranks)}")
+    for rank, bound in zip(ranks, most):
+        if not 1 <= rank <= bound:
+            raise DecompositionError(f"rank {rank} of layer '{layer}': its ranks are 1 to {bound}")
+    if ranks and method == "tt" and len(ranks) > 1:
+        size_of = (shape[3], *(k for k in shape[1:3] if k > 1), shape[0])
+        reached = factors.consistent(ranks, size_of)
+        if reached != tuple(ranks):
+            raise DecompositionError(
+                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reached)} only"
+            )
+
+
+def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None = None) -> tuple[Link, ...]:
+    """Convolutions whose filters are those of all groups, one after another."""
+    plain = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
+    count = len(chains[0].cores)
+    first = np.concatenate([chain.first for chain in chains])[:, None, None, :]
+    now = replace(g, oc=len(first), **({} if count == 0 else plain))
+    links = [Link(name="fconv", role="fconv", filters=first.astype(np.float32), geometry=now)]
+    h, w, channels = now.oh, now.ow, now.oc
+    for position in range(count):
+        vertical, horizontal = position == 0, position == count - 1
+        sh, sw = upsampling.scale if upsampling else (1, 1)
+        scale = (sh if vertical else 1, sw if horizontal else 1)
+        arrays = [chain.cores[position] for chain in chains]
+        depthwise = arrays[0].ndim == 3
+        if depthwise:  # each channel is a group with phases of its own
+            arrays = [filters[None, ..., None] for array in arrays for filters in array]
+        core = np.concatenate([_phases(array, scale) for array in arrays])
+        now = replace(
+            g,
+            h=h,
+            w=w,
+            c=channels,
+            oc=len(core),
+            groups=channels if depthwise else g.groups,
+            kh=core.shape[1],
+            kw=core.shape[2],
+            **_directions(g, vertical=vertical, horizontal=horizontal),
+        )
+        name = "core" if count == 1 else f"core_{position + 1}"
+        links.append(Link(name=name, role="core", filters=core.astype(np.float32), geometry=now, scale=scale))
+        h, w, channels = now.oh * scale[0], now.ow * scale[1], now.oc // (scale[0] * scale[1])
+    last = np.concatenate([chain.last for chain in chains])[:, None, None, :]
+    h, w = upsampling.extent if upsampling else (h, w)
+    now = replace(g, h=h, w=w, c=channels, oc=len(last), **plain)
+    links.append(Link(name="lconv", role="lconv", filters=last.astype(np.float32), geometry=now))
+    return tuple(links)
+
+
+def _directions(g: ConvGeometry, *, vertical: bool, horizontal: bool) -> dict[str, tuple[int, ...]]:
+    """Stride, dilation and padding of `g` in the directions that a core goes; of two, rows come first."""
+    top, left, bottom, right = g.padding
+    return {
+        "stride": (g.stride[0] if vertical else 1, g.stride[1] if horizontal else 1),
+        "dilation": (g.dilation[0] if vertical else 1, g.dilation[1] if horizontal else 1),
+        "padding": (
+            top if vertical else 0,
+            left if horizontal else 0,
+            bottom if vertical else 0,
+            right if horizontal else 0,
+        ),
+    }
