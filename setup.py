@@ -2,36 +2,28 @@
 
 import os
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PACKAGES = {
+# The user's layout: the package lies in four folders of the repository.
+FOLDERS = {
     "pimflow": "python/pimflow",
-    "pimflow.c_code": "python/pimflow/c_code",
-    "pimflow.commands": "python/pimflow/commands",
-    "pimflow.core": "python/pimflow/core",
-    "pimflow.decomposed": "python/pimflow/decomposed",
-    "pimflow.decomposition": "python/pimflow/decomposition",
-    "pimflow.deep_fusion": "python/pimflow/deep_fusion",
-    "pimflow.frontend": "python/pimflow/frontend",
-    "pimflow.fused_execution": "python/pimflow/fused_execution",
-    "pimflow.hardware": "python/pimflow/hardware",
-    "pimflow.memory": "python/pimflow/memory",
-    "pimflow.primitive_kernels": "python/pimflow/primitive_kernels",
-    "pimflow.primitives": "python/pimflow/primitives",
-    "pimflow.placement": "python/pimflow/placement",
-    "pimflow.primitive_profiles": "python/pimflow/primitive_profiles",
-    "pimflow.published": "python/pimflow/published",
-    "pimflow.relay": "python/pimflow/relay",
-    "pimflow.zoo": "python/pimflow/zoo",
     "pimflow.relay_passes": "relay_passes",
     "pimflow.pim_backend": "pim_backend",
     "pimflow.simulators": "simulators",
 }
-
-
 SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src")
+
+
+def packages() -> list[str]:
+    """Every folder below `FOLDERS` with an ``__init__.py``, by its dotted name."""
+    return sorted(
+        ".".join((name, *path.parent.relative_to(folder).parts))
+        for name, folder in FOLDERS.items()
+        for path in Path(folder).rglob("__init__.py")
+    )
 
 
 class BuildCore(build_ext):
@@ -52,8 +44,8 @@ class BuildCore(build_ext):
 
 
 setup(
-    packages=list(PACKAGES),
-    package_dir=PACKAGES,
+    packages=packages(),
+    package_dir=FOLDERS,
     ext_modules=[
         Extension(
             "pimflow.libpimflow_core",

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import pimflow
-from pimflow import without_torch, zoo
+from pimflow import zoo
+from pimflow.host import without_torch
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CACHES = ("empty", "full")
@@ -39,9 +40,9 @@ def cpu_seconds() -> float:
 def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
     """Figures of one compilation in this process."""
     without_torch.install()  # as the command does
+    from pimflow.host.executors import Processes
+    from pimflow.host.result_cache import ResultCache
     from pimflow.placement import Profiling
-    from pimflow.placement.cache import ResultCache
-    from pimflow.placement.executors import Processes
 
     profiling = Profiling(cache=ResultCache(cache) if cache else None, executor=Processes(jobs))
     begins = [("starting", 0.0, time.perf_counter())]

@@ -19,10 +19,11 @@ import tvm
 from tvm import relax
 
 import pimflow
-from pimflow import frontend, targets, zoo
-from pimflow.network_kernels import KernelTimer, network_time
+from pimflow import frontend, zoo
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Profiling
-from pimflow.placement.cache import ResultCache, default_path
+from pimflow.primitive_selection.network_time import KernelTimer, network_time
 
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
 TURN = 8  # inferences that count

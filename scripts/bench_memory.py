@@ -23,7 +23,8 @@ from statistics import geometric_mean
 
 import tvm
 
-from pimflow import api, frontend, memory, zoo
+from pimflow import frontend, memory, zoo
+from pimflow.api import compile as api
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
 from pimflow.hardware import system
 from pimflow.memory import csv_form

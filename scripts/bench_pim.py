@@ -25,12 +25,12 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.pim_backend.layout import memory_image
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.functional import Device, simd_variants
-from pimflow.simulators.timing import TIMINGS, distinct_channels, issued, time_program, time_trace
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.functional import Device, simd_variants
+from pimflow.simulators.pim.timing import TIMINGS, distinct_channels, issued, time_program, time_trace
+from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
 
 def blocks(spec: PimSpec, commands: int) -> PimProgram:

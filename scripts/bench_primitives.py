@@ -18,17 +18,17 @@ from tvm import tirx
 from update_readme import ROOT, fill
 
 import pimflow
-from pimflow.c_code import c_builds, c_kernels
+from pimflow.compiler.c_code import builds, kernels
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import InfeasibleError
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Searched
-from pimflow.placement.plan_memory import PlanMemory
-from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profiles.primitive_machines import Machine, thread_count
-from pimflow.primitive_profiles.primitive_profile import LAYOUTS, Pool
-from pimflow.primitive_profiles.primitive_profiler import COLD, pooling
+from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.primitive_selection.machines import Machine, thread_count
+from pimflow.primitive_selection.measuring import COLD, pooling
+from pimflow.primitive_selection.profile import LAYOUTS, Pool
 from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.kernels import kernel
 
 PAGE = ROOT / "docs" / "primitives.md"
 POOL_CALLS, C_CALLS, RUNS = 150, 25, 15  # the least of calls counts, the median of a network's runs
@@ -145,13 +145,13 @@ def one_thread() -> Iterator[None]:
 @one_thread()
 def c_primitives(calls: int | None) -> str:
     calls, rows = calls or C_CALLS, []
-    machines = (Machine(tvm.target.Target(c_kernels.TARGET)), Machine())
+    machines = (Machine(tvm.target.Target(kernels.TARGET)), Machine())
     for layer, geometry, names in IN_C:
         for name in names.split():
             function = kernel(PRIMITIVES[name], geometry)
             times = [f"{least_ns(function, machine, calls) / 1e6:.3f}" for machine in machines]
             rows.append([layer, f"`{name}`", *times])
-    by = f"{c_builds.compiler().version} `{' '.join(c_builds.OPTIONS)}`"
+    by = f"{builds.compiler().version} `{' '.join(builds.OPTIONS)}`"
     head = f"The least of {calls} calls, on {machines[1].device.name}; C by {by}:"
     return f"{head}\n\n{table(('layer', 'primitive', 'C, ms', 'LLVM, ms'), rows)}"
 

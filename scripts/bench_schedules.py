@@ -19,11 +19,11 @@ from pimflow import frontend
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.capability import refusal
-from pimflow.pim_backend.schedule import Tiling
-from pimflow.placement.pim_runs import PimSide
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.bound import lower_bound, plain_bound
+from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.schedule import Tiling
+from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.pim.bound import lower_bound, plain_bound
 from pimflow.simulators.profiler import BuiltIn
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")

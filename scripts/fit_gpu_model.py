@@ -17,9 +17,9 @@ from pathlib import Path
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
-from pimflow.simulators.gpu_data import read_samples, validate, write_fitted
-from pimflow.simulators.gpu_fit import fit, fit_launch, provenance, write_efficiency, write_launch
-from pimflow.simulators.gpu_learned_fit import learn_dtypes
+from pimflow.simulators.gpu.fit import fit, fit_launch, provenance, write_efficiency, write_launch
+from pimflow.simulators.gpu.learned_fit import learn_dtypes
+from pimflow.simulators.gpu.samples import read_samples, validate, write_fitted
 
 
 def main() -> int:

@@ -7,12 +7,12 @@ import json
 import sys
 
 from pimflow import frontend, zoo
-from pimflow.cuda_profiler import Cuda, kernel_rows
+from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.gpu_learned import Learned, residual_path
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.learned_model import Learned, residual_path
 from pimflow.simulators.profiler import Analytic
 
 

@@ -6,9 +6,9 @@ import re
 import statistics
 from pathlib import Path
 
-from pimflow import fusion
+from pimflow.api import fuse
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers, overlap
+from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers, overlap
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
 NETWORKS = ("vgg-19", "googlenet", "inception-v3", "resnet-18", "resnet-50")
@@ -32,7 +32,7 @@ TUCKER = "tucker:0.1"
 
 def table_1(graph: LayerGraph) -> list[str]:
     rows = ["| layers | computation | paper | memory | paper |", "|---|---|---|---|---|"]
-    for row in fusion.layer_shares(graph):
+    for row in fuse.layer_shares(graph):
         computation, memory = TABLE_1[row["kind"]]
         rows.append(
             f"| {row['kind']} | {row['computation']:.2%} | {computation} % "
@@ -84,7 +84,7 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
     ]
     for name, steps in plans.items():
         for step, plan in steps.items():
-            found = fusion.summary(plan)
+            found = fuse.summary(plan)
             possible = found["dram_bytes_unfused"] - found["dram_bytes_ideal"]
             share = (found["dram_bytes_unfused"] - found["dram_bytes"]) / possible
             again = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
@@ -97,19 +97,17 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
 
 
 def must_reach(
-    unfolded: dict[str, FusionPlan], folded: dict[str, FusionPlan], tucker: fusion.DecomposedFusion
+    unfolded: dict[str, FusionPlan], folded: dict[str, FusionPlan], tucker: fuse.DecomposedFusion
 ) -> list[str]:
-    shares_of_1 = fusion.layer_shares(unfolded["resnet-18"].graph)
+    shares_of_1 = fuse.layer_shares(unfolded["resnet-18"].graph)
     away = max(
         abs(100 * row[what] - TABLE_1[row["kind"]][column])
         for row in shares_of_1
         for column, what in enumerate(("computation", "memory"))
     )
     reductions = {name: plan.reduction for name, plan in unfolded.items()}
-    roof = statistics.geometric_mean(fusion.summary(p)["speedup_roofline"] for p in unfolded.values())
-    serial = statistics.geometric_mean(
-        fusion.summary(p)["speedup_serial_baseline"] for p in unfolded.values()
-    )
+    roof = statistics.geometric_mean(fuse.summary(p)["speedup_roofline"] for p in unfolded.values())
+    serial = statistics.geometric_mean(fuse.summary(p)["speedup_serial_baseline"] for p in unfolded.values())
     shares = [
         (p.dram_bytes_unfused - p.dram_bytes) / (p.dram_bytes_unfused - p.dram_bytes_ideal)
         for p in folded.values()
@@ -151,7 +149,7 @@ def objectives(graph: LayerGraph) -> list[str]:
     return rows
 
 
-def tucker_rows(done: fusion.DecomposedFusion, folded_bytes: int) -> list[str]:
+def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
     """Of ResNet-18: what decomposition and fusion do together, and what that does to its outputs."""
     part = done.decomposition
     rows = ["| ResNet-18 | DRAM traffic |", "|---|---|"]
@@ -176,7 +174,7 @@ def on_chip_sizes(graph: LayerGraph) -> list[str]:
     rows = ["| on chip | DRAM traffic | reduction | roofline |", "|---|---|---|---|"]
     for size in ON_CHIP_KIB:
         plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), halo="retain")
-        found = fusion.summary(plan)
+        found = fuse.summary(plan)
         rows.append(
             f"| {size} KiB | {plan.dram_bytes / 2**20:.1f} MiB | {plan.reduction:.1%} "
             f"| {found['speedup_roofline']:.2f} x |"
@@ -192,15 +190,15 @@ def fill(text: str, name: str, rows: list[str]) -> str:
 
 
 def main() -> None:
-    graphs = {name: fusion.layer_graph(name) for name in NETWORKS}
+    graphs = {name: fuse.layer_graph(name) for name in NETWORKS}
     resnet18 = graphs["resnet-18"]
     plans = {
         name: {step: fuse_layers(graph, **options) for step, options in STEPS.items()}
         for name, graph in graphs.items()
     }
-    folded = {name: fusion.fuse(name, baseline="folded", halo="retain") for name in NETWORKS}
+    folded = {name: fuse.fuse(name, baseline="folded", halo="retain") for name in NETWORKS}
     best = {name: steps[BEST] for name, steps in plans.items()}
-    tucker = fusion.fuse_decomposed("resnet-18", TUCKER, halo="retain")
+    tucker = fuse.fuse_decomposed("resnet-18", TUCKER, halo="retain")
     text = PAGE.read_text(encoding="utf-8")
     for name, rows in {
         "table 1": table_1(resnet18),

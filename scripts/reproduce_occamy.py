@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from statistics import geometric_mean
 
-from pimflow import api
+from pimflow.api import compile as api
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 

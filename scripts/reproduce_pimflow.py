@@ -11,13 +11,13 @@ from typing import Any
 
 from update_readme import ROOT, fill
 
+from pimflow.api.published import pimflow_ablation, pimflow_comparison, pimflow_tables
+from pimflow.api.published.pimflow_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
+from pimflow.host.executors import parse_executor
+from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Profiling
-from pimflow.placement.cache import ResultCache, default_path
-from pimflow.placement.executors import parse_executor
-from pimflow.published import published_ablation, published_comparison, published_tables
-from pimflow.published.published_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURE = ROOT / "docs" / "pimflow_comparison.png"
@@ -28,15 +28,15 @@ def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str
     """All figures of `parts`."""
     found: dict[str, Any] = {}
     if "comparison" in parts:
-        found["comparison"] = published_comparison.compare(searches, models)
-        found["energies"] = published_comparison.energies(searches, models)
+        found["comparison"] = pimflow_comparison.compare(searches, models)
+        found["energies"] = pimflow_comparison.energies(searches, models)
     if "shares" in parts:
-        found["shares"] = published_comparison.shares(searches, models)
+        found["shares"] = pimflow_comparison.shares(searches, models)
     if "ablation" in parts:
         ways = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
-        found |= {name: getattr(published_ablation, way)(searches) for way, name in ways.items()}
+        found |= {name: getattr(pimflow_ablation, way)(searches) for way, name in ways.items()}
     if "sizes" in parts:
-        found["sizes"] = published_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
+        found["sizes"] = pimflow_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
     return found
 
 
@@ -47,13 +47,13 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         rows = found["comparison"]
         for accounting, timing in CONVENTIONS:
             name = f"speed-up {accounting} {timing}"
-            drawn[name] = lambda a=accounting, t=timing: published_tables.speedups(rows, a, t)
-        drawn["parts"] = lambda: published_tables.parts(rows)
-        drawn["commands"] = lambda: published_tables.commands(rows)
-        drawn["energy"] = lambda: published_tables.energy(rows, found["energies"])
+            drawn[name] = lambda a=accounting, t=timing: pimflow_tables.speedups(rows, a, t)
+        drawn["parts"] = lambda: pimflow_tables.parts(rows)
+        drawn["commands"] = lambda: pimflow_tables.commands(rows)
+        drawn["energy"] = lambda: pimflow_tables.energy(rows, found["energies"])
     for name in ("shares", "terms", "gains", "GPU side", "sizes"):
         if name in found:
-            table = getattr(published_tables, name.lower().replace(" ", "_"))
+            table = getattr(pimflow_tables, name.lower().replace(" ", "_"))
             drawn[name] = lambda table=table, name=name: table(found[name])
     return {f"pimflow {name}": table() for name, table in drawn.items()}
 
@@ -85,7 +85,7 @@ def main() -> None:
         print("\n\n".join(f"{name}\n\n{table}" for name, table in printed.items()))
     pictures = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
     for path in filter(None, pictures):
-        plot.save(path, published_tables.figure(found["comparison"]), "PIMFlow's comparison")
+        plot.save(path, pimflow_tables.figure(found["comparison"]), "PIMFlow's comparison")
     if args.page:
         text = PAGE.read_text(encoding="utf-8")
         for name, table in printed.items():

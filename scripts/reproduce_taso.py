@@ -11,13 +11,13 @@ from typing import Any
 
 from update_readme import ROOT, fill
 
-from pimflow.commands import select_command
+from pimflow.api.published import taso_selection, taso_tables
+from pimflow.api.published.taso_selection import NETWORKS, Say, Study
+from pimflow.cli import select
 from pimflow.errors import PimflowError
+from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
-from pimflow.placement.cache import ResultCache, default_path
-from pimflow.published import published_selection, published_selection_tables
-from pimflow.published.published_selection import NETWORKS, Say, Study
 
 PAGE = ROOT / "docs" / "results.md"
 FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"
@@ -47,27 +47,27 @@ def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, s
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     if args.measure is None and args.profile in ("measured", "mixed"):
         args.measure = "all"
-    times = select_command.times(args, args.profile)
-    chosen = published_selection.selections(
+    times = select.times(args, args.profile)
+    chosen = taso_selection.selections(
         args.models or NETWORKS, device=args.device, cache=cache, say=say, **times
     )
     if args.output:
-        published_selection.together(chosen).write(args.output)
-    solved = published_selection.solve_times(say)
-    known = {name: published_selection.known(selection) for name, selection in chosen.items()}
-    found = published_selection.studies(chosen, say)
+        taso_selection.together(chosen).write(args.output)
+    solved = taso_selection.solve_times(say)
+    known = {name: taso_selection.known(selection) for name, selection in chosen.items()}
+    found = taso_selection.studies(chosen, say)
     say("sets of families")
-    sets = published_selection.sets_of_families(
+    sets = taso_selection.sets_of_families(
         next(each for each in found if (each.library, each.problem.memory_model) == ("all", "sum"))
     )
     plain = {
         "device": next(iter(chosen.values())).profile.device.name,
         "solve_times": solved,
         "times": known,
-        "studies": [published_selection.plain(each) for each in found],
+        "studies": [taso_selection.plain(each) for each in found],
         "sets_of_families": sets,
     }
-    return plain, published_selection_tables.tables(found, solved, known, sets), found
+    return plain, taso_tables.tables(found, solved, known, sets), found
 
 
 def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
@@ -75,8 +75,8 @@ def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = fill(text, name, table)
-    plot.save(FRONTS, published_selection_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
-    first = published_selection_tables.figure_of_network(found, found[0].network)
+    plot.save(FRONTS, taso_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
+    first = taso_tables.figure_of_network(found, found[0].network)
     plot.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
     replace_file(PAGE, text.encode())
 

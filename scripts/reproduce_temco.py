@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from pimflow import hardware
-from pimflow.decomposed.decomposition_variants import (
+from pimflow.api.published.temco_variants import (
     VARIANTS,
     MemoryOverTime,
     decomposition_variants,

@@ -3,7 +3,7 @@
 import argparse
 
 import pimflow
-from pimflow import report
+from pimflow.api import report
 
 
 def main() -> None:

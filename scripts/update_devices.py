@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from pimflow import devices
+from pimflow.hardware import description
 
 PAGE = Path(__file__).parent.parent / "docs" / "devices.md"
 
 
 def main() -> None:
-    PAGE.write_text(devices.page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(description.page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pimflow
-from pimflow import report
+from pimflow.api import report
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import held_out, read_samples, validate
-from pimflow.simulators.gpu_learned import learned_ns, residual_of
+from pimflow.simulators.gpu.learned_model import learned_ns, residual_of
+from pimflow.simulators.gpu.samples import held_out, read_samples, validate
 
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"
 DTYPES = ("fp32", "fp16")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim_accuracy import as_json, leave_one_out, table, updated
-from pimflow.simulators.gpu_data import read_samples
+from pimflow.simulators.accel_sim.accuracy import as_json, leave_one_out, table, updated
+from pimflow.simulators.gpu.samples import read_samples
 
 
 def main() -> int:

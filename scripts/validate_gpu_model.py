@@ -13,8 +13,8 @@ from collections import Counter
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import format_accuracy, held_out, read_samples, validate
-from pimflow.simulators.gpu_learned import PREDICTIONS
+from pimflow.simulators.gpu.learned_model import PREDICTIONS
+from pimflow.simulators.gpu.samples import format_accuracy, held_out, read_samples, validate
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import Kernel
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.gpu_model import KernelCost, kernel_cost
-from pimflow.simulators.timing import TimingResult, time_program, time_trace
+from pimflow.simulators.gpu.model import KernelCost, kernel_cost
+from pimflow.simulators.pim.timing import TimingResult, time_program, time_trace
 
 
 class PimProfiler(Protocol):
@@ -43,7 +43,7 @@ class PimProfiler(Protocol):
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """The timing engines of `pimflow.simulators.timing`.
+    """The timing engines of `pimflow.simulators.pim.timing`.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class GpuProfiler(Protocol):
 
 @dataclass(frozen=True)
 class Analytic:
-    """The roofline of `pimflow.simulators.gpu_model`."""
+    """The roofline of `pimflow.simulators.gpu.model`."""
 
     name: str = "analytic"
     computes: ClassVar[bool] = True

@@ -11,10 +11,10 @@ from typing import Any
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
-from pimflow.simulators.checker import count_violations
-from pimflow.simulators.energy import channel_energies_pj, total_energy_pj
+from pimflow.simulators.pim.checker import count_violations
+from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
+from pimflow.simulators.pim.timing import TimingResult, check_device, distinct_channels, issued
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
-from pimflow.simulators.timing import TimingResult, check_device, distinct_channels, issued
 
 # The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
 CHECKED_COMMANDS = 4_000_000

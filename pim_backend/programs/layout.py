@@ -8,7 +8,7 @@ import numpy as np
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.schedule import Schedule, Tiling, tiles_of_channel
+from pimflow.pim_backend.programs.schedule import Schedule, Tiling, tiles_of_channel
 
 BAND = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}

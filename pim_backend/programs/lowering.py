@@ -10,8 +10,8 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.rolling import shifted
-from pimflow.pim_backend.schedule import (
+from pimflow.pim_backend.programs.rolling import shifted
+from pimflow.pim_backend.programs.schedule import (
     Schedule,
     Tiling,
     blocks_of_units,
@@ -19,7 +19,7 @@ from pimflow.pim_backend.schedule import (
     touched_tiles,
     units_of_channels,
 )
-from pimflow.pim_backend.visits import Nest, Visit
+from pimflow.pim_backend.programs.visits import Nest, Visit
 
 
 def lower(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pimflow.core.commands import Node
-from pimflow.pim_backend.rolling import roll
-from pimflow.pim_backend.schedule import Schedule, Tiling
+from pimflow.pim_backend.programs.rolling import roll
+from pimflow.pim_backend.programs.schedule import Schedule, Tiling
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 import tvm_ffi
 from tvm import relax
 
-from pimflow import interrupts, native
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.layout import memory_image
+from pimflow.host import interrupts, native
+from pimflow.pim_backend.programs.layout import memory_image
 
 _create_module = native.get("pimflow.runtime.create_module")
 _add_region = native.get("pimflow.runtime.add_region")

@@ -17,9 +17,9 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from pimflow import native
 from pimflow.errors import UsageError
-from pimflow.targets import LOADER
+from pimflow.host import native
+from pimflow.pim_backend.runtime.targets import LOADER
 
 NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
 

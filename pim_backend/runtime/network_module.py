@@ -16,8 +16,8 @@ import tvm
 from tvm import relax
 from tvm.support import cc
 
-from pimflow import native
 from pimflow.errors import ArtifactError
+from pimflow.host import native
 
 _OBJECTS_BYTES = 16 << 20  # code of a network's kernels, with room to spare
 

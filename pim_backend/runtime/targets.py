@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
-from pimflow import native
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.host import native
 
 if TYPE_CHECKING:
     import tvm

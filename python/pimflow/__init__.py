@@ -1,7 +1,7 @@
 """A TVM back end for GPUs whose DRAM computes.
 
 Importing pimflow extends TVM: it registers the runtime of PIM regions, so that compiled networks load, and
-the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pimflow.relay`).
+the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pimflow.tvm_extension.relay`).
 
     >>> import pimflow
     >>> compiled = pimflow.compile("mobilenet-v2", "build/mobilenet-v2")
@@ -10,14 +10,14 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 
 from __future__ import annotations
 
-from pimflow import tvm_extension as _tvm_extension
+from pimflow.tvm_extension import install as _tvm_extension
 
 _PUBLIC = (
     *("Compiled", "compile", "fuse", "infer", "relax_pipeline"),
     *("run", "search", "select", "simulate", "trace"),
 )
 _DEVICES = ("GpuSpec", "PimSpec", "System", "system")
-_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api") | dict.fromkeys(_DEVICES, "pimflow.hardware")
+_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api.compile") | dict.fromkeys(_DEVICES, "pimflow.hardware")
 
 __all__ = list(_LAZY)
 

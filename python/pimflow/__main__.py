@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pimflow import interrupts, without_torch
+from pimflow.host import interrupts, without_torch
 
 
 def run() -> None:

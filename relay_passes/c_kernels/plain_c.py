@@ -6,7 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from pimflow.relay_passes.keep_registers import ON_THE_STACK
+from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
 
 WIDENED = (*("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"), *("floor", "ceil", "round", "trunc"))
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time

@@ -6,17 +6,17 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
+from pimflow.relay_passes.canonical.fold_padding import FoldPadding
+from pimflow.relay_passes.canonical.plain_activations import PlainActivations
+from pimflow.relay_passes.canonical.plain_axes import PlainAxes
+from pimflow.relay_passes.canonical.push_bias import PushBias
+from pimflow.relay_passes.canonical.recognise_clip import RecogniseClip
+from pimflow.relay_passes.canonical.single_results import SingleResults
+from pimflow.relay_passes.canonical.sink_layout import SinkLayout
+from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.flat import layer_names, main_bindings, operator, rebuild
-from pimflow.relay_passes.flatten_products import FlattenProducts
-from pimflow.relay_passes.fold_padding import FoldPadding
-from pimflow.relay_passes.plain_activations import PlainActivations
-from pimflow.relay_passes.plain_axes import PlainAxes
-from pimflow.relay_passes.push_bias import PushBias
-from pimflow.relay_passes.recognise_clip import RecogniseClip
-from pimflow.relay_passes.single_results import SingleResults
-from pimflow.relay_passes.sink_layout import SinkLayout
-from pimflow.relay_passes.subpixel_convolution import SubpixelConvolution
 
 ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 

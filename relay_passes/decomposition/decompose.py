@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition import Decomposed, Link, Upsampling, decomposable
-from pimflow.relay_passes.extract_regions import layer_geometry
+from pimflow.decomposition.factorisation import Decomposed, Link, Upsampling, decomposable
+from pimflow.relay_passes.canonical.subpixel_convolution import cropped, spread, upsamplings
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -24,7 +24,7 @@ from pimflow.relay_passes.flat import (
     with_layer_names,
     with_roles,
 )
-from pimflow.relay_passes.subpixel_convolution import cropped, spread, upsamplings
+from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
 
 @dataclass(frozen=True, kw_only=True)

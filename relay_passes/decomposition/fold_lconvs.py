@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.branches import Branch, ByChannel
+from pimflow.relay_passes.decomposition.branches import Branch, ByChannel
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.branches import Branch, ByChannel, emit, side_by_side, summed
+from pimflow.relay_passes.decomposition.branches import Branch, ByChannel, emit, side_by_side, summed
 from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
+from pimflow.relay_passes.decomposition.layer_flops import layer_flops
 from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,
@@ -23,7 +24,6 @@ from pimflow.relay_passes.flat import (
     with_layer_names,
     with_roles,
 )
-from pimflow.relay_passes.layer_flops import layer_flops
 
 # Operators between two uses of a tensor from which on it counts as a skip connection. The paper names no
 # value: from one decomposed layer to the next there are three (bias, activation, fconv), across one layer

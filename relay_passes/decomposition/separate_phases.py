@@ -21,8 +21,8 @@ from pimflow.relay_passes.flat import (
     with_layer_names,
     with_roles,
 )
-from pimflow.relay_passes.fuse_groups import Graph
-from pimflow.relay_passes.wide_maps import POOLS
+from pimflow.relay_passes.kernels.fuse_groups import Graph
+from pimflow.relay_passes.kernels.wide_maps import POOLS
 
 INTERLEAVED = [
     0,

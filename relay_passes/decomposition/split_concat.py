@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.branches import ByChannel
+from pimflow.relay_passes.decomposition.branches import ByChannel
 from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,

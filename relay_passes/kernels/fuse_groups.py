@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import (
     fused,
     layer_name,
@@ -19,8 +19,8 @@ from pimflow.relay_passes.flat import (
     uses,
     with_fused,
 )
-from pimflow.relay_passes.sink_layout import BINARY, UNARY
-from pimflow.relay_passes.wide_maps import POOLS
+from pimflow.relay_passes.kernels.wide_maps import POOLS
+from pimflow.relay_passes.regions.extract_regions import region_groups
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseGroups")

@@ -10,12 +10,12 @@ from tvm import relax
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
-from pimflow.primitive_kernels import kernel
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import BLOCK, output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.relay_passes.extract_regions import layer_geometry
+from pimflow.primitives.kernels import kernel
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
+from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
 
 @tvm.transform.module_pass(opt_level=0, name="SelectPrimitives")

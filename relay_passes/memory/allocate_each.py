@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tvm
 
-from pimflow.relay_passes.buffers import buffers
-from pimflow.relay_passes.plan_pool import placed, with_main
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.plan_pool import placed, with_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="AllocateEach")

@@ -10,8 +10,8 @@ from tvm import relax
 
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
 from pimflow.relay_passes.flat import operator, tensor_bytes
-from pimflow.relay_passes.keep_views import JOIN, PART, view_call
-from pimflow.relay_passes.overwriting import overwrites
+from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
+from pimflow.relay_passes.memory.overwriting import overwrites
 
 MEMORY = "gpu"
 # Calls that give another name to the tensor they take.

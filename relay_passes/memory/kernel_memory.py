@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
 from pimflow.core.region import GATHERS, MOVES
 from pimflow.relay_passes.flat import main_bindings, operator, uses
-from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
 _NAMES = tuple(kind for kind in MOVES if kind not in ("astype", "nn.pad", "broadcast_to"))
 # What schedules compute where it is read (`ScheduleCpu`).

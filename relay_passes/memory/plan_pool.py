@@ -9,8 +9,8 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.buffers import Buffer, Buffers, buffers
-from pimflow.relay_passes.keep_views import PART, view_call
+from pimflow.relay_passes.memory.buffers import Buffer, Buffers, buffers
+from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
 class Placement(Protocol):

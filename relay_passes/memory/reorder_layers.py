@@ -8,8 +8,8 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import UsageError
-from pimflow.relay_passes.extract_regions import region_groups
 from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.regions.extract_regions import region_groups
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReorderLayers")

@@ -12,8 +12,8 @@ from tvm import relax
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
-from pimflow.relay_passes.kernel_groups import OPAQUE, KernelGroup, kernel_groups
-from pimflow.relay_passes.padded_inputs import copied_inputs
+from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups
+from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:

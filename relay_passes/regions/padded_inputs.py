@@ -8,7 +8,7 @@ from tvm import relax
 from pimflow.core.liveness import apart
 from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
-from pimflow.relay_passes.kernel_groups import MOVES, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
 
 
 def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, str]:

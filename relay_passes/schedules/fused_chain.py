@@ -11,7 +11,7 @@ from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.core.fused_tile import Reach
-from pimflow.relay_passes.loops import reduced
+from pimflow.relay_passes.schedules.loops import reduced
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
-from pimflow.relay_passes.own_barriers import OwnBarriers
+from pimflow.relay_passes.schedules.own_barriers import OwnBarriers
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else asked of the runtime
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`

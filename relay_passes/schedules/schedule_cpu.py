@@ -11,11 +11,11 @@ from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.core.fused_tile import LANES
-from pimflow.relay_passes import schedule_primitives
-from pimflow.relay_passes.fused_chain import chain
-from pimflow.relay_passes.loops import STACK_BYTES, reduced, variables
-from pimflow.relay_passes.schedule_fused_cpu import schedule_chain
-from pimflow.relay_passes.task_workspaces import task_workspaces
+from pimflow.relay_passes.schedules import schedule_primitives
+from pimflow.relay_passes.schedules.fused_chain import chain
+from pimflow.relay_passes.schedules.loops import STACK_BYTES, reduced, variables
+from pimflow.relay_passes.schedules.schedule_fused_cpu import schedule_chain
+from pimflow.relay_passes.schedules.task_workspaces import task_workspaces
 
 # Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
 STRIDED = (4, 8)  # lanes, places beside one another: a vector of strided loads must serve many places

@@ -10,14 +10,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.core.fused_tile import LANES, Reach, divisors
-from pimflow.relay_passes.fused_chain import (
-    Stage,
-    extent,
-    is_dense,
-    pixels_side_by_side,
-    reach,
-)
-from pimflow.relay_passes.loops import STACK_BYTES
+from pimflow.relay_passes.schedules.fused_chain import Stage, extent, is_dense, pixels_side_by_side, reach
+from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
 VECTOR = 4  # elements of such

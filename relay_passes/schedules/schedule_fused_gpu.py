@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
-from pimflow.relay_passes.fused_chain import (
+from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
     chain,
     extent,

@@ -20,11 +20,11 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.loops import BLOCK, WARP, bind, reduced, reduction, variables
-from pimflow.relay_passes.registers import own_registers
-from pimflow.relay_passes.schedule_fused_gpu import FusedRun
-from pimflow.relay_passes.schedule_primitives_gpu import PrimitiveStages
-from pimflow.relay_passes.schedule_tensor_cores import TensorCores
+from pimflow.relay_passes.schedules.loops import BLOCK, WARP, bind, reduced, reduction, variables
+from pimflow.relay_passes.schedules.registers import own_registers
+from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
+from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
+from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleGpu")

@@ -11,9 +11,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.relay_passes.loops import reduced
+from pimflow.relay_passes.schedules.loops import reduced
 
-# Marks that the kernels carry; `pimflow.primitive_kernels.stages` says what they mean.
+# Marks that the kernels carry; `pimflow.primitives.kernels.stages` says what they mean.
 TILE = "pimflow.tile"
 SPREAD = "pimflow.spread"
 SLAB = "pimflow.slab"

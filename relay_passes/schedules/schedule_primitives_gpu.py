@@ -10,16 +10,24 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.relay_passes import schedule_primitives
-from pimflow.relay_passes.loops import BLOCK, bind, reduced
-from pimflow.relay_passes.schedule_primitives import ADDED, SHARED, SPREAD, TILE, UNROLLED, mark, result_of
+from pimflow.relay_passes.schedules import schedule_primitives
+from pimflow.relay_passes.schedules.loops import BLOCK, bind, reduced
+from pimflow.relay_passes.schedules.schedule_primitives import (
+    ADDED,
+    SHARED,
+    SPREAD,
+    TILE,
+    UNROLLED,
+    mark,
+    result_of,
+)
 
 THREAD = 4  # places and lanes whose sums a thread holds
 DEPTH = 16  # of the slices of both operands in shared memory, at most
 
 
 class PrimitiveStages(GPUScheduleRule):
-    """Kernels whose stages carry the marks of `pimflow.primitive_kernels`.
+    """Kernels whose stages carry the marks of `pimflow.primitives.kernels`.
 
     Every stage that a workspace separates from the next is a launch of its own. A block of threads computes a
     tile of sums, a thread `THREAD` x `THREAD` of them in registers; where the primitive says so, slices of

@@ -22,7 +22,7 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from pimflow.relay_passes.loops import ACCESS_BYTES, WARP, reduced, reduction, variables
+from pimflow.relay_passes.schedules.loops import ACCESS_BYTES, WARP, reduced, reduction, variables
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # halves left free behind a row in shared memory, against bank conflicts

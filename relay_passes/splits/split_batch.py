@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.split_parts import part_of, split_layers
+from pimflow.relay_passes.splits.split_parts import part_of, split_layers
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitBatch")

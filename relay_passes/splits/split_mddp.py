@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.core.ranges import Range, RangeMap
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, repadded, shape
-from pimflow.relay_passes.padded_inputs import copied_inputs
+from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
 

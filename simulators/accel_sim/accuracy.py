@@ -10,9 +10,9 @@ from typing import Any
 
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_data import Sample
-from pimflow.simulators.gpu_fit import fit
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu.fit import fit
+from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.samples import Sample
 
 HALVES = (16, 32)  # memory channels whose times are compared
 BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.core.region import ConvGeometry
-from pimflow.simulators.accel_sim_launch import (
+from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
     ZERO,
     Code,
@@ -29,7 +29,7 @@ from pimflow.simulators.accel_sim_launch import (
     joined,
     width_bytes,
 )
-from pimflow.simulators.accel_sim_trace import WARP_LANES
+from pimflow.simulators.accel_sim.trace import WARP_LANES
 
 ELEMENT = 2  # bytes: fp16
 PARTIAL = 4  # bytes of an fp32 partial sum of split-K

@@ -1,8 +1,8 @@
 """Traces for Accel-Sim of the kernels that the GPU model assumes.
 
-A kernel is emitted as the model times it (`gpu_model.kernel_cost`): the same tile and split-K, the same way
-of computing one row, every operand read and written once or gathered as an implicit GEMM does. Split-K is
-two launches: the second adds the partial sums.
+A kernel is emitted as the model times it (`simulators.gpu.model.kernel_cost`): the same tile and split-K, the
+same way of computing one row, every operand read and written once or gathered as an implicit GEMM does.
+Split-K is two launches: the second adds the partial sums.
 
 Size: a line is about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
 of a warp: 80 MB a billion multiply-accumulates where tiles are full, several times that where they are not;
@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim_gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
-from pimflow.simulators.accel_sim_launch import Launch, Operands
-from pimflow.simulators.accel_sim_simd import (
+from pimflow.simulators.accel_sim.gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
+from pimflow.simulators.accel_sim.launch import Launch, Operands
+from pimflow.simulators.accel_sim.simd import (
     Convolution,
     Stream,
     depthwise_launch,
     gemv_launch,
     stream_launch,
 )
-from pimflow.simulators.accel_sim_trace import Copy, write_kernels_list
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.accel_sim.trace import Copy, write_kernels_list
+from pimflow.simulators.gpu.model import kernel_cost
 
 if TYPE_CHECKING:
     from pimflow.simulators.profiler import KernelRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.simulators.accel_sim_trace import (
+from pimflow.simulators.accel_sim.trace import (
     SHARED_BASE,
     STRIDED,
     WARP_LANES,

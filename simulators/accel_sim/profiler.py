@@ -25,9 +25,9 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim_kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
-from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log, with_power
-from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+from pimflow.simulators.accel_sim.kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
+from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, read_log, with_power
+from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] |
 
 @dataclass(frozen=True)
 class AccelSim:
-    """A `GpuProfiler` that runs an installed Accel-Sim on the traces of `accel_sim_kernels`.
+    """A `GpuProfiler` that runs an installed Accel-Sim on the traces of `simulators.accel_sim.kernels`.
 
     Parameters
     ----------

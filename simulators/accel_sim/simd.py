@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.core.region import ConvGeometry
-from pimflow.simulators.accel_sim_launch import (
+from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
     ZERO,
     Code,
@@ -20,7 +20,7 @@ from pimflow.simulators.accel_sim_launch import (
     beside_results,
     width_bytes,
 )
-from pimflow.simulators.accel_sim_trace import WARP_LANES
+from pimflow.simulators.accel_sim.trace import WARP_LANES
 
 ELEMENT = 2  # bytes: fp16
 THREADS = 256

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pimflow.core.commands import Comp, GAct, Gwrite, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
-from pimflow.simulators.expansion import length, walk
+from pimflow.simulators.pim.expansion import length, walk
 
 CHANNELS = 32
 BANKS = 16

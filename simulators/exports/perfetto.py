@@ -17,7 +17,7 @@ import numpy as np
 
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.timing import issued
 
 BUS, FIRST_GANG = 1, 2
 _PS_PER_US = 10**6

@@ -14,8 +14,8 @@ from scipy.optimize import least_squares
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_data import Sample, analytic_ns
-from pimflow.simulators.gpu_roofline import Batch, Machine, Ways, demands, execution_cycles, family, has_rate
+from pimflow.simulators.gpu.roofline import Batch, Machine, Ways, demands, execution_cycles, family, has_rate
+from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
 OF_THE_GPU = {

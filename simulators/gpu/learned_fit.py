@@ -13,9 +13,8 @@ import xgboost
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_data import Sample
-from pimflow.simulators.gpu_fit import group
-from pimflow.simulators.gpu_learned import (
+from pimflow.simulators.gpu.fit import group
+from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Residual,
     constants_digest,
@@ -23,7 +22,8 @@ from pimflow.simulators.gpu_learned import (
     residual_class,
     residual_path,
 )
-from pimflow.simulators.gpu_roofline import has_rate
+from pimflow.simulators.gpu.roofline import has_rate
+from pimflow.simulators.gpu.samples import Sample
 
 TREES = 200
 FOLDS = 5

@@ -32,9 +32,8 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_data import Sample, analytic_ns, convolution_classes
-from pimflow.simulators.gpu_model import KernelCost, kernel_cost
-from pimflow.simulators.gpu_roofline import (
+from pimflow.simulators.gpu.model import KernelCost, kernel_cost
+from pimflow.simulators.gpu.roofline import (
     TILES,
     Batch,
     Machine,
@@ -43,6 +42,7 @@ from pimflow.simulators.gpu_roofline import (
     execution_cycles,
     family,
 )
+from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
 if TYPE_CHECKING:
     import xgboost

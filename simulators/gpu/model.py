@@ -1,7 +1,7 @@
 """Analytic GPU model: what one kernel launch costs in time, traffic and energy.
 
 A kernel takes ``launch_ns + execution_ns``. The launch is a constant of the GPU; execution is a roofline
-quantised to tiles and waves, `simulators.gpu_roofline`.
+quantised to tiles and waves, `simulators.gpu.roofline`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu_roofline import Batch, Machine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu.roofline import Batch, Machine, Ways, demands, execution_cycles, family
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

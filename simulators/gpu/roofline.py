@@ -29,7 +29,7 @@ operands from shared memory or the L1, so that no more are formed than `PRODUCTS
 kernel was measured).
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
-`simulators.gpu_fit` and live in the ``efficiency`` table of `GpuSpec`.
+`simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
 from pimflow.core.program import PimProgram
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.pim.trace import expand_to_pim
 
 NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
 PIECE_COMMANDS = 1 << 16

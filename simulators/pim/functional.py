@@ -6,9 +6,9 @@ import os
 
 import numpy as np
 
-from pimflow import native
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError, UnknownNameError, UsageError
+from pimflow.host import native
 
 _execute = native.get("pimflow.simulators.execute")
 

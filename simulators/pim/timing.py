@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow import native
 from pimflow.core.commands import MAX_DEPTH
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
-from pimflow.simulators.trace import Progress, Trace, blocks, expand_to_pim, trace_name
+from pimflow.host import native
+from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 __all__ = [
     "TIMINGS",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow import native
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
+from pimflow.host import native
 
 _parse = native.get("pimflow.simulators.parse_trace")
 _write = native.get("pimflow.simulators.write_trace")

@@ -24,10 +24,10 @@ from pathlib import Path
 from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.expansion import command_counts, pim_text
 from pimflow.simulators.installed import run_simulator
-from pimflow.simulators.timing import TimingResult
-from pimflow.simulators.trace import blocks
+from pimflow.simulators.pim.expansion import command_counts, pim_text
+from pimflow.simulators.pim.timing import TimingResult
+from pimflow.simulators.pim.trace import blocks
 
 TIMEOUT_SECONDS = 600.0
 NO_HIDING = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING"

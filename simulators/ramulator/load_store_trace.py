@@ -2,7 +2,7 @@
 
 A line is ``LD <address>`` or ``ST <address>``, a transaction each, addresses in bytes.
 
-The kernel is the implicit GEMM that `simulators.gpu_roofline` costs: tiles of `TILE` output pixels by `TILE`
+The kernel is the implicit GEMM that `simulators.gpu.roofline` costs: tiles of `TILE` output pixels by `TILE`
 output channels, pixels in the outer loop. A tile loads the input elements under its windows, then its
 filters, then stores its results, each in ascending order. Assumed: an L2 that holds whatever was read, so
 that a transaction goes to memory once, when a tile first needs it; operands one after the other, each

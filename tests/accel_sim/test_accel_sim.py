@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import cli
+from pimflow.cli import main
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim import AccelSim, AccelSimLogs
-from pimflow.simulators.accel_sim_accuracy import LeftOut, leave_one_out, summary, updated
-from pimflow.simulators.accel_sim_kernels import kernel_name, launches
-from pimflow.simulators.gpu_data import read_samples
-from pimflow.simulators.gpu_fit import fit
-from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.accel_sim.accuracy import LeftOut, leave_one_out, summary, updated
+from pimflow.simulators.accel_sim.kernels import kernel_name, launches
+from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
+from pimflow.simulators.gpu.fit import fit
+from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.samples import read_samples
 from pimflow.simulators.profiler import GpuProfiler, KernelRequest
 
 ROOT = Path(__file__).parents[2]
@@ -401,7 +401,7 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     monkeypatch.chdir(work)
     monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
     command = next(line for line in page.splitlines() if line.startswith("pimflow trace conv:"))
-    assert cli.main(shlex.split(command)[1:]) == 0
+    assert main.main(shlex.split(command)[1:]) == 0
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")

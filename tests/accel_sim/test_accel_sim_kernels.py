@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim_gemm import Gemm, gemm_launch
-from pimflow.simulators.accel_sim_kernels import kernel_name, launches, write_kernel, write_traces
-from pimflow.simulators.accel_sim_launch import Launch
-from pimflow.simulators.accel_sim_simd import (
+from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch
+from pimflow.simulators.accel_sim.kernels import kernel_name, launches, write_kernel, write_traces
+from pimflow.simulators.accel_sim.launch import Launch
+from pimflow.simulators.accel_sim.simd import (
     Convolution,
     Stream,
     depthwise_launch,
     gemv_launch,
     stream_launch,
 )
-from pimflow.simulators.accel_sim_trace import Copy, read_kernels_list, read_trace
-from pimflow.simulators.gpu_roofline import TILES
+from pimflow.simulators.accel_sim.trace import Copy, read_kernels_list, read_trace
+from pimflow.simulators.gpu.roofline import TILES
 from pimflow.simulators.profiler import KernelRequest
 
 DATA = Path(__file__).parent / "data"

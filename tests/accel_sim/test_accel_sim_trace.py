@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow.errors import TraceError
-from pimflow.simulators.accel_sim_trace import (
+from pimflow.simulators.accel_sim.trace import (
     DELTAS,
     LISTED,
     STRIDED,

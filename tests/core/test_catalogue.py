@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import devices
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry
-from pimflow.hardware import GpuSpec, PimSpec, spec_names, system
+from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.checker import violations
-from pimflow.simulators.timing import issued, time_program
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.timing import issued, time_program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 EVERY = [(kind, name) for kind in ("pim", "gpu", "system") for name in spec_names(kind)]
@@ -74,7 +73,7 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
 def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     pim = PimSpec.load(name)
     _, text, _ = run(capsys, name)
-    found = devices.describe(pim)
+    found = description.describe(pim)
     assert len(found["constraints"]) == len(pim.constraints)
     for rule in found["constraints"]:
         assert rule["cycles"] == pim.timing[rule["latency"]]
@@ -89,7 +88,9 @@ def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
 
 def test_what_is_derived_by_hand():
     """newton-gddr6: 875 MHz, 16 banks x 16 products every 2 cycles, 2 + 11 + 3 x 17 + 11 to switch rows."""
-    rows = {row["what"]: row["value"] for row in devices.describe(PimSpec.load("newton-gddr6"))["derived"]}
+    rows = {
+        row["what"]: row["value"] for row in description.describe(PimSpec.load("newton-gddr6"))["derived"]
+    }
     assert rows["command clock"] == pytest.approx(875)
     assert rows["peak of a channel, fp16"] == pytest.approx(112)
     assert rows["the same, less refresh"] == pytest.approx(112 * (1 - 350 / 1900))
@@ -118,7 +119,8 @@ def test_files_of_every_kind(capsys, tmp_path):
 
 def test_specs_of_every_kind_are_described():
     kinds = [
-        devices.describe(spec)["kind"] for spec in (PimSpec.load("hbm-pim"), GpuSpec.load("v100"), system())
+        description.describe(spec)["kind"]
+        for spec in (PimSpec.load("hbm-pim"), GpuSpec.load("v100"), system())
     ]
     assert kinds == ["pim", "gpu", "system"]
 
@@ -151,7 +153,10 @@ def test_what_cannot_be_shown(capsys, tmp_path, monkeypatch, name, code, message
 
 
 def test_showing_devices_does_not_load_tvm():
-    code = "import sys, pimflow.cli as cli; cli.main(['devices', 'hbm-pim']); sys.exit('tvm' in sys.modules)"
+    code = (
+        "import sys, pimflow.cli.main as cli; "
+        "cli.main(['devices', 'hbm-pim']); sys.exit('tvm' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -161,18 +166,18 @@ def test_showing_devices_does_not_load_tvm():
 
 def test_the_page_is_what_the_files_say():
     """If not: scripts/update_devices.py."""
-    assert devices.page(PAGE) == PAGE
+    assert description.page(PAGE) == PAGE
     for name in spec_names("pim"):
-        assert devices.markdown(devices.describe(PimSpec.load(name))) in PAGE
+        assert description.markdown(description.describe(PimSpec.load(name))) in PAGE
 
 
 def test_a_changed_value_changes_the_page():
     pim = PimSpec.load("aim-gddr6")
     changed = replace(pim, timing=pim.timing | {"nRP": 33})
-    assert devices.markdown(devices.describe(changed)) not in PAGE
+    assert description.markdown(description.describe(changed)) not in PAGE
     stale = PAGE.replace("| timing.nRP | 32 cycles |", "| timing.nRP | 31 cycles |")
     assert stale != PAGE
-    assert devices.page(stale) == PAGE
+    assert description.page(stale) == PAGE
 
 
 @pytest.fixture

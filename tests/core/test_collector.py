@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from pimflow.core import collector
+from pimflow.host import garbage_collection
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -16,8 +16,8 @@ def test_the_collector_is_as_before(enabled, fails):
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        with contextlib.suppress(ValueError), collector.paused():
-            with collector.paused():
+        with contextlib.suppress(ValueError), garbage_collection.paused():
+            with garbage_collection.paused():
                 assert not gc.isenabled()
             assert not gc.isenabled()
             if fails:

@@ -17,10 +17,10 @@ from pimflow.errors import SpecError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.hardware.pim import COMMANDS, ENERGY, TIMING
 from pimflow.hardware.reader import SPECS, read_toml
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.checker import violations
-from pimflow.simulators.timing import issued
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.timing import issued
 
 NAMES = spec_names("pim")
 DEVICES = {name: PimSpec.load(name) for name in NAMES}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow.decomposition import RankRule, Request
+from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.factors import METHODS
 from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, UsageError
 

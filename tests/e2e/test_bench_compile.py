@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import api, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

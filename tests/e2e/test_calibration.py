@@ -6,11 +6,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
-from pimflow import api, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
 from pimflow.cli import main
-from pimflow.decomposed.calibration import Calibration, agreement
-from pimflow.decomposed.decomposed_network import decompose
-from pimflow.decomposition import Request
+from pimflow.decomposition.calibration import Calibration, agreement
+from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.network import decompose
 from pimflow.errors import CalibrationError
 
 SAMPLES = 30
@@ -104,7 +105,7 @@ def test_the_report_has_it(tmp_path):
     assert part == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(
         f"top{top}_accuracy{which}" for top in (1, 5) for which in ("", "_original")
     )
-    from pimflow import report
+    from pimflow.api import report
 
     assert "the original's class comes first for 100.0%" in report.table(compiled.report, None)
 

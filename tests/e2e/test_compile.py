@@ -14,7 +14,14 @@ import pytest
 from branching import padded_everywhere
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import api, compilation, frontend, inference, pipeline, targets, timeline, zoo
+from pimflow import frontend, zoo
+from pimflow.api import compile as api
+from pimflow.api import run as inference
+from pimflow.api import timeline
+from pimflow.api.report import table as report_table
+from pimflow.compiler import build, phases
+from pimflow.compiler.measurement.kernel_times import kernel_times
+from pimflow.compiler.verification import verify
 from pimflow.core.candidate import Candidate
 from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
@@ -26,16 +33,15 @@ from pimflow.errors import (
     UsageError,
     VerificationError,
 )
-from pimflow.execution import infer
 from pimflow.hardware import system
 from pimflow.hardware.system import COPIES, PADDINGS
-from pimflow.kernels import cuda_compiler
-from pimflow.measure import kernel_times
-from pimflow.placement import Searched, apply, pipelines, search
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.report import table as report_table
-from pimflow.verify import verify
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
+from pimflow.pim_backend.runtime.network_module import infer
+from pimflow.placement import Searched, apply, search
+from pimflow.placement.candidates import pipelines
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 REPORT_KEYS = {
     *("model", "system", "accounting", "timing", "latency_gpu_only_ns", "latency_ns", "speedup"),
@@ -188,17 +194,17 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
         drawn.update(choice.mode for choice in plan.choices)
         found = apply(graph, target, plan, searched.maker.costs)
         splits, programs = found.splits(), found.programs()
-        applied = pipeline.apply_plan(network.module, splits, programs, found.pipelines(), target)
+        applied = phases.apply_plan(network.module, splits, programs, found.pipelines(), target)
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.views)) == launches
         if index >= built_plans or not target.views:
             continue
-        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
         if target.symmetric:
             plain = replace(found, system=replace(target, padding="asymmetric"))
-            twin = compilation.build(network, plain, targets.named_target("llvm+pim"))
+            twin = build.build(network, plain, targets.named_target("llvm+pim"))
             for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
                 assert np.array_equal(y, expected)
     assert drawn >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
@@ -253,7 +259,7 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
         )
         split = _with(whole, "h.conv", mode="SPLIT", gpu_share=0.5)
         applied = apply(searched.graph, target, split, searched.maker.costs)
-        built = compilation.build(network, applied, targets.named_target("llvm+pim"))
+        built = build.build(network, applied, targets.named_target("llvm+pim"))
         found[padding] = applied.evaluation.timeline.events, built
     (before, plain), (after, padded) = found.values()
     fills = {event.label for event in after} - {event.label for event in before}
@@ -276,14 +282,14 @@ def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch)
 
         return wrapped
 
-    monkeypatch.setattr("pimflow.pim_backend.codegen.memory_image", corrupt(api_memory_image()))
+    monkeypatch.setattr("pimflow.pim_backend.runtime.codegen.memory_image", corrupt(api_memory_image()))
     with pytest.raises(VerificationError, match="region '"):
         api.compile("toy", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list(tmp_path.iterdir())
 
 
 def api_memory_image():
-    from pimflow.pim_backend.layout import memory_image
+    from pimflow.pim_backend.programs.layout import memory_image
 
     return memory_image
 
@@ -415,9 +421,9 @@ def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     assert "__global__" in (tmp_path / "out" / "kernels.cu").read_text()
     assert api.run(tmp_path / "out", target="llvm+pim")[0].shape == (1, 10)
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("pimflow.kernels._has_nvrtc", lambda: False)
+    monkeypatch.setattr("pimflow.pim_backend.runtime.cuda_binary._has_nvrtc", lambda: False)
     network = frontend.load("toy")
-    built = compilation.build(network, compiled.searched, targets.named_target("cuda+pim"))
+    built = build.build(network, compiled.searched, targets.named_target("cuda+pim"))
     assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.runs_here
 
 
@@ -427,14 +433,14 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
     if cuda_compiler() != compiler:
         pytest.skip(f"{compiler} is not installed")
     network = frontend.load("toy")
-    built = compilation.build(network, toy[1].searched, targets.named_target("cuda+pim"))
+    built = build.build(network, toy[1].searched, targets.named_target("cuda+pim"))
     assert (built.kernels.compiler, built.kernels.flaw) == (compiler, "")
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     searched = toy[1].searched
     network = frontend.load("toy")
-    built = compilation.build(network, searched, targets.named_target("llvm+pim"))
+    built = build.build(network, searched, targets.named_target("llvm+pim"))
     times = kernel_times(built, network.example_inputs(), number=1, repeat=1)
     launches = sum(e.launched for e in searched.evaluation.timeline.events if e.resource == "gpu")
     assert sum(time.calls for time in times) == launches == toy[1].report["gpu_part"]["kernels"]

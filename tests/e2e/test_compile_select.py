@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pimflow
-from pimflow import inference, report
+from pimflow.api import report, run
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 
@@ -44,7 +44,7 @@ def test_the_same_as_without(compiled):
 
 def test_another_cpu_is_refused(compiled, monkeypatch):
     _, folder = compiled
-    monkeypatch.setattr(inference, "cpu_name", lambda: "another")
+    monkeypatch.setattr(run, "cpu_name", lambda: "another")
     with pytest.raises(ArtifactError, match="and this is 'another'"):
         pimflow.run(folder)
 

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from pimflow import api, frontend, report
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api import report
 from pimflow.cli import main
-from pimflow.decomposed import decomposed_network
-from pimflow.decomposition import Request
+from pimflow.decomposition import network as decomposed_network
+from pimflow.decomposition.factorisation import Request
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_skip_optimisation import hourglass
 
-from pimflow.decomposed.decomposition_variants import (
+from pimflow.api.published.temco_variants import (
     VARIANTS,
     decomposition_variants,
     memory_over_time,

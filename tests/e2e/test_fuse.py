@@ -9,15 +9,19 @@ import tvm
 from tvm import relay
 
 import pimflow
-from pimflow import api, compilation, frontend, network_search, pipeline, targets
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api import search
 from pimflow.cli import main
+from pimflow.compiler import build, phases
+from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
-from pimflow.deep_fusion import Tiling
 from pimflow.errors import UsageError
+from pimflow.fusion import Tiling
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
 from pimflow.placement import apply
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.verify import verify
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +78,11 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
             del left[: len(choices[-1].regions)]
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
         tiled += len(found.tiled())
-        applied = pipeline.apply_plan(network.module, found.splits(), found.programs(), tiled=found.tiled())
+        applied = phases.apply_plan(network.module, found.splits(), found.programs(), tiled=found.tiled())
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(g.fusible for g in kernel_groups(applied)) + len(found.tiled()) == launches
-        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert tiled > 2
 
@@ -87,8 +91,8 @@ def test_tensors_inside_take_no_memory():
     alone, network = system(pim_channels=0), frontend.load("toy")
     pools = []
     for fuse in (False, True):
-        found = network_search.search_network(network, alone, fuse=fuse)
-        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        found = search.search_network(network, alone, fuse=fuse)
+        built = build.build(network, found, targets.named_target("llvm+pim"))
         pools.append(built.memory.pool_bytes)
     assert pools[1] < pools[0]
 
@@ -98,8 +102,8 @@ def test_the_memory_of_groups(capsys):
     alone = system(pim_channels=0)
     plans = []
     searched = api.search("toy", alone, fuse=True)
-    applied = pipeline.apply_plan(frontend.load("toy").module, {}, {}, (), alone, (), searched.tiled())
-    pipeline.build(applied, "llvm+pim", alone, plans.append)
+    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, (), searched.tiled())
+    phases.build(applied, "llvm+pim", alone, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0
     apart = json.loads(capsys.readouterr().out)

@@ -8,14 +8,16 @@ import pytest
 import tvm
 from tvm import relax
 
-from pimflow import api, frontend, pipeline
+from pimflow import frontend
+from pimflow.api import compile as api
 from pimflow.cli import main
+from pimflow.compiler import phases
 from pimflow.core.plan import Choice
-from pimflow.decomposed.activation_fusion import with_fused_activations
-from pimflow.decomposed.decomposed_network import decomposed, requested
+from pimflow.decomposition.activations import with_fused_activations
+from pimflow.decomposition.network import decomposed, requested
 from pimflow.hardware import system
-from pimflow.placement import fused
-from pimflow.placement.candidates import Candidates
+from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.candidates import Candidates
 
 OPTIONS = {"decompose": "tucker:0.5", "fuse_activations": True}
 RUN = ("widen.conv.lconv", "down.conv.fconv")
@@ -53,14 +55,14 @@ def test_the_plan_file_keeps_runs(searched, tmp_path):
 def test_a_run_moves_what_is_outside_of_it(searched):
     maker = Candidates(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
-    found = fused.kernel(maker, RUN)
+    found = fused_groups.kernel(maker, RUN)
     assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
     assert found.output_bytes == 2 * np.prod(last.output_shape)
     assert found.macs == first.geometry.macs + last.geometry.macs
     weights = 2 * (first.weight_elements + last.weight_elements)
     assert found.again_bytes == weights * (found.blocks - 1), "each of its tiles, which have no halo"
     alone = sum(maker.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
-    assert fused.make(maker, RUN).tasks[0].moved_bytes < alone
+    assert fused_groups.make(maker, RUN).tasks[0].moved_bytes < alone
 
 
 def test_without_pim_runs_are_fused_too():
@@ -76,7 +78,7 @@ def test_same_values_and_less_memory(capsys):
     plans, results = [], []
     for each in (network, with_fused_activations(network)):
         machine = relax.VirtualMachine(
-            pipeline.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
+            phases.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
         )
         arguments = [tvm.runtime.tensor(value) for value in network.example_inputs().values()]
         found = machine["main"](*arguments)

@@ -10,9 +10,13 @@ import pytest
 import tvm
 import tvm_ffi
 
-from pimflow import api, compilation, frontend, interrupts, targets
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.compiler import build
+from pimflow.compiler.verification import verify
 from pimflow.hardware import system
-from pimflow.verify import verify
+from pimflow.host import interrupts
+from pimflow.pim_backend.runtime import targets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,7 +35,7 @@ def run():
     """Verifies a compiled network."""
     network, on = frontend.load("toy"), system()
     searched = api.search_network(network, on, None)
-    built = compilation.build(network, searched, targets.named_target("llvm+pim"))
+    built = build.build(network, searched, targets.named_target("llvm+pim"))
     inputs = network.example_inputs()
     expected = network.reference(inputs)
     return lambda: verify(network, built, on, inputs, expected)

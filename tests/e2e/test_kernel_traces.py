@@ -5,24 +5,26 @@ from dataclasses import replace
 
 import pytest
 
-from pimflow import api, artifact, cli
-from pimflow.artifact import Interface, Placed
+from pimflow.api import compile as api
+from pimflow.cli import main
+from pimflow.compiler import artifact
+from pimflow.compiler.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Candidates
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.simulators.accel_sim_kernels import kernel_name
-from pimflow.simulators.accel_sim_launch import Launch
-from pimflow.simulators.accel_sim_trace import read_kernels_list, read_trace
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.simulators.accel_sim.kernels import kernel_name
+from pimflow.simulators.accel_sim.launch import Launch
+from pimflow.simulators.accel_sim.trace import read_kernels_list, read_trace
 
 SYSTEM = system()
 LAYER = "conv:1x32x14x14,40,1x1"
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    code = cli.main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
+    code = main.main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
     out = capsys.readouterr()
     return code, out.out, out.err
 

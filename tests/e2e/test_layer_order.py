@@ -8,10 +8,12 @@ import onnx
 import pytest
 from branching import randomly_wired, wide_branches
 
-from pimflow import api, frontend, targets
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api.report import table
 from pimflow.cli import main
 from pimflow.errors import PlanError, UsageError
-from pimflow.report import table
+from pimflow.pim_backend.runtime import targets
 
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.artifact import file_stems
 from pimflow.cli import main
+from pimflow.compiler.artifact import file_stems
 
 
 def weight(name, *dims, value=None):

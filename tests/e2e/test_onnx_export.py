@@ -8,11 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
-from pimflow import api, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api import decompose as onnx_export
 from pimflow.cli import main
-from pimflow.decomposed import onnx_export
-from pimflow.decomposed.decomposed_network import decompose
-from pimflow.decomposition import Request
+from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.network import decompose
 from pimflow.errors import UnsupportedOpError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.frontend.onnx_roles import ROLES_KEY

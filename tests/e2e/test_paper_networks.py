@@ -15,10 +15,12 @@ import tvm
 from tvm import relay
 from tvm.contrib import graph_executor
 
-from pimflow import api, compilation, zoo
+from pimflow import zoo
+from pimflow.api import compile as api
+from pimflow.compiler import build
 from pimflow.frontend import Network
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.placement import Searched
-from pimflow.targets import named_target
 
 NETWORKS = ("mobilenet-v2", "efficientnet-b0")
 
@@ -74,6 +76,6 @@ def test_the_classic_snippet(ran):
 
 def test_its_kernels_build_for_cuda(ran):
     """What is searched for does not depend on the target."""
-    kernels = compilation.build(ran.network, ran.searched, named_target("cuda+pim")).kernels
+    kernels = build.build(ran.network, ran.searched, named_target("cuda+pim")).kernels
     assert "mma_sync" in kernels.source  # tensor cores
     assert kernels.compiler or "found" in kernels.flaw

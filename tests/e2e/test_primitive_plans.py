@@ -10,12 +10,15 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, tirx
 
 import pimflow
-from pimflow import compilation, frontend, network_search, pipeline, targets
+from pimflow import frontend
+from pimflow.api import search as network_search
+from pimflow.compiler import build, phases
+from pimflow.compiler.verification import verify
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, apply, search
 from pimflow.primitives.launches import usable
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.verify import verify
 
 SYSTEM = system(dtype="fp32", splits="grid")
 GOAL = Goal(modes="gpu,pim", primitives=True)
@@ -59,7 +62,7 @@ def block():
 def launches_built(applied: tvm.IRModule) -> int:
     """Grids of the kernels that ``main`` calls, as they are scheduled for a GPU."""
     with CUDA:
-        mod = tvm.transform.Sequential(pipeline.scheduled_phases(CUDA, SYSTEM))(applied)
+        mod = tvm.transform.Sequential(phases.scheduled_phases(CUDA, SYSTEM))(applied)
     count = 0
     for binding in main_bindings(mod):
         value = binding.value
@@ -76,10 +79,10 @@ def check(network, found):
     charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
     readers = found.graph.consumers
     stored = sum(bool(c.output.pending) and len(readers[c.covers[-1]]) > 1 for c in found.candidates)
-    built = launches_built(compilation.planned(network.module, found))
+    built = launches_built(build.planned(network.module, found))
     assert built == sum(event.launched for event in charged) + stored
     inputs = network.example_inputs()
-    compiled = compilation.build(network, found, targets.named_target("llvm+pim"))
+    compiled = build.build(network, found, targets.named_target("llvm+pim"))
     verify(network, compiled, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
 
 
@@ -127,8 +130,8 @@ def test_workspaces_lie_in_the_pool():
     found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
     plans, stages = [], found.primitives()["first"].stages(graph.region("first").geometry)
     with CUDA:
-        pipeline.lower(compilation.planned(network.module, found), CUDA, SYSTEM, plans.append)
-        pipeline.lower(compilation.planned(network.module, plain), CUDA, SYSTEM, plans.append)
+        phases.lower(build.planned(network.module, found), CUDA, SYSTEM, plans.append)
+        phases.lower(build.planned(network.module, plain), CUDA, SYSTEM, plans.append)
     own = found.doing["first"].workspace_bytes
     assert own == sum(4 * int(np.prod(shape)) for shape in stages.values())
     assert plans[0].pool_bytes > own

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import compilation, frontend, pipeline, targets
+from pimflow import frontend
+from pimflow.compiler import build, phases
+from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.split import AXES
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
 from pimflow.placement import apply, search
-from pimflow.placement.splits import every
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.verify import verify
+from pimflow.placement.costs.splits import every
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 
 def perceptron():
@@ -70,11 +72,11 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
             choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
             axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        applied = pipeline.apply_plan(network.module, found.splits(), found.programs())
+        applied = phases.apply_plan(network.module, found.splits(), found.programs())
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
-        built = compilation.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from skip_networks import hourglass
 
-from pimflow import api, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api.memory import with_reduced_skips
 from pimflow.cli import main
-from pimflow.decomposed import decomposed_network, skip_optimisation
-from pimflow.decomposition import Request
+from pimflow.decomposition import network as decomposed_network
+from pimflow.decomposition import skips
+from pimflow.decomposition.factorisation import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
-from pimflow.network_memory import with_reduced_skips
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +31,8 @@ def decomposed():
 
 @pytest.fixture(scope="module")
 def found(decomposed):
-    originals = skip_optimisation.original_flops(decomposed)
-    return skip_optimisation.find(decomposed.network, system(), "pool", originals)
+    originals = skips.original_flops(decomposed)
+    return skips.find(decomposed.network, system(), "pool", originals)
 
 
 def test_the_transposed_convolution_is_decomposed(decomposed):
@@ -42,7 +44,7 @@ def test_the_transposed_convolution_is_decomposed(decomposed):
 
 def test_what_is_found_computes_the_same(decomposed, found):
     assert found.changed and [skip.name for skip in found.copies] == ["skip"]
-    assert set(skip_optimisation.original_flops(decomposed)) >= {"a.lconv", "up.lconv"}
+    assert set(skips.original_flops(decomposed)) >= {"a.lconv", "up.lconv"}
     assert found.copies[0].flops_original == 2 * 32 * 32 * 32 * 32 * 9
     inputs = decomposed.network.example_inputs()
     (before,) = decomposed.network.reference(inputs)
@@ -53,8 +55,8 @@ def test_what_is_found_computes_the_same(decomposed, found):
 
 def test_no_copy_is_left_that_saves_nothing(decomposed, found):
     on = system()
-    pool_bytes = skip_optimisation.estimated_bytes(found.network.module, on)
-    assert pool_bytes < skip_optimisation.estimated_bytes(decomposed.network.module, on)
+    pool_bytes = skips.estimated_bytes(found.network.module, on)
+    assert pool_bytes < skips.estimated_bytes(decomposed.network.module, on)
     assert found.transformation == "split" and found.sites == ("d_fconv",)
     assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
     assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"
@@ -114,19 +116,19 @@ def test_a_copy_can_be_explained(path, capsys):
 
 
 def test_by_the_paper_every_cheap_copy_is_made(decomposed):
-    originals = skip_optimisation.original_flops(decomposed)
-    by_paper = skip_optimisation.find(decomposed.network, system(), "paper", originals)
+    originals = skips.original_flops(decomposed)
+    by_paper = skips.find(decomposed.network, system(), "paper", originals)
     assert not by_paper.folded
     assert by_paper.copies and all(skip.worthwhile() for skip in by_paper.copies)
-    nothing = skip_optimisation.find(decomposed.network, system(), "paper", dict.fromkeys(originals, 0))
+    nothing = skips.find(decomposed.network, system(), "paper", dict.fromkeys(originals, 0))
     assert not nothing.copies
 
 
 def test_bad_input(path, capsys):
     with pytest.raises(UsageError, match="--optimize-skips works on decomposed layers"):
-        skip_optimisation.find(frontend.load("toy"), system())
+        skips.find(frontend.load("toy"), system())
     with pytest.raises(UnknownNameError, match="criterion"):
-        skip_optimisation.check_criterion("pools")
+        skips.check_criterion("pools")
     assert main(["memory", path, "--optimize-skips", "--quiet"]) == 2
     assert "add --decompose" in capsys.readouterr().err
     options = ["--decompose", "tucker:0.1", "--optimize-skips", "--skip-criterion", "pol", "--quiet"]

@@ -73,7 +73,9 @@ def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
     (tmp_path / "torch.py").write_text(TORCH, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run(
-        [sys.executable, "-c", "import pimflow.native; pimflow.native.load()"], env=environment, check=True
+        [sys.executable, "-c", "import pimflow.host.native; pimflow.host.native.load()"],
+        env=environment,
+        check=True,
     )
     assert (tmp_path / "asked").exists()
 

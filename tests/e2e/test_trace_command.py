@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from pimflow import artifact, cli, hardware, tracing
-from pimflow.artifact import Interface, Placed
-from pimflow.commands import progress_bar
+from pimflow import hardware
+from pimflow.api import trace
+from pimflow.cli import main, progress_bar
+from pimflow.compiler import artifact
+from pimflow.compiler.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.placement.pim_runs import PimSide
+from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn
-from pimflow.simulators.timing import time_program
 
 NEWTON = PimSpec.load("newton-gddr6")
 SIDE = PimSide(pim=NEWTON, channels=4, dtype="fp16", profiler=BuiltIn())
@@ -31,7 +33,7 @@ echo "Cycle $(( $(wc -l < "$5") * 7 + 1 ))"
 
 def run(capsys, *argv) -> tuple[int, str, str]:
     try:
-        code = cli.main([str(a) for a in argv])
+        code = main.main([str(a) for a in argv])
     except SystemExit as exit_:
         code = exit_.code
     out = capsys.readouterr()
@@ -159,10 +161,10 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
 
 def test_gpu_parts_are_those_that_pim_leaves(directory):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
-    assert tracing.gpu_parts(directory) == {"second": geometry.first_rows(2)}
+    assert trace.gpu_parts(directory) == {"second": geometry.first_rows(2)}
     assert geometry.first_rows(2).h == 3  # two rows of output, and the padding above
     _place(directory, geometry, Choice(region="second", mode="SPLIT", gpu_share=0.2, axis="channels"))
-    assert tracing.gpu_parts(directory) == {"second": replace(geometry, oc=4)}
+    assert trace.gpu_parts(directory) == {"second": replace(geometry, oc=4)}
 
 
 @pytest.mark.parametrize(
@@ -256,14 +258,14 @@ def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypa
         yield b"{", 0
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pimflow.simulators.perfetto.export", full)
+    monkeypatch.setattr("pimflow.simulators.exports.perfetto.export", full)
     code, _, err = run(capsys, *arguments, "perfetto")
     assert (
         code == 3
         and err == f"pimflow: error: {tmp_path / 'out'}: cannot be written: No space left on device\n"
     )
     monkeypatch.setattr(
-        "pimflow.simulators.perfetto.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "pimflow.simulators.exports.perfetto.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     assert run(capsys, *arguments, "perfetto")[0] == 130
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
@@ -280,7 +282,7 @@ def test_progress_is_told_late_and_on_stderr(capsys, tmp_path, monkeypatch):
 
 def test_shares_grow_to_one(tmp_path):
     shares = []
-    tracing.trace("conv:1x24x14x14,96,1x1", tmp_path / "out", "pim", advance=shares.append)
+    trace.trace("conv:1x24x14x14,96,1x1", tmp_path / "out", "pim", advance=shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 10
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from pimflow.cli import main
 from pimflow.core.program import PimProgram
-from pimflow.simulators import aim_isr, ramulator2
-from pimflow.simulators.trace import Trace
+from pimflow.simulators.exports import aim_isr
+from pimflow.simulators.pim.trace import Trace
+from pimflow.simulators.ramulator import load_store_trace
 
 TEXT = (Path(__file__).parents[2] / "docs/traces.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
@@ -74,7 +75,7 @@ def test_the_files_are_what_the_page_says(outputs):
     (path,) = (folder / "pimprog").glob("*.pimprog")
     assert PimProgram.load(path).to_json() == path.read_text()
     # 1280 inputs, 100 outputs of 4 bytes and their filters, in 64-byte transactions
-    found = ramulator2.counts(folder / "gpu/fc_1280_100.ldst")
+    found = load_store_trace.counts(folder / "gpu/fc_1280_100.ldst")
     assert found == {"LD": (1280 + 1280 * 100) * 4 // 64, "ST": -(-100 * 4 // 64)}
     assert len(json.loads((folder / "perfetto/conv_1x24x14x14_96_1x1.perfetto.json").read_text())) == 3
 

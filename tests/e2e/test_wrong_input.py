@@ -14,9 +14,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import execution, zoo
+from pimflow import zoo
 from pimflow.cli import main
 from pimflow.errors import ArtifactError
+from pimflow.pim_backend.runtime import network_module
 
 
 def array(name, *dims, dtype=np.float32):
@@ -315,7 +316,7 @@ def test_an_unwritable_place(capsys, tmp_path):
 
 def test_places_change_hands_without_loss(tmp_path, monkeypatch):
     """Another run writes there between moving the old away and putting the new in."""
-    from pimflow import artifact as artifacts
+    from pimflow.compiler import artifact as artifacts
 
     scratch, path = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
@@ -339,7 +340,7 @@ def test_places_change_hands_without_loss(tmp_path, monkeypatch):
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nth):
     """`nth`: the new directory, then the one that keeps the old."""
-    from pimflow import artifact as artifacts
+    from pimflow.compiler import artifact as artifacts
 
     path = tmp_path / "out"
     path.mkdir()
@@ -364,5 +365,5 @@ def test_without_a_compiler(tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(ArtifactError, match=r"is linked by a C\+\+ compiler: .*; install g\+\+, or set CXX"):
-        execution.store(None, tmp_path / "model.so", 0)
+        network_module.store(None, tmp_path / "model.so", 0)
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,9 @@ import numpy as np
 import onnxruntime
 
 import pimflow
-from pimflow import api, inference, zoo
+from pimflow import zoo
+from pimflow.api import compile as api
+from pimflow.api import run
 
 
 def test_mobilenet_v1_is_compiled_and_right(tmp_path):
@@ -33,7 +35,7 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
     session = onnxruntime.InferenceSession(small_bert.SerializeToString(), providers=["CPUExecutionProvider"])
     for seed in (1, 2):
         inputs = zoo.example_inputs(small_bert, seed)
-        results = inference.run(tmp_path / "fp32", inputs)
+        results = run.run(tmp_path / "fp32", inputs)
         for result, expected in zip(results, session.run(None, inputs), strict=True):
             assert abs(result - expected).max() <= 1e-5 * abs(expected).max()
 
@@ -44,5 +46,5 @@ def test_a_compiled_network_remembers_how_many_rows_its_tables_have(small_bert, 
     assert table["inputs"]["input_ids"]["rows"] == 50 and table["inputs"]["token_type_ids"]["rows"] == 2
     assert "rows" not in table["inputs"]["attention_mask"]
     by_default, given = api.run(tmp_path / "out"), zoo.example_inputs(small_bert)
-    for result, again in zip(by_default, inference.run(tmp_path / "out", given), strict=True):
+    for result, again in zip(by_default, run.run(tmp_path / "out", given), strict=True):
         np.testing.assert_array_equal(result, again)

@@ -14,9 +14,9 @@ from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.layout import memory_image
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import Schedule, Tiling, schedules
+from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import Schedule, Tiling, schedules
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()

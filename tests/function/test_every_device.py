@@ -12,9 +12,9 @@ from reference import Window, bound, convolve
 
 from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import execute
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.timing import issued
 
 NAMES = spec_names("pim")
 

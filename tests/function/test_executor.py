@@ -19,7 +19,7 @@ from layers import layers
 from test_function import LONG, POINTWISE, SPECIAL, UNALIKE, bits, run
 
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.simulators.functional import Device, simd_variants
+from pimflow.simulators.pim.functional import Device, simd_variants
 
 
 @pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])

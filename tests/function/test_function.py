@@ -16,9 +16,9 @@ from reference import STORAGE, Window, bound, convolve, in_hardware_order
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UsageError
-from pimflow.simulators.checker import violations
-from pimflow.simulators.functional import execute
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.timing import issued
 
 POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
 # Pads shift the window to the upper left of the map, and the strides differ.

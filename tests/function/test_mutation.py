@@ -18,9 +18,9 @@ from reference import Window, bound, convolve
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
-from pimflow.simulators.checker import count_violations
-from pimflow.simulators.functional import execute
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.checker import count_violations
+from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.timing import issued
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # More pixels than two rounds of all buffers, or a dropped GWRITE would leave just what it writes; and

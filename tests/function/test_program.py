@@ -17,7 +17,7 @@ from reference import STORAGE, Window
 from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres, residues
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
-from pimflow.simulators.functional import execute
+from pimflow.simulators.pim.functional import execute
 
 LAYER = Layer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
 LOWERED = LAYER.lowered(LAYER.schedules[0])

@@ -9,10 +9,10 @@ import pytest
 import tvm_ffi
 from layers import Layer
 
-from pimflow import native
 from pimflow.errors import ArtifactError
-from pimflow.pim_backend import codegen
-from pimflow.simulators.functional import execute
+from pimflow.host import native
+from pimflow.pim_backend.runtime import codegen
+from pimflow.simulators.pim.functional import execute
 
 
 def called(program, image, x, dtype):

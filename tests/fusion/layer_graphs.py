@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.layers import Layer, LayerGraph, same
+from pimflow.fusion.layers import Layer, LayerGraph, same
 
 
 @dataclass(frozen=True)

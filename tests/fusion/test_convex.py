@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from layer_graphs import graphs
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion import LayerGraph, convex, fuse_layers
-from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.convex import ConvexCover, convex_sets
-from pimflow.deep_fusion.costs import Costs, Objective
-from pimflow.deep_fusion.layers import Layer, same
-from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import OBJECTIVES
+from pimflow.fusion import LayerGraph, convex, fuse_layers
+from pimflow.fusion.accelerator import Accelerator
+from pimflow.fusion.convex import ConvexCover, convex_sets
+from pimflow.fusion.layers import Layer, same
+from pimflow.fusion.replay import replay
+from pimflow.fusion.run_costs import Costs, Objective
+from pimflow.fusion.search import OBJECTIVES
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
 

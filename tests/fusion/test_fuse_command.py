@@ -5,11 +5,13 @@ import time
 
 import pytest
 
-from pimflow import cli, fusion, zoo
+from pimflow import zoo
+from pimflow.api import fuse
+from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.deep_fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
-from pimflow.deep_fusion.replay import replay
 from pimflow.errors import UsageError
+from pimflow.fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.fusion.replay import replay
 
 # Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
 TABLE_1 = {
@@ -33,7 +35,7 @@ def resnet18():
 
 
 def test_table_1(resnet18):
-    found = {row["kind"]: row for row in fusion.layer_shares(resnet18)}
+    found = {row["kind"]: row for row in fuse.layer_shares(resnet18)}
     assert found.keys() == TABLE_1.keys()
     for kind, (computation, memory) in TABLE_1.items():
         assert 100 * found[kind]["computation"] == pytest.approx(computation, abs=1)
@@ -106,10 +108,10 @@ def test_inception_is_searched_in_time():
     assert time.process_time() - begin < 30
 
 
-@pytest.mark.parametrize("baseline", fusion.BASELINES)
+@pytest.mark.parametrize("baseline", fuse.BASELINES)
 def test_the_plan_of_the_toy_runs(baseline):
     """Each group, element by element, moves what was counted, in memory so small that it tiles."""
-    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
+    plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
     assert plan.dram_bytes < plan.dram_bytes_unfused
     fused = [(group, placed) for group, placed in zip(plan.groups, plan.placements) if placed]
     assert any(group.tiling != Tiling() for group, _ in fused)
@@ -120,17 +122,17 @@ def test_the_plan_of_the_toy_runs(baseline):
 
 def test_folded_layers_are_the_regions(capsys):
     from pimflow import frontend
-    from pimflow.relay_passes.extract_regions import extract_regions
+    from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     network = frontend.load("toy")
     regions = extract_regions(network.module, "toy")
     graph = folded(regions)
     assert [layer.name for layer in graph.layers] == [region.name for region in regions.regions]
     assert sum(layer.macs for layer in graph.layers) == zoo.describe("toy").macs
-    whole = fusion.fuse(network.module, baseline="folded")
+    whole = fuse.fuse(network.module, baseline="folded")
     assert whole.dram_bytes == whole.dram_bytes_ideal  # 768 KiB hold all of it
     with pytest.raises(UsageError, match="--baseline folded"):
-        fusion.fuse(network.module)
+        fuse.fuse(network.module)
 
 
 def test_a_folded_pooling_keeps_its_map_through_a_flatten():
@@ -152,7 +154,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 
 def test_command(capsys):
-    assert cli.main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
+    assert main.main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
     assert found["reduction"] == pytest.approx(1 - found["dram_bytes"] / found["dram_bytes_unfused"])
@@ -160,16 +162,16 @@ def test_command(capsys):
     assert sum(group["dram_bytes"] for group in found["groups"]) == found["dram_bytes"]
     assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in found["groups"])
     assert sum(row["memory"] for row in found["layers"]) == pytest.approx(1)
-    assert cli.main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
+    assert main.main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
     assert "less" in capsys.readouterr().out
 
 
 def test_a_decomposed_network_is_fused(capsys):
     """Against the original's layers, whose outputs it does not give."""
     options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
-    assert cli.main(["fuse", "toy", *options]) == 0
+    assert main.main(["fuse", "toy", *options]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["dram_bytes_original"] == fusion.fuse("toy").dram_bytes_unfused
+    assert found["dram_bytes_original"] == fuse.fuse("toy").dram_bytes_unfused
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
     assert found["reduction_of_original"] == 1 - found["dram_bytes"] / found["dram_bytes_original"]
     change = found["decomposition"]
@@ -202,6 +204,6 @@ def test_a_decomposed_network_is_fused(capsys):
     ],
 )
 def test_bad_input(options, code, message, capsys):
-    assert cli.main(["fuse", "toy", "--quiet", *options]) == code
+    assert main.main(["fuse", "toy", "--quiet", *options]) == code
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""

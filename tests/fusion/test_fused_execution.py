@@ -9,11 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx_networks import classifiers, every_tensor, models
 
-from pimflow import cli, fused_execution, fusion, targets, zoo
-from pimflow.deep_fusion import Accelerator, Group, Tiling, place, replay, unfolded
-from pimflow.deep_fusion.channels import possible_runs
+from pimflow import zoo
+from pimflow.api import fuse
+from pimflow.cli import main
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
-from pimflow.kernels import cuda_compiler
+from pimflow.fusion import Accelerator, Group, Tiling, kernels, place, replay, unfolded
+from pimflow.fusion.channels import possible_runs
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=9)
 
@@ -56,9 +59,7 @@ def by_channel(draw, group):
 
 def run(group, placed, found, values):
     values = {name: array.ravel() for name, array in values.items()}
-    counts = fused_execution.run_group(
-        fused_execution.build(group, placed, found), group, placed, found, values
-    )
+    counts = kernels.run_group(kernels.build(group, placed, found), group, placed, found, values)
     return {name: values[name] for name in group.stored}, counts
 
 
@@ -68,7 +69,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     model, group = case
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     wanted = every_tensor(model, np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
-    found = fused_execution.computations(model, group.graph)
+    found = kernels.computations(model, group.graph)
     placed = place(group, 4, 10**9)
     placed = place(group, 4, placed.on_chip_bytes)
     inputs = {name: np.ascontiguousarray(wanted[name]) for name in group.loaded}
@@ -87,7 +88,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
 def test_sums_keep_their_order(case, seed):
     """Bit for bit what the layers give one by one, whole maps at a time."""
     model, group = case
-    found = fused_execution.computations(model, group.graph)
+    found = kernels.computations(model, group.graph)
     random = np.random.default_rng(seed)
     values = {
         name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.loaded
@@ -95,7 +96,7 @@ def test_sums_keep_their_order(case, seed):
     results, _ = run(group, place(group, 4, 10**9), found, values)
     for position in range(group.begin, group.end):
         alone = Group(graph=group.graph, begin=position, end=position + 1)
-        single, placed = fused_execution.lone(alone, 4)
+        single, placed = kernels.lone(alone, 4)
         single_results, counts = run(single, placed, found, values)
         assert sum(counts.values()) == 4 * alone.traffic_elements
         values |= single_results
@@ -105,14 +106,14 @@ def test_sums_keep_their_order(case, seed):
 
 @pytest.fixture(scope="module")
 def toy():
-    return fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo="retain")
+    return fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo="retain")
 
 
 @pytest.mark.parametrize(("dtype", "on_chip", "bound"), [("fp32", "24KiB", 1e-5), ("fp16", "12KiB", 2e-3)])
 def test_command(dtype, on_chip, bound, capsys):
     """Tiles, retained rows, results over operands; all of it as counted."""
     options = ["--json", "--quiet", "--on-chip", on_chip, "--halo", "retain", "--dtype", dtype]
-    assert cli.main(["fuse", "toy", *options, "--execute"]) == 0
+    assert main.main(["fuse", "toy", *options, "--execute"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in found["groups"])
@@ -130,7 +131,7 @@ def test_command(dtype, on_chip, bound, capsys):
     ],
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
-    assert cli.main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
+    assert main.main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
 
@@ -140,10 +141,10 @@ def test_what_cannot_be_executed_is_refused(options, message, capsys):
 def test_a_network_runs_as_it_was_searched(model, on_chip):
     """Groups over branches and by channels among them: results and bytes of all of it."""
     try:
-        plan = fusion.fuse(model, Accelerator(on_chip_bytes=on_chip), halo="retain")
+        plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), halo="retain")
     except InfeasibleError:
         return
-    ran = fused_execution.execute(model, plan)
+    ran = kernels.execute(model, plan)
     ran.require(plan)
     assert ran.counted_bytes == plan.dram_bytes
 
@@ -153,8 +154,8 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
 def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
     try:
-        plan = fusion.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
-        ran = fused_execution.execute(model, plan, baseline="folded")
+        plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
+        ran = kernels.execute(model, plan, baseline="folded")
     except (InfeasibleError, UnsupportedOpError):
         assume(False)
     ran.require(plan)
@@ -165,7 +166,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
 def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
-    assert cli.main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
+    assert main.main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert max(group["tile"]["tiles"] for group in found["groups"]) > 1
@@ -174,32 +175,32 @@ def test_folded_layers_run(dtype, bound, capsys):
 
 def test_a_wrong_place_between_folded_layers_is_seen():
     """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
-    plan = fusion.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")
+    plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")
     group, placed = plan.groups[0], plan.placements[0]
     offsets = {**placed.offsets_bytes, group.layers[0].name: placed.offsets_bytes[group.loaded[0]]}
     wrong = dataclasses.replace(plan, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
     assert not set(group.stored) & set(plan.graph.outputs)
     with pytest.raises(VerificationError, match="differs from its reference"):
-        fused_execution.execute("toy", wrong, baseline="folded").require(wrong)
+        kernels.execute("toy", wrong, baseline="folded").require(wrong)
 
 
 def test_a_plan_of_other_layers_is_refused(toy):
     with pytest.raises(UsageError, match="not of this network's folded layers"):
-        fused_execution.execute("toy", toy, baseline="folded")
+        kernels.execute("toy", toy, baseline="folded")
 
 
 def test_a_folded_layer_without_a_formula_is_named():
     """A concatenation that the convolution behind it takes in."""
-    plan = fusion.fuse("squeezenet-1.1", baseline="folded", search="greedy")
+    plan = fuse.fuse("squeezenet-1.1", baseline="folded", search="greedy")
     with pytest.raises(UnsupportedOpError, match=r"'features.4.squeeze'"):
-        fused_execution.execute("squeezenet-1.1", plan, baseline="folded")
+        kernels.execute("squeezenet-1.1", plan, baseline="folded")
 
 
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
         model = zoo.load_model("bert-base", filled=False)
-        fused_execution.computations(model, unfolded(model))
+        kernels.computations(model, unfolded(model))
 
 
 def test_a_wrong_place_or_count_is_seen(toy):
@@ -210,8 +211,8 @@ def test_a_wrong_place_or_count_is_seen(toy):
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
     with pytest.raises(VerificationError, match="differs from its reference"):
-        fused_execution.execute("toy", wrong).require(wrong)
-    ran = fused_execution.execute("toy", toy)
+        kernels.execute("toy", wrong).require(wrong)
+    ran = kernels.execute("toy", toy)
     ran.require(toy)
     fewer = dataclasses.replace(ran.groups[0], weight_bytes=ran.groups[0].weight_bytes - 4)
     with pytest.raises(VerificationError, match="the search counted"):
@@ -219,32 +220,32 @@ def test_a_wrong_place_or_count_is_seen(toy):
 
 
 def test_for_cuda_the_pool_is_shared_memory(toy):
-    found = fused_execution.computations(zoo.load_model("toy"), toy.graph)
+    found = kernels.computations(zoo.load_model("toy"), toy.graph)
     target = targets.named_target("cuda+pim")
     group, placed = toy.groups[-1], toy.placements[-1]
     bound = int(target.attrs["max_shared_memory_per_block"])
     large = dataclasses.replace(placed, on_chip_bytes=bound + 4)
     with pytest.raises(InfeasibleError, match="bytes of shared memory") as caught:
-        fused_execution.build_cuda(group, large, found, target)
+        kernels.build_cuda(group, large, found, target)
     assert (caught.value.demand, caught.value.bound) == (bound + 4, bound)
-    source = fused_execution.cuda_source(group, placed, found, target)
+    source = kernels.cuda_source(group, placed, found, target)
     assert source.count("__shared__") == 1 and "__syncthreads" in source
     if not cuda_compiler():
         with pytest.raises(UsageError):
-            fused_execution.build_cuda(group, placed, found, target)
+            kernels.build_cuda(group, placed, found, target)
     else:
-        assert [part.kind for part in fused_execution.build_cuda(group, placed, found, target).imports]
+        assert [part.kind for part in kernels.build_cuda(group, placed, found, target).imports]
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):
     """In the least memory, a convolution's result lies over its operand."""
-    found = fused_execution.computations(zoo.load_model("toy"), toy.graph)
+    found = kernels.computations(zoo.load_model("toy"), toy.graph)
     resident = frozenset(layer.name for layer in toy.graph.layers[:2] if layer.weight_elements)
     group = Group(graph=toy.graph, begin=0, end=2, resident=resident)
-    target, placed = fused_execution.Target(threads=32), place(group, 4, 10**9)
-    fused_execution.generate("f", group, placed, found, target)
+    target, placed = kernels.Target(threads=32), place(group, 4, 10**9)
+    kernels.generate("f", group, placed, found, target)
     with pytest.raises(InfeasibleError):
         while True:
             placed = place(group, 4, placed.on_chip_bytes - 4)
     with pytest.raises(UnsupportedOpError, match=f"'{toy.graph.layers[0].name}' .* give --reuse lifetime"):
-        fused_execution.generate("f", group, placed, found, target)
+        kernels.generate("f", group, placed, found, target)

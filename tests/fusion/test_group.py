@@ -9,17 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
 
-from pimflow import fusion
+from pimflow.api import fuse
 from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.channels import fitting_runs, possible_runs
-from pimflow.deep_fusion.group import Group, place
-from pimflow.deep_fusion.layers import Layer, LayerGraph, same
-from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import HALOS, SEARCHES, fuse_layers
-from pimflow.deep_fusion.tiling import Tiling
 from pimflow.errors import InfeasibleError, VerificationError
+from pimflow.fusion.accelerator import Accelerator
+from pimflow.fusion.channels import fitting_runs, possible_runs
+from pimflow.fusion.group import Group, place
+from pimflow.fusion.layers import Layer, LayerGraph, same
+from pimflow.fusion.replay import replay
+from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
+from pimflow.fusion.tiling import Tiling
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
 REUSES = ("none", "lifetime", "deep")
@@ -174,7 +174,7 @@ def test_wide_maps_go_channel_by_channel():
     on = Accelerator(on_chip_bytes=4 * 220)
     (group,) = (plan := fuse_layers(bottleneck(), on)).groups
     assert group.tiling == Tiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
-    assert fusion.summary(plan)["groups"][0]["by_channel"] == [["a"], ["b", "sum", "c"]]
+    assert fuse.summary(plan)["groups"][0]["by_channel"] == [["a"], ["b", "sum", "c"]]
     assert {"x", "y", "b", "sum"} <= group.by_channel and not {"a", "c"} & group.by_channel
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.overlap import overlap, row_lead
+from pimflow.fusion.overlap import overlap, row_lead
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=90)
 

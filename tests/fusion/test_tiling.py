@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from layer_graphs import graphs
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.tiling import pieces, transfer
+from pimflow.fusion.tiling import pieces, transfer
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
 

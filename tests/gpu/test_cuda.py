@@ -8,9 +8,11 @@ import tvm
 from tvm import relax
 
 import pimflow
-from pimflow import pipeline, relay, zoo
-from pimflow.relay import graph_executor
-from pimflow.targets import local_cuda
+from pimflow import zoo
+from pimflow.compiler import phases
+from pimflow.pim_backend.runtime.targets import local_cuda
+from pimflow.tvm_extension import relay
+from pimflow.tvm_extension.relay import graph_executor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,7 +66,7 @@ def test_a_running_sum_along_any_axis(axis):
         with builder.dataflow():
             y = builder.emit_output(builder.emit(relax.op.cumsum(x, axis=axis)))
         builder.emit_func_output(y)
-    machine = relax.VirtualMachine(pipeline.build(builder.get(), local_cuda()), tvm.cuda())
+    machine = relax.VirtualMachine(phases.build(builder.get(), local_cuda()), tvm.cuda())
     values = np.random.default_rng(0).standard_normal((6, 40, 5)).astype("float32")
     result = machine["main"](tvm.runtime.tensor(values, tvm.cuda())).numpy()
     np.testing.assert_allclose(result, values.cumsum(axis), atol=0.1)  # stored in fp16

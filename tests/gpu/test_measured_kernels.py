@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import tvm
 
+from pimflow.compiler.measurement.cuda_profiler import Cuda
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.cuda_profiler import Cuda
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.profiler import KernelRequest
 

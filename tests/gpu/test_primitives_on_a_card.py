@@ -5,12 +5,12 @@ import pytest
 import tvm
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profiles import primitive_profiler
-from pimflow.primitive_profiles.primitive_machines import Card, Machine
+from pimflow.primitive_selection import measuring
+from pimflow.primitive_selection.machines import Card, Machine
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.families import input_shape, output_shape
 from pimflow.primitives.filters import transformed
+from pimflow.primitives.kernels import kernel
 from pimflow.primitives.layer import filter_shape
 
 pytestmark = [
@@ -54,6 +54,6 @@ def test_values(name):
 
 def test_times():
     move = ((1, 28, 28, 48), "HWC", "CHW")
-    found = primitive_profiler.measure([LAYERS[0]], [move], 6, machine=Card())
+    found = measuring.measure([LAYERS[0]], [move], 6, machine=Card())
     assert not found.failed and len(found.times_ns) == 6 and found.device.target == "cuda"
     assert all(1e3 < ns < 1e8 for ns in (*found.times_ns.values(), found.moves_ns[move]))

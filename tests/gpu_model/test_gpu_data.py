@@ -18,8 +18,11 @@ from scipy.stats import kendalltau
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators import gpu_data
-from pimflow.simulators.gpu_data import (
+from pimflow.simulators.gpu import samples as gpu_data
+from pimflow.simulators.gpu.fit import fit_launch, provenance, write_launch
+from pimflow.simulators.gpu.learned_model import PREDICTIONS
+from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.samples import (
     analytic_ns,
     convolution_classes,
     format_accuracy,
@@ -28,9 +31,6 @@ from pimflow.simulators.gpu_data import (
     validate,
     write_fitted,
 )
-from pimflow.simulators.gpu_fit import fit_launch, provenance, write_launch
-from pimflow.simulators.gpu_learned import PREDICTIONS
-from pimflow.simulators.gpu_model import kernel_cost
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import analytic_ns, held_out, read_samples, validate
-from pimflow.simulators.gpu_learned import (
+from pimflow.simulators.gpu.learned_fit import learn, write_residual
+from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Learned,
     best_ns,
@@ -26,8 +26,8 @@ from pimflow.simulators.gpu_learned import (
     residual_of,
     residual_path,
 )
-from pimflow.simulators.gpu_learned_fit import learn, write_residual
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.samples import analytic_ns, held_out, read_samples, validate
 from pimflow.simulators.profiler import KernelRequest
 
 V100 = GpuSpec.load("v100")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.simulators.gpu_data import read_samples, validate
-from pimflow.simulators.gpu_fit import write_efficiency
-from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu_roofline import TILES, family
+from pimflow.simulators.gpu.fit import write_efficiency
+from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.roofline import TILES, family
+from pimflow.simulators.gpu.samples import read_samples, validate
 
 GPUS = {name: GpuSpec.load(name) for name in spec_names("gpu")}
 SIMULATED = GPUS["rtx-2060-pim32"]

@@ -12,20 +12,23 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import cli, cuda_profiler, frontend, kernel_builds, targets
+from pimflow import frontend
+from pimflow.cli import main
+from pimflow.compiler.measurement import cuda_profiler, single_kernels
+from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
+from pimflow.compiler.phases import lower
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.cuda_profiler import Cuda, kernel_rows
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
-from pimflow.kernels import cuda_compiler
-from pimflow.pipeline import lower
-from pimflow.placement.tasks import gpu_kernel
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
+from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.gpu_learned import Learned
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.learned_model import Learned
+from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.profiler import Analytic, KernelRequest
 
 CPU = targets.named_target("llvm+pim")
@@ -55,9 +58,9 @@ def reference(g: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray
 
 
 def run(kernel: Kernel) -> tuple[list[np.ndarray], np.ndarray]:
-    func = kernel_builds.primitive(kernel, "fp32", CPU, 4)
-    tensors = kernel_builds.arguments(func, tvm.cpu())
-    kernel_builds.compile_primitives({"k": func}, CPU)["k"](*tensors)
+    func = single_kernels.primitive(kernel, "fp32", CPU, 4)
+    tensors = single_kernels.arguments(func, tvm.cpu())
+    single_kernels.compile_primitives({"k": func}, CPU)["k"](*tensors)
     *operands, result = [tensor.numpy().astype(np.float64) for tensor in tensors]
     return operands, result
 
@@ -135,7 +138,7 @@ def test_a_stream_touches_the_bytes_it_is_charged_for(operands, results):
 
 def test_a_kernel_that_only_reads_writes_next_to_nothing():
     (read,), result = run(Kernel(kind="stream", input_bytes=1 << 20, output_bytes=0))
-    assert read.nbytes / 2 == 1 << 20 and result.size <= kernel_builds.READ_RESULTS  # float64 here
+    assert read.nbytes / 2 == 1 << 20 and result.size <= single_kernels.READ_RESULTS  # float64 here
 
 
 def normalised(func) -> str:
@@ -150,7 +153,7 @@ def test_measured_kernels_are_those_of_a_build():
     kernels = [normalised(f) for _, f in built.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     regions = {r.name: r for r in extract_regions(network.module, "toy").regions}
     depthwise = gpu_kernel(regions["block.depthwise.conv"], "fp16")
-    func = kernel_builds.primitive(depthwise, "fp16", CUDA, system().gpu.sms)
+    func = single_kernels.primitive(depthwise, "fp16", CUDA, system().gpu.sms)
     types = [str(param.dtype) for param in func.params]
     assert types == ["float16", "float16", "float32", "float16"]
     grids = [thread_extents(text) for text in kernels]
@@ -166,9 +169,9 @@ def test_kernels_compile_for_a_gpu():
     kernels = [convolution_kernel(g, "fp16") for g in (CONV, DEPTHWISE, GROUPED, FC)]
     kernels += [STREAM, cuda_profiler.EMPTY, Kernel(kind="stream", input_bytes=1 << 16, output_bytes=128)]
     functions = {
-        f"k{i}": kernel_builds.primitive(kernel, "fp16", CUDA, 30) for i, kernel in enumerate(kernels)
+        f"k{i}": single_kernels.primitive(kernel, "fp16", CUDA, 30) for i, kernel in enumerate(kernels)
     }
-    module = kernel_builds.compile_primitives(functions, CUDA)
+    module = single_kernels.compile_primitives(functions, CUDA)
     assert all(module.implements_function(name) for name in functions)
 
 
@@ -319,7 +322,7 @@ def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, caps
     said = {}
     for quiet in ([], ["--quiet"]):
         cache = ["--cache", str(tmp_path / f"cache{len(quiet)}")]
-        assert cli.main([*command, *cache, "--json", "--jobs", "1", *quiet]) == 0
+        assert main.main([*command, *cache, "--json", "--jobs", "1", *quiet]) == 0
         out, err = capsys.readouterr()
         said[bool(quiet)] = [line for line in err.splitlines() if "not measured, so analytic" in line]
         assert list(json.loads(out)["known"]) == ["analytic"]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pimflow.tvm_extension import use_cores
+from pimflow.tvm_extension.install import use_cores
 
 
 @pytest.mark.parametrize(

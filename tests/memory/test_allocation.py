@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from pimflow import api, frontend, pipeline, zoo
-from pimflow.allocation import NAIVE, heap_bytes
+from pimflow import frontend, zoo
+from pimflow.api import compile as api
+from pimflow.api.published.occamy_operators import operator_liveness
+from pimflow.compiler import phases
+from pimflow.compiler.measurement.allocations import NAIVE, heap_bytes
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import system
-from pimflow.operator_memory import operator_liveness
 
 # What the observer itself may hold; the smallest difference looked for is a tensor of 131072 B.
 NOISE_BYTES = 1 << 16
@@ -131,8 +133,8 @@ def test_every_way_to_allocate_gives_the_same_bits(model):
     network = frontend.load(model)
     inputs = network.example_inputs()
     found = {}
-    for allocation in pipeline.ALLOCATIONS:
-        executable = pipeline.build(network.module, allocation=allocation)
+    for allocation in phases.ALLOCATIONS:
+        executable = phases.build(network.module, allocation=allocation)
         machine = relax.VirtualMachine(executable, tvm.cpu(), memory_cfg=NAIVE)
         result = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
         tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
@@ -146,7 +148,7 @@ def test_every_way_to_allocate_gives_the_same_bits(model):
 
 def test_refused():
     with pytest.raises(UnknownNameError, match="did you mean lazy"):
-        pipeline.build(frontend.load("toy").module, allocation="lzay")
+        phases.build(frontend.load("toy").module, allocation="lzay")
     with pytest.raises(UsageError, match="0 runs"):
         api.measure_allocations("toy", runs=0)
     if not tvm.cuda().exist:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import peak_bytes, programs, smallest_peak, smallest_peak_by_sets, values
 
-from pimflow import memory, native
+from pimflow import memory
 from pimflow.core.region import Region, RegionGraph
+from pimflow.host import native
 from pimflow.memory import validator
 from pimflow.memory.reorder import StepGraph, reorder, reordered_pools
 

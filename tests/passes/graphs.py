@@ -8,11 +8,11 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from pimflow import pipeline
-from pimflow.execution import infer, pack
+from pimflow.compiler import phases
 from pimflow.frontend import relax_module
+from pimflow.pim_backend.runtime.network_module import infer, pack
+from pimflow.pim_backend.runtime.targets import TARGETS
 from pimflow.relay_passes.flat import main_bindings, operator, shape
-from pimflow.targets import TARGETS
 
 # What LLVM makes faster does not matter here, and costs more than the passes under test.
 PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
@@ -41,7 +41,7 @@ def same_bits(before: tvm.IRModule, after: tvm.IRModule, *operands: np.ndarray) 
 def runs_alike(mod: tvm.IRModule) -> None:
     """Built kernel by kernel, `mod` gives what TVM's own fusion gives, within rounding."""
     operands = inputs(mod)
-    machine = relax.VirtualMachine(pipeline.build(mod, PLAIN_CODE), tvm.cpu())
+    machine = relax.VirtualMachine(phases.build(mod, PLAIN_CODE), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(x) for x in operands))
     results = [results] if isinstance(results, tvm.runtime.Tensor) else results
     for result, expected in zip(results, run(mod, *operands), strict=True):
@@ -77,5 +77,5 @@ def onnx_model(
 
 def outputs(mod: tvm.IRModule, operands: list[np.ndarray]) -> list[np.ndarray]:
     """What `mod` computes, by the passes that pimflow compiles it with."""
-    packed = pack(pipeline.build(mod, PLAIN_CODE), relax_module.inputs(mod), relax_module.outputs(mod))
+    packed = pack(phases.build(mod, PLAIN_CODE), relax_module.inputs(mod), relax_module.outputs(mod))
     return infer(packed, dict(zip(relax_module.inputs(mod), operands, strict=True)))

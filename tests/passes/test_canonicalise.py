@@ -12,7 +12,7 @@ from tvm.script import relax as R
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.canonicalise import Canonicalise
+from pimflow.relay_passes.canonical.canonicalise import Canonicalise
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)

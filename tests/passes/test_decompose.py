@@ -13,13 +13,13 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition import Decomposed, Link, RankRule, decompose
+from pimflow.decomposition.factorisation import Decomposed, Link, RankRule, decompose
 from pimflow.decomposition.factors import METHODS, limits
-from pimflow.relay_passes.decompose import Decompose, decomposable_layers
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.canonical.push_bias import PushBias
+from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
+from pimflow.relay_passes.decomposition.decompose import Decompose, decomposable_layers
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, roles, shape, with_layer_names
-from pimflow.relay_passes.push_bias import PushBias
-from pimflow.relay_passes.subpixel_convolution import SubpixelConvolution
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def constant(*shape: int, seed: int = 0) -> relax.Expr:

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 
 FILTERS = np.random.default_rng(0).standard_normal((4, 2, 1, 3), np.float32)
 MATRIX = np.ascontiguousarray(FILTERS.reshape(4, 6).T)

@@ -6,7 +6,7 @@ import tvm
 from graphs import operators, run
 from tvm import relax
 
-from pimflow.relay_passes.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 1, 3)).astype(np.float32)
 B = np.random.default_rng(1).uniform(0.5, 2.0, (3,)).astype(np.float32)

@@ -13,8 +13,8 @@ from tvm.script import relax as R
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.extract_regions import extract_regions, filters
 from pimflow.relay_passes.flat import with_layer_names
+from pimflow.relay_passes.regions.extract_regions import extract_regions, filters
 
 
 def weight(*dims: int) -> np.ndarray:

@@ -11,8 +11,8 @@ from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
-from pimflow.relay_passes.flatten_products import FlattenProducts
 
 MATRIX = np.arange(6, dtype=np.float32).reshape(3, 2)
 BIAS = np.array([1, -2], np.float32)

@@ -13,8 +13,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.frontend import load
+from pimflow.relay_passes.canonical.fold_padding import FoldPadding
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
-from pimflow.relay_passes.fold_padding import FoldPadding
 
 C = 3
 

@@ -15,7 +15,7 @@ from onnx import helper
 from pimflow import frontend, zoo
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 BOUND = 1e-5  # of the largest magnitude of the reference, in fp32
 

@@ -12,15 +12,15 @@ from kernel_graphs import constant, convolution, fused_chain, graph, kernels
 from tvm import relax
 from tvm.relax import op
 
-from pimflow import pipeline
+from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import fused, layer_name, main_bindings, with_roles
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.lift_workspaces import WORKSPACES, LiftWorkspaces
-from pimflow.relay_passes.loops import STACK_BYTES
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.targets import named_target
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
+from pimflow.relay_passes.schedules.loops import STACK_BYTES
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 CPU = named_target("llvm+pim")
 

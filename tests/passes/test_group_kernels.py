@@ -7,7 +7,7 @@ from graphs import runs_alike
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 
 BIAS = np.arange(2, dtype=np.float32)
 

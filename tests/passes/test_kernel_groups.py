@@ -12,8 +12,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
 BIAS = np.arange(2, dtype=np.float32)
 

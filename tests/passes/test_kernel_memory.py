@@ -5,14 +5,15 @@ from graphs import inputs
 from skip_graphs import Graph
 from tvm import relax
 
-from pimflow import memory, pipeline, zoo
+from pimflow import memory, zoo
+from pimflow.compiler import phases
 from pimflow.frontend import load
 from pimflow.hardware import system
-from pimflow.relay_passes.buffers import buffers
+from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.relay_passes.decomposition.layer_flops import flops, layer_flops
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.kernel_memory import kernel_liveness, operator_liveness
-from pimflow.relay_passes.layer_flops import flops, layer_flops
-from pimflow.targets import named_target
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.kernel_memory import kernel_liveness, operator_liveness
 
 PIXELS = 16
 
@@ -76,7 +77,7 @@ def test_what_a_kernel_computes_for_itself_counts_where_schedules_store_it():
 @pytest.mark.parametrize("name", ["toy", "squeezenet-1.1"])
 def test_the_estimate_is_near_the_compiled_network(name):
     network = load(name)
-    lowered = buffers(pipeline.allocate(network.module, named_target("llvm+pim"), system("pimflow")))
+    lowered = buffers(phases.allocate(network.module, named_target("llvm+pim"), system("pimflow")))
     compiled = memory.plan(lowered.liveness().lifetimes).pool_bytes
     estimate = memory.plan(kernel_liveness(network.module).lifetimes, "best").pool_bytes
     assert estimate == pytest.approx(compiled, rel=0.15)

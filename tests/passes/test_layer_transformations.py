@@ -11,13 +11,13 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
+from pimflow.relay_passes.decomposition.layer_flops import flops
+from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
+from pimflow.relay_passes.decomposition.optimize_skips import copied, skips
+from pimflow.relay_passes.decomposition.split_concat import SplitConcat
 from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
-from pimflow.relay_passes.fold_lconvs import FoldLconvs, fold_sites
-from pimflow.relay_passes.layer_flops import flops
-from pimflow.relay_passes.merge_lconvs import MergeLconvs
-from pimflow.relay_passes.optimize_skips import copied, skips
-from pimflow.relay_passes.split_concat import SplitConcat
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def close(before, after) -> bool:

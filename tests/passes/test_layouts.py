@@ -10,16 +10,16 @@ from kernel_graphs import constant, convolution, graph
 from tvm import relax
 from tvm.relax import op
 
-from pimflow.compilation import with_primitives
+from pimflow.compiler.build import with_primitives
 from pimflow.core.region import MOVES
 from pimflow.hardware import system
-from pimflow.network_kernels import parts
-from pimflow.placement.selection import Problem
-from pimflow.primitive_profiles.primitive_layers import JOINED, Layers, apart
-from pimflow.primitive_profiles.primitive_profile import Device, Profile
+from pimflow.primitive_selection.layers import JOINED, Layers, apart
+from pimflow.primitive_selection.network_time import parts
+from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.profile import Device, Profile
 from pimflow.primitives import PRIMITIVES
-from pimflow.relay_passes.extract_regions import extract_regions, region_groups
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
+from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
 FEW = ("direct-hwc-7x32", "direct-chw-7x32", "direct-chwc16-7x16", "pointwise-hwc-7x32")
 SIDE = 9

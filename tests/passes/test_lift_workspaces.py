@@ -12,11 +12,12 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from pimflow import frontend, pipeline
+from pimflow import frontend
+from pimflow.compiler import phases
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.lift_workspaces import WORKSPACES, LiftWorkspaces
-from pimflow.relay_passes.loops import STACK_BYTES
-from pimflow.targets import named_target
+from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 CPU, GPU = named_target("llvm+pim"), named_target("cuda+pim")
 
@@ -76,24 +77,24 @@ def hides_memory(executable: relax.VMExecutable) -> bool:
 
 @pytest.mark.parametrize("network", EVERY_KIND.values(), ids=EVERY_KIND)
 def test_no_kernel_allocates(network):
-    assert not hides_memory(pipeline.build(graph(network, (1, 14, 14, 16)), CPU))
+    assert not hides_memory(phases.build(graph(network, (1, 14, 14, 16)), CPU))
 
 
 @pytest.mark.parametrize("name", ["toy", "mobilenet-v2"])
 def test_no_network_allocates_inside_kernels(name):
-    assert not hides_memory(pipeline.build(frontend.load(name).module, CPU))
+    assert not hides_memory(phases.build(frontend.load(name).module, CPU))
 
 
 @pytest.mark.parametrize("name", ["sort", "argsort", "top k", "squeeze-excite"])
 def test_no_launch_allocates_on_a_gpu(name):
-    assert not hides_memory(pipeline.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), GPU))
+    assert not hides_memory(phases.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), GPU))
 
 
 @pytest.mark.parametrize(("name", "target"), [("exp first", CPU), ("argsort", GPU)])
 def test_hidden_memory_is_seen(name, target):
     nothing = tvm.transform.module_pass(lambda mod, _: mod, opt_level=0)
-    with patch.object(pipeline, "LiftWorkspaces", lambda: nothing):
-        assert hides_memory(pipeline.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), target))
+    with patch.object(phases, "LiftWorkspaces", lambda: nothing):
+        assert hides_memory(phases.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), target))
 
 
 # ---- the pass ----
@@ -215,7 +216,7 @@ def test_a_shape_is_that_of_the_call():
     """TVM's sum over a GPU has buffers of its operand's shape, whatever that is."""
     mod = graph(lambda emit, x: emit(op.cumsum(x, 1)), (3, 700))
     with GPU:
-        mod = tvm.transform.Sequential(pipeline.kernel_phases(GPU, "fp32"))(mod)
+        mod = tvm.transform.Sequential(phases.kernel_phases(GPU, "fp32"))(mod)
     assert [shape for _, shape in workspaces(lifted(mod, GPU))] == [[3, 700]]
     assert all("T.alloc_buffer" not in f.script() for f in kernels(lifted(mod, GPU)).values())
 
@@ -223,7 +224,7 @@ def test_a_shape_is_that_of_the_call():
 def test_kernels_of_several_results_keep_them():
     mod = graph(lambda emit, x: emit(relax.TupleGetItem(emit(op.topk(x, 3)), 1)), (4, 700))
     with GPU:
-        mod = tvm.transform.Sequential(pipeline.kernel_phases(GPU, "fp32"))(mod)
+        mod = tvm.transform.Sequential(phases.kernel_phases(GPU, "fp32"))(mod)
     after = lifted(mod, GPU)
     assert workspaces(after)
     assert after["main"].ret_ty.dtype == "int32"

@@ -11,9 +11,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.decomposition.optimize_skips import OptimizeSkips, copied, restored, skips
 from pimflow.relay_passes.flat import main_bindings, rebuild, roles, with_roles
-from pimflow.relay_passes.optimize_skips import OptimizeSkips, copied, restored, skips
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def hourglass(*, role: str = "lconv", branch: int = 8):

@@ -8,17 +8,17 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow import pipeline
+from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import PimflowError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.outline_pim import PROGRAM_ATTR, OutlinePim
-from pimflow.relay_passes.split_mddp import SplitMdDp
+from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.pim.outline_pim import PROGRAM_ATTR, OutlinePim
+from pimflow.relay_passes.splits.split_mddp import SplitMdDp
 
 NEWTON = PimSpec.load("newton-gddr6")
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 8), np.float32)
@@ -161,7 +161,7 @@ def test_the_function_takes_the_layers_input(producer, h, w, c, window, gpu_rows
 
     operands = inputs(before)
     (expected,) = run(before, *operands)
-    machine = relax.VirtualMachine(pipeline.build(after), tvm.cpu())
+    machine = relax.VirtualMachine(phases.build(after), tvm.cpu())
     got = machine["main"](*(tvm.runtime.tensor(x) for x in operands)).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 

@@ -5,7 +5,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.flat import layer_name
-from pimflow.relay_passes.padded_inputs import copied_inputs
+from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
 
 @I.ir_module

@@ -16,8 +16,8 @@ from tvm.script import relax as R
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings, operator, shape
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.pipeline_rows import PipelineRows
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
+from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.standard_normal((16, 1, 1, 8), np.float32)

@@ -11,8 +11,8 @@ from onnx import helper
 from tvm import ir, relax
 
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.plain_activations import PlainActivations
+from pimflow.relay_passes.canonical.plain_activations import PlainActivations
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 ROOT = math.sqrt(2)
 

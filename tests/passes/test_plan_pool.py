@@ -13,18 +13,19 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow import pipeline, system
+from pimflow import system
+from pimflow.compiler import phases as pipeline
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.hardware import System
 from pimflow.memory import plan
-from pimflow.relay_passes.buffers import buffers
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.keep_views import JOIN, PART, KeepViews
-from pimflow.relay_passes.kernel_groups import copies, kernel_groups
-from pimflow.relay_passes.plan_pool import PlanPool
-from pimflow.relay_passes.store_half import StoreHalf
-from pimflow.targets import named_target
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.keep_views import JOIN, PART, KeepViews
+from pimflow.relay_passes.memory.plan_pool import PlanPool
+from pimflow.relay_passes.regions.kernel_groups import copies, kernel_groups
 
 ELIDED, MADE = system(), system(copies="made")
 

@@ -10,8 +10,8 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
-from pimflow.relay_passes.push_bias import PushBias
 
 C = 4
 

@@ -11,7 +11,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.recognise_clip import RecogniseClip
+from pimflow.relay_passes.canonical.recognise_clip import RecogniseClip
 
 
 @I.ir_module

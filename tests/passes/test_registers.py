@@ -6,10 +6,10 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from pimflow import pipeline
+from pimflow.compiler import phases
 from pimflow.hardware import system
-from pimflow.relay_passes.registers import own_registers
-from pimflow.targets import named_target
+from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.relay_passes.schedules.registers import own_registers
 
 
 @T.prim_func(s_tir=True)
@@ -67,7 +67,7 @@ def test_scans_along_any_axis(scan, axis, exclusive):
         with builder.dataflow():
             y = builder.emit_output(builder.emit(scan(x, axis=axis, exclusive=exclusive)))
         builder.emit_func_output(y)
-    lowered = pipeline.allocate(builder.get(), named_target("cuda+pim"), system())
+    lowered = phases.allocate(builder.get(), named_target("cuda+pim"), system())
     kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert kernels and not any(allocated_outside(kernel.body) for kernel in kernels)
 

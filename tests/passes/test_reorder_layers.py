@@ -12,9 +12,9 @@ from tvm.script import relax as R
 
 from pimflow.errors import UsageError
 from pimflow.memory.reorder import StepGraph, reorder
-from pimflow.relay_passes.extract_regions import extract_regions
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.reorder_layers import ReorderLayers, waits
+from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 CHANNELS = 16
 

@@ -13,10 +13,10 @@ from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from pimflow import pipeline
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.schedule_cpu import PARALLEL, ScheduleCpu
-from pimflow.targets import named_target
+from pimflow.compiler import phases
+from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.schedules.schedule_cpu import PARALLEL, ScheduleCpu
 
 CPU = named_target("llvm+pim")
 
@@ -24,7 +24,7 @@ CPU = named_target("llvm+pim")
 def lowered(mod: tvm.IRModule) -> tvm.IRModule:
     """As `ScheduleCpu` gets it."""
     with CPU:
-        return tvm.transform.Sequential(pipeline.kernel_phases(CPU, "fp32"))(mod)
+        return tvm.transform.Sequential(phases.kernel_phases(CPU, "fp32"))(mod)
 
 
 def lines(func: tirx.PrimFunc, text: str) -> list[str]:

@@ -17,11 +17,11 @@ from tvm import tirx
 from tvm.support import nvcc
 
 from pimflow.core.fused_tile import divisors, wide_width
-from pimflow.placement.tiled_kernels import run_tiles, tiled_kernel
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.schedule_fused_gpu import FusedRun
+from pimflow.placement.candidates.tiled_kernels import run_tiles, tiled_kernel
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 
 POOLS = [None, (2, 2, 0), (3, 2, 0), (3, 2, 1)]
 

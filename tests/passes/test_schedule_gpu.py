@@ -23,10 +23,10 @@ from tvm.support import nvcc
 
 from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.schedule_gpu import Depthwise, Reduce, ScheduleGpu
-from pimflow.relay_passes.schedule_tensor_cores import TensorCores
-from pimflow.relay_passes.store_half import StoreHalf
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
+from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
 
 TURING = "sm_75"
 COMPILER = "nvcc" if shutil.which("nvcc") else "nvrtc" if find_spec("cuda") else ""

@@ -10,15 +10,15 @@ from test_select_primitives import layers
 from tvm import relax, tirx
 from tvm.relax import op
 
-from pimflow import pipeline
+from pimflow.compiler import phases
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import system
-from pimflow.primitive_kernels import kernel
+from pimflow.pim_backend.runtime.targets import this_cpu
 from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.kernels import kernel
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.relay_passes.select_primitives import SelectPrimitives
-from pimflow.targets import this_cpu
+from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 ONE_BY_ONE = ("pointwise-hwc-14x32", "pointwise-chw-7x32", "direct-hwc-14x32")
 
@@ -26,7 +26,7 @@ ONE_BY_ONE = ("pointwise-hwc-14x32", "pointwise-chw-7x32", "direct-hwc-14x32")
 def scheduled(mod: tvm.IRModule) -> tvm.IRModule:
     target = this_cpu()
     with target:
-        return tvm.transform.Sequential(pipeline.scheduled_phases(target, system()))(mod)
+        return tvm.transform.Sequential(phases.scheduled_phases(target, system()))(mod)
 
 
 def loops(function: tirx.PrimFunc, kind: tirx.ForKind) -> list[int]:

@@ -10,15 +10,15 @@ from test_schedule_gpu import one_after_the_other
 from tvm import relax, tirx
 from tvm.relax import op
 
-from pimflow import pipeline
-from pimflow.compilation import with_primitives
+from pimflow.compiler import phases as pipeline
+from pimflow.compiler.build import with_primitives
 from pimflow.errors import UsageError
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
-from pimflow.relay_passes.schedule_gpu import ScheduleGpu
-from pimflow.relay_passes.select_primitives import SelectPrimitives, choosable
-from pimflow.relay_passes.sink_layout import SinkLayout
-from pimflow.targets import named_target
+from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives, choosable
+from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 
 def network(emit, x):

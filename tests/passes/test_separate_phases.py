@@ -7,12 +7,12 @@ from kernel_graphs import constant, convolution, graph
 from tvm import relax
 from tvm.relax import op
 
-from pimflow import pipeline
+from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
+from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
+from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, with_roles
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
-from pimflow.relay_passes.separate_phases import SeparatePhases
-from pimflow.relay_passes.subpixel_convolution import SubpixelConvolution
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
 
 
 def upsampling(rows: int, columns: int, *, between=op.nn.relu) -> tvm.IRModule:

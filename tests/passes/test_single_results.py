@@ -6,7 +6,7 @@ from graphs import operators, outputs, same_bits
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.single_results import SingleResults
+from pimflow.relay_passes.canonical.single_results import SingleResults
 
 
 @I.ir_module

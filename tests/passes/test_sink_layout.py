@@ -7,8 +7,8 @@ from graphs import inputs, operators, run, same_bits
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.sink_layout import SinkLayout
 
 BLOCK_BIAS = np.arange(32, dtype=np.float32).reshape(1, 1, 1, 32)
 CHANNEL_BIAS = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)

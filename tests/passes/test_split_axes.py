@@ -12,9 +12,9 @@ from tvm.script import relax as R
 
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.split_batch import SplitBatch
-from pimflow.relay_passes.split_channels import SplitChannels
-from pimflow.relay_passes.split_reduction import SplitReduction
+from pimflow.relay_passes.splits.split_batch import SplitBatch
+from pimflow.relay_passes.splits.split_channels import SplitChannels
+from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 RNG = np.random.default_rng(0)
 FILTERS = RNG.standard_normal((6, 3, 3, 5), np.float32)

@@ -15,7 +15,7 @@ from tvm.script import relax as R
 
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings, shape
-from pimflow.relay_passes.split_mddp import SplitMdDp
+from pimflow.relay_passes.splits.split_mddp import SplitMdDp
 
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
 

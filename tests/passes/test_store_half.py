@@ -8,17 +8,18 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow import frontend, pipeline
+from pimflow import frontend
+from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.store_half import StoreHalf
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 RNG = np.random.default_rng(0)
 FILTERS = RNG.standard_normal((2, 1, 1, 2), np.float32)
@@ -241,7 +242,7 @@ def test_networks_keep_their_values_and_kernels(mod):
     assert after["main"].ty.params == mod["main"].ty.params
     tvm.ir.assert_structural_equal(after["main"].ret_ty, mod["main"].ret_ty)
     (x,) = inputs(mod)
-    machines = [relax.VirtualMachine(pipeline.build(m), tvm.cpu()) for m in (mod, after)]
+    machines = [relax.VirtualMachine(phases.build(m), tvm.cpu()) for m in (mod, after)]
     expected, result = (m["main"](tvm.runtime.tensor(x)).numpy() for m in machines)
     assert close(result, expected)
 
@@ -262,7 +263,7 @@ def planned() -> tvm.IRModule:
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
     programs = {name: program(name, begin) for name, begin in rows.items()}
     splits = {name: Split("rows", begin) for name, begin in rows.items() if begin}
-    return pipeline.apply_plan(mod, splits, programs)
+    return phases.apply_plan(mod, splits, programs)
 
 
 def test_pim_takes_and_gives_half():

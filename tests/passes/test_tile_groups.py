@@ -14,18 +14,19 @@ from kernel_graphs import constant, convolution, graph, kernels
 from tvm import relax
 from tvm.relax import op
 
-from pimflow import pipeline, targets
-from pimflow.deep_fusion import Tiling
-from pimflow.fused_execution.relax_layers import fusible
-from pimflow.fused_execution.tile_groups import TileGroups
+from pimflow.compiler import phases
+from pimflow.fusion import Tiling
+from pimflow.fusion.kernels.relax_formulas import fusible
+from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
-from pimflow.kernels import compile_kernels, cuda_compiler
-from pimflow.placement.tilings import BLOCK_BYTES, Tilings
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
+from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
 from pimflow.relay_passes.flat import main_bindings, operator, shape
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.relay_passes.outline_groups import LAYERS, OutlineGroups
-from pimflow.relay_passes.own_barriers import TILES
+from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
+from pimflow.relay_passes.schedules.own_barriers import TILES
 
 
 def flat(network, *shapes):
@@ -147,7 +148,7 @@ def test_the_function_of_a_group(mobile):
 def test_what_is_inside_takes_no_memory(mobile):
     plans = []
     for groups in ({}, {BLOCK: "tiles 1x2x2"}):
-        pipeline.build(OutlineGroups(groups)(mobile), "llvm+pim", system(), plans.append)
+        phases.build(OutlineGroups(groups)(mobile), "llvm+pim", system(), plans.append)
     apart, together = (plan.pool_bytes for plan in plans)
     assert together < apart
     # of 24 channels a tile with its halo, of 8 another two; nothing of 8 x 8 pixels but operand and result
@@ -163,8 +164,8 @@ def on_gpu():
     outlined = OutlineGroups({BLOCK: ON_GPU})(flat(block, (2, 8, 8, 8)))
     target = targets.named_target("cuda+pim")
     with target:
-        lowered = tvm.transform.Sequential(pipeline.kernel_phases(target, "fp16"))(outlined)
-    executable = pipeline.build(outlined, target)
+        lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16"))(outlined)
+    executable = phases.build(outlined, target)
     source = "".join(m.inspect_source() for m in imported(executable.mod) if m.kind == "cuda")
     return outlined, lowered, executable, source
 

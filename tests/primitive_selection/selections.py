@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
+from pimflow.api.published.taso_instances import LAYOUTS, candidate, network, problem_of
 from pimflow.core.candidate import Candidate
-from pimflow.placement.selection import Problem
-from pimflow.placement.selection_instances import LAYOUTS, candidate, network, problem_of
+from pimflow.primitive_selection.problem import Problem
 
 
 @st.composite

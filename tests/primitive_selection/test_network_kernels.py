@@ -5,11 +5,14 @@ import tvm
 from tvm import relax
 
 import pimflow
-from pimflow import compilation, frontend, network_kernels, pipeline, targets
-from pimflow.network_kernels import kernel_calls, network_time
-from pimflow.placement.cache import ResultCache
-from pimflow.primitive_profiles.primitive_profile import PARTS, KernelTime, NetworkTime, Profile, network_text
-from pimflow.primitive_selection import summary
+from pimflow import frontend
+from pimflow.compiler import build, phases
+from pimflow.host.result_cache import ResultCache
+from pimflow.pim_backend.runtime import targets
+from pimflow.primitive_selection import network_time as network_kernels
+from pimflow.primitive_selection.network_time import kernel_calls, network_time
+from pimflow.primitive_selection.profile import PARTS, KernelTime, NetworkTime, Profile, network_text
+from pimflow.primitive_selection.selection import summary
 from pimflow.primitives import PRIMITIVES
 
 CHOICES = {
@@ -24,7 +27,7 @@ CHOICES = {
 def applied():
     network = frontend.load("toy")
     chosen = {layer: PRIMITIVES[name] for layer, name in CHOICES.items()}
-    return network, compilation.with_primitives(network.module, chosen)
+    return network, build.with_primitives(network.module, chosen)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def calls(applied):
 
 def test_they_are_what_an_inference_calls(applied, calls):
     network, mod = applied
-    built = pipeline.build(mod, targets.this_cpu())
+    built = phases.build(mod, targets.this_cpu())
     machine, seen = relax.VirtualMachine(built, tvm.cpu()), []
     names = {call.name for call in calls}
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
-from pimflow.placement import cache as cache_module
-from pimflow.placement.cache import ResultCache
-from pimflow.primitive_profiles import primitive_machines, primitive_profiler
-from pimflow.primitive_profiles.primitive_profile import (
+from pimflow.host import result_cache as cache_module
+from pimflow.host.result_cache import ResultCache
+from pimflow.primitive_selection import machines, measuring
+from pimflow.primitive_selection.profile import (
     LAYOUTS,
     Device,
     Pool,
@@ -62,7 +62,7 @@ def test_transforms_move_every_element(shape, seed):
     n, h, w, c = shape
     for given_ in layouts_of(shape):
         for taken in layouts_of(shape):
-            function = primitive_profiler.transform((shape, given_, taken)).with_attr("global_symbol", "main")
+            function = measuring.transform((shape, given_, taken)).with_attr("global_symbol", "main")
             y = tvm.runtime.tensor(np.zeros(tensor_shape(taken, n, c, h, w), np.float32))
             tvm.compile(tvm.IRModule({"main": function}), "llvm")["main"](
                 tvm.runtime.tensor(laid_out(given_, x)), y
@@ -111,8 +111,8 @@ def test_pools_are_the_same_in_every_layout(operator, window, channels, seed):
     x = np.random.default_rng(seed).standard_normal((1, size, size, channels), np.float32)
     results = []
     for layout in LAYOUTS:
-        function = primitive_profiler.pooling(Pool(operator=operator, window=layer), layout)
-        built = primitive_profiler._built({"main": function}, primitive_machines.Machine())
+        function = measuring.pooling(Pool(operator=operator, window=layer), layout)
+        built = measuring._built({"main": function}, machines.Machine())
         shape = tensor_shape(layout, 1, channels, layer.oh, layer.ow)
         y = tvm.runtime.tensor(np.zeros(shape, np.float32))
         built["main"](tvm.runtime.tensor(laid_out(layout, x)), y)
@@ -213,18 +213,16 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]
     seen = []
     pools = [(Pool(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
-    first = primitive_profiler.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
+    first = measuring.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
     assert [name for name, _ in first.times_ns] == [p.name for p in promising(LAYER)[:2]]
     assert all(ns > 0 for times in (first.times_ns, first.moves_ns, first.pools_ns) for ns in times.values())
     assert set(first.moves_ns) == set(moves) and set(first.pools_ns) == set(pools)
     assert seen == sorted(seen) and seen[-1] == 1.0
     assert unmeasured(first, [LAYER]) == len(applicable(LAYER)) - 2
-    monkeypatch.setattr(primitive_profiler, "primitive_ns", None)
-    monkeypatch.setattr(primitive_profiler, "moves_ns", None)
-    assert primitive_profiler.measure([LAYER], moves, 2, cache, pools=pools) == first
-    assert (
-        primitive_profiler.measure([LAYER], moves, 1, cache, pools=pools) == first
-    )  # known ones cost nothing
+    monkeypatch.setattr(measuring, "primitive_ns", None)
+    monkeypatch.setattr(measuring, "moves_ns", None)
+    assert measuring.measure([LAYER], moves, 2, cache, pools=pools) == first
+    assert measuring.measure([LAYER], moves, 1, cache, pools=pools) == first  # known ones cost nothing
 
 
 def test_everything_that_makes_a_kernel_decides_its_time():
@@ -241,7 +239,7 @@ def test_everything_that_makes_a_kernel_decides_its_time():
         for path in origin.parent.glob("*.py") if origin.name == "__init__.py" else [origin]:
             waiting += imported(path)
     packages = {part for part in found if part.split(".")[0] == "primitive_kernels"}
-    assert found - packages | {"primitive_kernels"} == set(primitive_profiler.MEASURED)
+    assert found - packages | {"primitive_kernels"} == set(measuring.MEASURED)
 
 
 def imported(path):
@@ -260,22 +258,22 @@ def imported(path):
 
 def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
-    monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
+    monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
     name = promising(LAYER)[0].name
-    first = primitive_profiler.measure([LAYER], [], 1, cache)
+    first = measuring.measure([LAYER], [], 1, cache)
     assert list(first.times_ns) == [(name, LAYER)]
 
     def known():
-        return len(primitive_profiler.measure([LAYER], [], 0, cache).times_ns)
+        return len(measuring.measure([LAYER], [], 0, cache).times_ns)
 
     assert known() == 1
     monkeypatch.setattr(cache_module, "code_digest", lambda: "search and simulators were edited")
     assert known() == 1
     changes = [
-        (primitive_machines, "thread_count", lambda: 99),
-        (primitive_profiler, "compiler", lambda: "another compiler"),
-        (primitive_profiler, "COLD", "other temperatures"),
-        (primitive_profiler, "sources_digest", lambda _: "kernels were edited"),
+        (machines, "thread_count", lambda: 99),
+        (measuring, "compiler", lambda: "another compiler"),
+        (measuring, "COLD", "other temperatures"),
+        (measuring, "sources_digest", lambda _: "kernels were edited"),
     ]
     for module, what, value in changes:
         with monkeypatch.context() as patched:
@@ -293,11 +291,11 @@ def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", ['"fast"', "-1", "NaN", "null", "[1]"])
 def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
     cache = ResultCache(tmp_path / "cache.sqlite")
-    monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
-    first = primitive_profiler.measure([LAYER], [], 1, cache)
+    monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
+    first = measuring.measure([LAYER], [], 1, cache)
     with sqlite3.connect(tmp_path / "cache.sqlite") as connection:
         connection.execute("UPDATE results SET value = ?", (value,))
-    assert primitive_profiler.measure([LAYER], [], 1, cache) == first
+    assert measuring.measure([LAYER], [], 1, cache) == first
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
@@ -306,7 +304,7 @@ def test_what_cannot_be_built_is_left_out(monkeypatch):
             raise RuntimeError("first\nno such instruction")
         return 7.0
 
-    monkeypatch.setattr(primitive_profiler, "primitive_ns", fails)
-    found = primitive_profiler.measure([LAYER], [], 2)
+    monkeypatch.setattr(measuring, "primitive_ns", fails)
+    found = measuring.measure([LAYER], [], 2)
     assert list(found.failed.values()) == ["no such instruction"]
     assert list(found.times_ns.values()) == [7.0]

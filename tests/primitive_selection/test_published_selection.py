@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from pimflow.api.profile import region_graph
+from pimflow.api.published import taso_selection, taso_tables
+from pimflow.api.published.taso_selection import LIBRARIES, claims, restricted, study
 from pimflow.errors import ProfileError
-from pimflow.placement.selection import Budgets
-from pimflow.placement.selection_search import minimise
-from pimflow.primitive_profiles import primitive_profiler
-from pimflow.primitive_profiles.primitive_layers import Layers, apart
-from pimflow.primitive_profiles.primitive_machines import Machine
-from pimflow.primitive_profiles.primitive_profile import Profile, applicable, bound_ns
+from pimflow.primitive_selection import measuring
+from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.machines import Machine
+from pimflow.primitive_selection.problem import Budgets
+from pimflow.primitive_selection.profile import Profile, applicable, bound_ns
+from pimflow.primitive_selection.search import minimise
 from pimflow.primitives import PRIMITIVES
-from pimflow.profiling import region_graph
-from pimflow.published import published_selection, published_selection_tables
-from pimflow.published.published_selection import LIBRARIES, claims, restricted, study
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
@@ -42,12 +42,12 @@ def made_up() -> Profile:
 
 @pytest.fixture(scope="module")
 def toy():
-    return published_selection.selections(["toy"], replace(made_up()))["toy"]
+    return taso_selection.selections(["toy"], replace(made_up()))["toy"]
 
 
 @pytest.fixture(scope="module")
 def found(toy):
-    return published_selection.studies({"toy": toy}, points=4)
+    return taso_selection.studies({"toy": toy}, points=4)
 
 
 def few(problem, count=3):
@@ -115,7 +115,7 @@ def test_sets_of_families_hold_what_they_say(found):
     small = replace(
         added, problem=added.problem.restricted(lambda _, c: named[c.rewrite.primitive or None] in kept)
     )
-    rows = published_selection.sets_of_families(small)
+    rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}
     assert (
         used == kept
@@ -131,41 +131,39 @@ def test_sets_of_families_hold_what_they_say(found):
 def test_what_a_file_does_not_have_is_predicted_from_it():
     profile = made_up()
     fewer = {key: ns for n, (key, ns) in enumerate(sorted(profile.times_ns.items(), key=repr)) if n % 2}
-    found = published_selection.selections(["toy"], replace(profile, times_ns=fewer))["toy"]
-    counts = published_selection.known(found)
+    found = taso_selection.selections(["toy"], replace(profile, times_ns=fewer))["toy"]
+    counts = taso_selection.known(found)
     assert counts["measured"] == len(fewer)
     assert sum(counts.values()) == len(profile.times_ns)
-    assert published_selection.together({"toy": found}).times_ns == fewer
+    assert taso_selection.together({"toy": found}).times_ns == fewer
     with pytest.raises(ProfileError, match="too few to predict"):
-        published_selection.selections(["toy"], replace(profile, times_ns={}))
+        taso_selection.selections(["toy"], replace(profile, times_ns={}))
 
 
 def test_long_measuring_is_told_in_twentieths(monkeypatch):
-    monkeypatch.setattr(
-        primitive_profiler, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer)
-    )
-    monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves, _: [100.0] * len(moves))
+    monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
+    monkeypatch.setattr(measuring, "moves_ns", lambda moves, _: [100.0] * len(moves))
     said = []
-    found = published_selection.selections(["toy"], "measured", say=said.append)["toy"]
-    assert published_selection.known(found)["predicted"] == 0
+    found = taso_selection.selections(["toy"], "measured", say=said.append)["toy"]
+    assert taso_selection.known(found)["predicted"] == 0
     assert said[0] == "toy: times" and said[-1] == "toy: 100% of the times"
     assert 15 <= len(said) <= 21
 
 
 def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
-    monkeypatch.setattr(published_selection, "TABLE_1", {"alexnet": (8, 3.373)})
-    monkeypatch.setattr(published_selection, "POINTS", 3)
-    (row,) = published_selection.solve_times()
+    monkeypatch.setattr(taso_selection, "TABLE_1", {"alexnet": (8, 3.373)})
+    monkeypatch.setattr(taso_selection, "POINTS", 3)
+    (row,) = taso_selection.solve_times()
     assert (row["layers"], row["variables"], row["gap"]) == (8, 456, 0) and 1 <= row["points"] <= 3
     assert 0 < row["fastest_s"] < 1
-    table = published_selection_tables.solve_times([row])
+    table = taso_tables.solve_times([row])
     assert f"| alexnet | 8 | 456 | {row['fastest_s']:.2f} | {row['front_s']:.1f} | 3.37 |" in table
 
 
 def test_the_tables_say_what_was_found(toy, found):
-    known = {"toy": published_selection.known(toy)}
+    known = {"toy": taso_selection.known(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
-    tables = published_selection_tables.tables(found, [], known, sets)
+    tables = taso_tables.tables(found, [], known, sets)
     text = (ROOT / "docs" / "results.md").read_text()
     marks = re.findall(r"<!-- (taso .*?) begin", text)
     assert sorted(marks) == sorted(tables)
@@ -176,18 +174,18 @@ def test_the_tables_say_what_was_found(toy, found):
     row = added["published"].claims
     met = "met" if row["over_greedy"] >= 8 else "not met"
     assert f"{row['over_greedy']:.2f} ({met})" in tables["taso claims"]
-    assert json.loads(json.dumps(published_selection.plain(added["all"])))["claims"] == added["all"].claims
+    assert json.loads(json.dumps(taso_selection.plain(added["all"])))["claims"] == added["all"].claims
 
 
 def test_pictures_have_every_front(found):
     pytest.importorskip("matplotlib")
-    fronts = published_selection_tables.figure_of_fronts(found)
+    fronts = taso_tables.figure_of_fronts(found)
     (paper, ours, workspace) = fronts.axes
     by_key = {(each.library, each.problem.memory_model): each for each in found}
     assert len(paper.lines[0].get_xdata()) == len(by_key["published", "sum"].memory)
     assert len(ours.lines[0].get_xdata()) == len(by_key["all", "liveness"].memory)
     assert len(workspace.lines[0].get_xdata()) == len(by_key["published", "sum"].workspace)
-    first = published_selection_tables.figure_of_network(found, "toy")
+    first = taso_tables.figure_of_network(found, "toy")
     assert len(first.axes) == 8
 
 
@@ -207,11 +205,11 @@ def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch
     for name, path in (("PAGE", page), ("FRONTS", tmp_path / "a.png"), ("FIRST", tmp_path / "b.png")):
         monkeypatch.setattr(script, name, path)
     monkeypatch.setattr(script, "NETWORKS", ("toy",))
-    monkeypatch.setattr(published_selection, "TABLE_1", {"alexnet": (8, 3.373)})
-    monkeypatch.setattr(published_selection, "POINTS", 3)
-    monkeypatch.setattr(published_selection, "studies", partial(published_selection.studies, points=3))
-    monkeypatch.setattr(published_selection, "sets_of_families", lambda _: [])
-    monkeypatch.setattr(published_selection_tables, "sets_of_families", lambda _: "no sets")
+    monkeypatch.setattr(taso_selection, "TABLE_1", {"alexnet": (8, 3.373)})
+    monkeypatch.setattr(taso_selection, "POINTS", 3)
+    monkeypatch.setattr(taso_selection, "studies", partial(taso_selection.studies, points=3))
+    monkeypatch.setattr(taso_selection, "sets_of_families", lambda _: [])
+    monkeypatch.setattr(taso_tables, "sets_of_families", lambda _: "no sets")
     stored = ["--profile", str(tmp_path / "toy.json"), "--cache", "none", "--quiet"]
     monkeypatch.setattr(sys, "argv", ["x", *stored, "--page", "--json", "-o", str(tmp_path / "again.json")])
     script.main()
@@ -240,7 +238,7 @@ def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper(monkeypa
     """The paper's own form, and every choice, on a network of its evaluation."""
     monkeypatch.syspath_prepend(ROOT / "tests" / "search")
     product_form = importlib.import_module("selections").product_form
-    found = published_selection.selections(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
+    found = taso_selection.selections(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
     problem = few(replace(found.problem, memory_model="sum"), 2)
     sums = list(every(problem))
     assert len(sums) > 200

@@ -11,18 +11,18 @@ import pytest
 import rpc_machines
 import tvm
 
-from pimflow.c_code import c_builds
 from pimflow.cli import main
+from pimflow.compiler.c_code import builds
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfilerError, UsageError
-from pimflow.placement.cache import ResultCache
-from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profiles import primitive_profiler
-from pimflow.primitive_profiles.primitive_machines import Address, Machine, Remote, machine
-from pimflow.primitive_profiles.primitive_profile import Profile, promising
+from pimflow.host.result_cache import ResultCache
+from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target
+from pimflow.primitive_selection import measuring
+from pimflow.primitive_selection.machines import Address, Machine, Remote, machine
+from pimflow.primitive_selection.profile import Profile, promising
 from pimflow.primitives.filters import transformed
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.targets import cpu_name, cpu_target
+from pimflow.primitives.kernels import kernel
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 pytest.importorskip("tornado", reason="TVM's tracker")
 LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
@@ -55,14 +55,14 @@ def chosen(row):
 def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     with machine(board) as there:
-        found = primitive_profiler.measure([LAYER], [MOVE], 2, cache, machine=there)
+        found = measuring.measure([LAYER], [MOVE], 2, cache, machine=there)
         assert len(found.times_ns) == 2 and not found.failed
         assert all(ns > 0 for ns in (*found.times_ns.values(), found.moves_ns[MOVE]))
         assert found.device.model == "remote board" and found.device.cpu.endswith(cpu_name())
-        monkeypatch.setattr(primitive_profiler, "primitive_ns", lambda *_: 7.0)
-        monkeypatch.setattr(primitive_profiler, "moves_ns", lambda moves, _: [9.0] * len(moves))
-        assert primitive_profiler.measure([LAYER], [MOVE], 2, cache, machine=there) == found
-    here = primitive_profiler.measure([LAYER], [MOVE], 2, cache)
+        monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
+        monkeypatch.setattr(measuring, "moves_ns", lambda moves, _: [9.0] * len(moves))
+        assert measuring.measure([LAYER], [MOVE], 2, cache, machine=there) == found
+    here = measuring.measure([LAYER], [MOVE], 2, cache)
     assert set(here.times_ns.values()) == {7.0} and set(here.moves_ns.values()) == {9.0}
     assert here.device == Machine().device != found.device
 
@@ -85,15 +85,15 @@ def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path
         assert again["device"] == row["device"] and chosen(again) == chosen(row)
 
 
-@pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
+@pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
 @pytest.mark.parametrize("here", [True, False])
 def test_c_is_measured_there(board, monkeypatch, here):
     """Built by a compiler of this machine, or sent as a source that the other machine's compiler builds."""
     if not here:
-        monkeypatch.setattr(c_builds, "found_for", lambda *_: None)
-        monkeypatch.setattr(c_builds, "without_options", lambda _: '#pragma GCC optimize("O3")\n')
+        monkeypatch.setattr(builds, "found_for", lambda *_: None)
+        monkeypatch.setattr(builds, "without_options", lambda _: '#pragma GCC optimize("O3")\n')
     with machine(board, "c") as there:
-        by = c_builds.compiler().version if here else "its own compiler"
+        by = builds.compiler().version if here else "its own compiler"
         assert there.device.cpu.startswith(f"C by {by} for ") and there.device.cpu.endswith(cpu_name())
         assert (there.device.model, there.device.threads) == ("remote board", 1)
         built = there.build(scheduled(LAYER, there.target))
@@ -106,41 +106,41 @@ def test_c_is_measured_there(board, monkeypatch, here):
         windows = np.lib.stride_tricks.sliding_window_view(given, (3, 3), (0, 1))
         expected = np.einsum("hwcij,ocij->hwo", windows, w.astype(np.float64))
         assert np.abs(y.numpy()[0] - expected).max() <= 1e-4 * np.abs(expected).max()
-        found = primitive_profiler.measure([LAYER], [MOVE], 1, machine=there)
+        found = measuring.measure([LAYER], [MOVE], 1, machine=there)
         assert not found.failed and min(*found.times_ns.values(), *found.moves_ns.values()) > 0
 
 
-@pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
+@pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
 def test_c_that_nobody_builds(board, monkeypatch, capsys):
     monkeypatch.setenv("CC", shutil.which("false"))
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and f"{board}: no compiler builds C for" in err and err.count("\n") == 1
-    monkeypatch.setattr(c_builds, "found_for", lambda *_: None)
-    monkeypatch.setattr(c_builds, "without_options", lambda _: "#error no such processor\n")
+    monkeypatch.setattr(builds, "found_for", lambda *_: None)
+    monkeypatch.setattr(builds, "without_options", lambda _: "#error no such processor\n")
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and "no such processor" in err and err.count("\n") == 1
 
 
 def test_compilers_of_other_machines(monkeypatch):
     there = {"aarch64-linux-gnu-gcc", "arm-none-eabi-gcc"}
-    monkeypatch.setattr(c_builds.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(builds.shutil, "which", lambda name: name if name in there else None)
     for triple in ("aarch64-linux-gnu", "aarch64-unknown-linux-gnu"):
-        found = c_builds.found_for(triple, "cortex-a72")
-        assert found == c_builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
-    assert c_builds.found_for("riscv64-unknown-linux-gnu", "") is None
-    monkeypatch.setattr(c_builds.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(c_builds.shutil, "which", lambda name: name)
-    own = c_builds.found_for("x86_64-pc-linux-gnu", "znver2")
-    assert own.options in (("-O3", "-march=znver2"), c_builds.OPTIONS)
-    assert c_builds.found_for("x86_64-pc-linux-gnu", cpu_name()).options == c_builds.OPTIONS
+        found = builds.found_for(triple, "cortex-a72")
+        assert found == builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
+    assert builds.found_for("riscv64-unknown-linux-gnu", "") is None
+    monkeypatch.setattr(builds.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(builds.shutil, "which", lambda name: name)
+    own = builds.found_for("x86_64-pc-linux-gnu", "znver2")
+    assert own.options in (("-O3", "-march=znver2"), builds.OPTIONS)
+    assert builds.found_for("x86_64-pc-linux-gnu", cpu_name()).options == builds.OPTIONS
 
 
 def test_what_begins_a_source_without_options():
-    begin = c_builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=znver4"))
+    begin = builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=znver4"))
     assert 'target("arch=znver4")' in begin and "PIMFLOW_LANES 16" in begin
-    begin = c_builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=haswell"))
+    begin = builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=haswell"))
     assert "PIMFLOW_LANES 8" in begin
-    begin = c_builds.without_options(cpu_target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"))
+    begin = builds.without_options(cpu_target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"))
     assert 'target("cpu=cortex-a72")' in begin and "PIMFLOW_LANES 4" in begin
 
 
@@ -173,9 +173,9 @@ def test_a_machine_that_goes_away(tmp_path, capsys):
         at = f"rpc:127.0.0.1:{process.port}"
         kept = ResultCache(cache)
         with machine(at) as there, pytest.raises(ProfilerError, match=f"{at}: the connection was lost"):
-            primitive_profiler.measure([LAYER], [MOVE], 3, kept, lambda _: process.kill(), machine=there)
+            measuring.measure([LAYER], [MOVE], 3, kept, lambda _: process.kill(), machine=there)
     # What was measured stays, whole.
-    measurements = primitive_profiler.Measurements(kept, primitive_profiler.code_digest(), there.device)
+    measurements = measuring.Measurements(kept, measuring.code_digest(), there.device)
     keys = [(p.name, LAYER) for p in promising(LAYER)[:3]]
     found = measurements.get(keys)
     assert list(found) == keys[:1] and min(found.values()) > 0
@@ -192,7 +192,7 @@ def test_another_key(board, capsys):
 
 
 def test_what_answers_otherwise(monkeypatch):
-    monkeypatch.setattr("pimflow.primitive_profiles.primitive_machines.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("pimflow.primitive_selection.machines.ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         at = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ProfilerError, match=f"{at}: no TVM RPC server or tracker answers within 0.2 s"):

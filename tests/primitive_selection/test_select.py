@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 import pimflow
-from pimflow import frontend, memory, selection_figures
+from pimflow import frontend, memory
 from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.selection import Problem
-from pimflow.placement.selection_search import minimise
-from pimflow.primitive_profiles import primitive_profiler
-from pimflow.primitive_profiles.primitive_layers import Layers, apart
-from pimflow.primitive_profiles.primitive_profile import Device, Profile, bound_ns
-from pimflow.primitive_selection import summary
+from pimflow.host.result_cache import ResultCache
+from pimflow.primitive_selection import figures, measuring
+from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.profile import Device, Profile, bound_ns
+from pimflow.primitive_selection.search import minimise
+from pimflow.primitive_selection.selection import summary
 from pimflow.primitives import PRIMITIVES
-from pimflow.relay_passes.select_primitives import SelectPrimitives
+from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
 
 HERE = Device(cpu="here", model="a processor", threads=2)
 KEYS = {
@@ -90,7 +90,7 @@ def test_pictures_show_what_was_found(measured, model, over):
     pytest.importorskip("matplotlib")
     _, path = measured
     found = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
-    times, memory, front, speedups, layers, families = selection_figures.figure(found).axes
+    times, memory, front, speedups, layers, families = figures.figure(found).axes
     kinds = {**found.baselines, "selected": found.selected.sums}
     heights = [bar.get_height() for bar in times.patches]
     assert heights[: len(kinds)] == pytest.approx([sums.time_ns / 1e6 for sums in kinds.values()])
@@ -311,7 +311,7 @@ def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkey
         slower = 1 + chosen.lanes / 32 + 2 * (chosen.layout == "CHW") + (chosen.family == "direct")
         return round(bound_ns(chosen, layer) * slower + 1)
 
-    monkeypatch.setattr(primitive_profiler, "primitive_ns", made_up_ns)
+    monkeypatch.setattr(measuring, "primitive_ns", made_up_ns)
     cache = ResultCache(tmp_path / "cache.sqlite")
     found = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
     row = summary(found)

@@ -11,11 +11,11 @@ from pimflow.cli import main
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec
-from pimflow.primitive_profiles.primitive_gpu_times import analytic, primitive_ns
-from pimflow.primitive_profiles.primitive_profile import Device, Profile
+from pimflow.primitive_selection.gpu_model_times import analytic, primitive_ns
+from pimflow.primitive_selection.profile import Device, Profile
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu.model import kernel_cost
 
 GPU = GpuSpec.load("rtx-2060-pim32")
 LAYER = ConvGeometry(n=1, h=56, w=56, c=64, oc=64, kh=3, kw=3, padding=(1, 1, 1, 1))
@@ -29,7 +29,7 @@ def command(capsys, *arguments):
 
 @pytest.fixture
 def without_a_card(monkeypatch):
-    monkeypatch.setattr("pimflow.targets.local_cuda", lambda: None)
+    monkeypatch.setattr("pimflow.pim_backend.runtime.targets.local_cuda", lambda: None)
 
 
 @pytest.mark.parametrize("name", TIMED)

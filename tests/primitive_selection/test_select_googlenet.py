@@ -15,14 +15,14 @@ import pytest
 
 import pimflow
 from pimflow import memory
-from pimflow.placement.selection import Budgets
-from pimflow.placement.selection_ilp import RELATIVE_GAP
-from pimflow.placement.selection_search import fastest, front, minimise
-from pimflow.primitive_profiles import primitive_profiler
-from pimflow.primitive_profiles.primitive_layers import Layers
-from pimflow.primitive_profiles.primitive_prediction import predicted_ns
-from pimflow.primitive_profiles.primitive_profile import Profile, applicable, unmeasured
-from pimflow.published.published_selection import LIBRARIES, best_speedup, restricted
+from pimflow.api.published.taso_selection import LIBRARIES, best_speedup, restricted
+from pimflow.primitive_selection import measuring
+from pimflow.primitive_selection.integer_program import RELATIVE_GAP
+from pimflow.primitive_selection.layers import Layers
+from pimflow.primitive_selection.prediction import predicted_ns
+from pimflow.primitive_selection.problem import Budgets
+from pimflow.primitive_selection.profile import Profile, applicable, unmeasured
+from pimflow.primitive_selection.search import fastest, front, minimise
 
 STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
 DEVICE = STORED.device.name
@@ -92,8 +92,8 @@ def test_what_was_chosen_beats_loops_here_too(found):
     few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
     for name in few:
         chosen = found.selected.choice[name].rewrite.primitive
-        here_ns = primitive_profiler.primitive_ns(chosen, layers[name])
-        assert here_ns < primitive_profiler.primitive_ns("direct-chw-loops", layers[name])
+        here_ns = measuring.primitive_ns(chosen, layers[name])
+        assert here_ns < measuring.primitive_ns("direct-chw-loops", layers[name])
 
 
 def test_layers_that_were_not_measured_are_predicted():

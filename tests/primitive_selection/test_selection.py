@@ -11,19 +11,12 @@ from hypothesis import strategies as st
 from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
+from pimflow.api.published.taso_instances import candidate, inceptions, network, problem_of
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement import milp
-from pimflow.placement.selection import MEMORY_MODELS, Budgets
-from pimflow.placement.selection_ilp import solve
-from pimflow.placement.selection_instances import candidate, inceptions, network, problem_of
-from pimflow.placement.selection_search import (
-    check_names,
-    everywhere,
-    fastest,
-    front,
-    greedy,
-    minimise,
-)
+from pimflow.placement.solvers import milp
+from pimflow.primitive_selection.integer_program import solve
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
+from pimflow.primitive_selection.search import check_names, everywhere, fastest, front, greedy, minimise
 
 FEW = settings(max_examples=24, deadline=None)
 PICK = {"time": 0, "memory": 1, "workspace": 2}

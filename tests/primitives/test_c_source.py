@@ -13,21 +13,22 @@ from conv_layers import ON_CPU, laid_out, layers_for, operands
 from tvm import relax
 
 import pimflow
-from pimflow.c_code import c_builds, c_kernels, c_source
-from pimflow.c_code.c_network import require_no_pim
 from pimflow.cli import main
+from pimflow.compiler.c_code import builds, kernels
+from pimflow.compiler.c_code import source as c_source
+from pimflow.compiler.c_code.network import require_no_pim
+from pimflow.core.output_error import relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, UsageError
 from pimflow.hardware import system
-from pimflow.output_error import relative_error
-from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.relay_passes.lift_workspaces import with_workspaces
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.primitives.kernels import kernel
+from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-pytestmark = pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
-C = tvm.target.Target(c_kernels.TARGET)
+pytestmark = pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 BOUND = 2e-6  # of the largest output: compilers contract products into sums, or do not
@@ -49,9 +50,9 @@ def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, option
         del chosen["fft"]  # half a megabyte of C
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
     functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
-    text = c_kernels.kernel_source(functions, C).replace("PIMFLOW_KERNEL void", "void")
+    text = kernels.kernel_source(functions, C).replace("PIMFLOW_KERNEL void", "void")
     (tmp_path / "k.c").write_text(text)
-    c_builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*c_builds.SHARED, *options])
+    builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*builds.SHARED, *options])
     library = ctypes.CDLL(str(tmp_path / "k.so"))
     for name, primitive in chosen.items():
         layer = layers[name]
@@ -84,7 +85,7 @@ def compiled(tmp_path_factory):
 def test_the_report_says_what_was_built(compiled):
     report, _ = compiled
     part = report["c_part"]
-    assert part["compiler"] == c_builds.compiler().version and part["flaw"] == ""
+    assert part["compiler"] == builds.compiler().version and part["flaw"] == ""
     assert part["max_relative_error"] <= 1e-5 and part["measured_ns"] > 0
     assert (part["parallel_ns"] is None) == (part["threads"] == 1)
     assert f"C by {part['compiler']} for " in report["primitives"]["device"]
@@ -97,7 +98,7 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     text = "".join((folder / name).read_text() for name in ("network.c", "network.h", "main.c"))
     assert "TVM" not in text and "float32x" not in text and "malloc" not in text
     sources = [str(folder / name) for name in ("network.c", "main.c")]
-    command, made = c_builds.compiler().command, ["-o", str(tmp_path / "n"), "-lm"]
+    command, made = builds.compiler().command, ["-o", str(tmp_path / "n"), "-lm"]
     subprocess.run([*command, "-std=c11", "-O1", *WARNINGS, *sources, *made], check=True)
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
     x.tofile(tmp_path / "x.bin")
@@ -129,7 +130,7 @@ def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
     assert main(["run", str(folder), *options, "--json"]) == 0
     out, err = capsys.readouterr()
     row = json.loads(out)
-    assert row["target"] == "c" and row["compiler"] == c_builds.compiler().version and "building C" in err
+    assert row["target"] == "c" and row["compiler"] == builds.compiler().version and "building C" in err
     assert (row["threads"], row["calls"]) == (1, 2) and row["median_ns"] > 0
     twin = pimflow.run(folder, x, target="llvm+pim")[0]
     assert list(row["max_relative_error"]) == ["llvm+pim"]
@@ -156,7 +157,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     assert "999 threads: the C library runs on at most" in refused("--threads", "999", code=2)
     assert "--repeat -1: give a number" in refused("--repeat", "-1", code=2)
     with monkeypatch.context() as patch:
-        patch.setattr("pimflow.inference.OUTPUT_BOUND", {"fp16": -1.0})
+        patch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
         assert "outputs of c differ from those of llvm+pim by" in refused("--compare", code=5)
     monkeypatch.setenv("CC", "no-such-compiler")
     assert "or run the twin: --target llvm+pim" in refused(code=3)
@@ -185,7 +186,7 @@ def test_the_same_bytes_each_time(compiled):
 
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(c_builds, "found", lambda: None)
+        patch.setattr(builds, "found", lambda: None)
         made = pimflow.compile("toy", tmp_path / "toy", target="c")
     assert made.report["c_part"]["flaw"].startswith("no C compiler was found")
     assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
@@ -194,7 +195,7 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert "no C compiler was found: install cc" in capsys.readouterr().err
     monkeypatch.setenv("CC", shutil.which("false"))
     with pytest.raises(ArtifactError, match="failed: no reason given"):
-        c_builds.Library(c_source.source(pimflow.frontend.load("toy").module, system(), "toy"))
+        builds.Library(c_source.source(pimflow.frontend.load("toy").module, system(), "toy"))
 
 
 def test_wrong_uses(tmp_path, capsys):
@@ -234,7 +235,7 @@ def test_what_c_does_not_have(mod, said):
 def test_fp16(operator):
     source = c_source.source(one_operator(operator, "float16"), system(), "one")
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float16)
-    (y,) = c_builds.Library(source)([x])
+    (y,) = builds.Library(source)([x])
     wide = x.astype(np.float64)
     expected = {relax.op.exp: np.exp(wide), relax.op.tanh: np.tanh(wide)}.get(operator)
     expected = 1 / (1 + np.exp(-wide)) if operator is relax.op.sigmoid else expected
@@ -245,7 +246,7 @@ def test_fp16(operator):
 def test_mathematical_functions():
     source = c_source.source(one_operator(lambda x: relax.op.erf(relax.op.exp(x))), system(), "one")
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
-    (y,) = c_builds.Library(source)([x])
+    (y,) = builds.Library(source)([x])
     expected = np.vectorize(math.erf)(np.exp(x))
     assert np.abs(y - expected).max() <= 1e-6
 
@@ -255,8 +256,8 @@ def test_what_is_measured_is_also_cxx(tmp_path):
     """TVM's server gives sources to a C++ compiler, with no options."""
     layer = layers_for(PRIMITIVES["im2row-hwc-7x32"], 1)[0]
     function = ScheduleCpu()(tvm.IRModule({"main": kernel(PRIMITIVES["im2row-hwc-7x32"], layer)}))["main"]
-    (tmp_path / "k.c").write_text(c_kernels.callable_source({"main": function}))
-    for standard in (["g++"], [*c_builds.compiler().command, "-std=c11"]):
+    (tmp_path / "k.c").write_text(kernels.callable_source({"main": function}))
+    for standard in (["g++"], [*builds.compiler().command, "-std=c11"]):
         made = ["-shared", "-fPIC", "-o", str(tmp_path / "k.so"), str(tmp_path / "k.c")]
         subprocess.run([*standard, *WARNINGS, *made], check=True)
 
@@ -265,7 +266,7 @@ def test_who_may_lie_in_anothers_memory():
     """A kernel whose result may lie where its operand lay must not promise the contrary."""
     function = scheduled(PRIMITIVES["direct-hwc-loops"], layers_for(PRIMITIVES["direct-hwc-loops"], 1)[0], C)
     apart = {"apart": function.with_attr("tirx.noalias", True)}
-    source = c_kernels.kernel_source(apart | {"inside": function.with_attr("tirx.noalias", False)}, C)
+    source = kernels.kernel_source(apart | {"inside": function.with_attr("tirx.noalias", False)}, C)
     heads = {line.split("(")[0].split()[-1]: line for line in source.splitlines() if "_KERNEL void" in line}
     assert heads["apart"].count("* PIMFLOW_RESTRICT ") == heads["apart"].count("*") == len(function.params)
     assert "RESTRICT" not in heads["inside"]

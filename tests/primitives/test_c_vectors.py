@@ -12,15 +12,15 @@ from hypothesis.extra.numpy import arrays
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from pimflow.c_code import c_builds, c_kernels, c_vectors
-from pimflow.primitive_kernels import kernel
+from pimflow.compiler.c_code import builds, kernels, vectors
 from pimflow.primitives import PRIMITIVES
-from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.relay_passes.vector_calls import LANES, VectorCalls, has_vectors
+from pimflow.primitives.kernels import kernel
+from pimflow.relay_passes.c_kernels.plain_c import PARALLEL, MarkParallel, PlainLoops
+from pimflow.relay_passes.c_kernels.vector_calls import LANES, VectorCalls, has_vectors
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-needs_compiler = pytest.mark.skipif(not c_builds.found(), reason="needs a C compiler")
-C = tvm.target.Target(c_kernels.TARGET)
+needs_compiler = pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+C = tvm.target.Target(kernels.TARGET)
 OF_NUMPY = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
     **{"max": lambda a, b: np.where(a > b, a, b), "min": lambda a, b: np.where(a < b, a, b)},
@@ -57,9 +57,9 @@ def library(request, tmp_path_factory):
         f"void strided_{n}(const float *a, float *to) {{ scatter{n}(to + 63, -2, gather{n}(a, 3)); }}\n"
         for n in LANES
     )
-    (folder / "v.c").write_text("#include <math.h>\n#include <stdint.h>\n" + c_vectors.prelude(calls) + calls)
-    here = c_builds.compiler()
-    options = [*c_builds.SHARED, "-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-psabi"]
+    (folder / "v.c").write_text("#include <math.h>\n#include <stdint.h>\n" + vectors.prelude(calls) + calls)
+    here = builds.compiler()
+    options = [*builds.SHARED, "-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-psabi"]
     here.build([folder / "v.c"], folder / "v.so", [*options, f"-DPIMFLOW_LANES={request.param}"])
     return ctypes.CDLL(str(folder / "v.so"))
 
@@ -166,7 +166,7 @@ class Narrowed:
 
 @needs_compiler
 def test_other_vectors_are_left_to_the_compiler():
-    built = c_builds.loaded(c_kernels.callable_source({"f": Narrowed["f"]}))
+    built = builds.loaded(kernels.callable_source({"f": Narrowed["f"]}))
     x = np.arange(64, dtype=np.float32) * 1.5
     y = tvm.runtime.tensor(np.zeros(64, np.int32))
     built["f"](tvm.runtime.tensor(x), y)

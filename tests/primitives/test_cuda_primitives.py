@@ -13,14 +13,14 @@ from conv_layers import ON_CUDA, convolved, layers_for, operands
 from tvm import relax, tirx
 
 from pimflow.core.region import ConvGeometry
-from pimflow.kernels import cuda_compiler
-from pimflow.primitive_kernels import kernel
+from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.schedule_gpu import ScheduleGpu
-from pimflow.targets import named_target
+from pimflow.primitives.kernels import kernel
+from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 CUDA = named_target("cuda+pim")
 TILED = [name for name in ON_CUDA if PRIMITIVES[name].places]
@@ -92,7 +92,7 @@ def test_workspaces_are_what_the_formulas_say(name):
 
 @pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
 def test_they_compile_for_turing():
-    from pimflow.kernels import compile_kernels
+    from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 
     layer = ConvGeometry(n=1, h=14, w=14, c=32, oc=48, kh=3, kw=3, padding=(1, 1, 1, 1))
     names = ["direct-cuda-hwc-32x32", "implicit-gemm-cuda-hwc-64x64", "winograd-2d-f4-cuda-hwc-32x64"]

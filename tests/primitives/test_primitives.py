@@ -9,13 +9,13 @@ from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.primitive_kernels import kernel
 from pimflow.primitives import PRIMITIVES, primitive
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
 from pimflow.primitives.filters import transformed, winograd_matrices
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.loops import STACK_BYTES
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
+from pimflow.primitives.kernels import kernel
+from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.schedules.loops import STACK_BYTES
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 CPU = tvm.target.Target("llvm")
 BOUND = {"winograd": 1e-4}  # of the largest output: its tiles add and subtract larger numbers (F(4, 3) most)

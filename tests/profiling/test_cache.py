@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow.network_kernels import BUILT_BY
-from pimflow.placement import cache as cache_module
-from pimflow.placement.cache import COMPUTED_BY, ResultCache, default_path, sources_digest
-from pimflow.primitive_profiles import primitive_gpu_times
-from pimflow.primitive_profiles.primitive_profiler import IN_C, MEASURED
-from pimflow.profiling import READ_BY
+from pimflow.api.profile import READ_BY
+from pimflow.host import result_cache as cache_module
+from pimflow.host.result_cache import COMPUTED_BY, ResultCache, default_path, sources_digest
+from pimflow.primitive_selection import gpu_model_times
+from pimflow.primitive_selection.measuring import IN_C, MEASURED
+from pimflow.primitive_selection.network_time import BUILT_BY
 
 WRITER = """
 import sys, time
@@ -99,7 +99,7 @@ PARTS = {
     "regions": READ_BY,
     "primitives": MEASURED,
     "primitives in C": IN_C,
-    "modelled primitives": primitive_gpu_times.COMPUTED_BY,
+    "modelled primitives": gpu_model_times.COMPUTED_BY,
     "kernels of a network": BUILT_BY,
 }
 

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import cli, placement, system
-from pimflow.design_settings import Setting
-from pimflow.design_space import _with_pareto, sweep
+from pimflow import placement, system
+from pimflow.api.sweep import _with_pareto, sweep
+from pimflow.cli import main
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.hardware.settings import Setting
+from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Goal, Profiling
-from pimflow.placement.cache import ResultCache
 
 
 def settings(*texts: str) -> list[Setting]:
@@ -88,7 +89,7 @@ def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     rows = sweep(["toy"], system(), settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
     assert [(row["pim_launch_ns"], row["pim_channels"]) for row in rows] == combinations
-    from pimflow import api
+    from pimflow.api import compile as api
 
     for row, (launch_ns, channels) in zip(rows, combinations):
         found = api.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
@@ -167,7 +168,7 @@ def test_groups_are_candidates_of_every_search(profiling):
     for row, other in zip(apart, together):
         assert other["latency_gpu_only_ns"] < row["latency_gpu_only_ns"]
         assert other["latency_ns"] <= row["latency_ns"]
-    from pimflow import api
+    from pimflow.api import compile as api
 
     found = api.search("toy", system(pim_channels=16), fuse=True)
     assert together[1]["latency_ns"] == found.evaluation.latency_ns
@@ -198,14 +199,14 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
     out = tmp_path / "out"
     line = ["sweep", "toy", "--set", "pim_channels=0,8", "-o", str(out), "--json", "--quiet", "--jobs", "1"]
-    assert cli.main(line) == 0
+    assert main.main(line) == 0
     rows = json.loads(capsys.readouterr().out)
     assert json.loads((out / "sweep.json").read_text()) == rows
     with open(out / "sweep.csv", newline="") as file:
         assert [row["pim_channels"] for row in csv.DictReader(file)] == ["0", "8"]
-    assert cli.main([*line, "--modes", "gpu"]) == 0
+    assert main.main([*line, "--modes", "gpu"]) == 0
     assert not any(row["regions_with_pim"] for row in json.loads(capsys.readouterr().out))
-    assert cli.main([*line, "--modes", "gpu,pipe"]) == 2
+    assert main.main([*line, "--modes", "gpu,pipe"]) == 2
     assert "did you mean pipeline" in capsys.readouterr().err
-    assert cli.main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
+    assert main.main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
     assert "did you mean pim_channels" in capsys.readouterr().err

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pimflow.api.profile import region_graph
 from pimflow.errors import ProfilerError, UsageError
 from pimflow.hardware import system
+from pimflow.host.executors import Dask, Processes, Serial, parse_executor
 from pimflow.placement import Candidates, Costs, Profiling, profile
-from pimflow.placement.executors import Dask, Processes, Serial, parse_executor
-from pimflow.profiling import region_graph
 
 
 def square(item: int) -> int:
@@ -107,7 +107,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_table():
 
 def test_a_scheduler_that_is_not_there(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("pimflow.placement.executors.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("pimflow.host.executors.CONNECT_SECONDS", 0.5)
     begin = time.monotonic()
     with pytest.raises(ProfilerError, match=r"dask://127\.0\.0\.1:9"):
         list(Dask("127.0.0.1:9").map(square, [1]))

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from pimflow import cli, zoo
+from pimflow import zoo
+from pimflow.api.profile import region_graph
+from pimflow.api.profilers import forms, parse_profilers
+from pimflow.cli import main
 from pimflow.errors import UsageError
-from pimflow.placement.cache import ResultCache
-from pimflow.profilers import forms, parse_profilers
-from pimflow.profiling import region_graph
+from pimflow.host.result_cache import ResultCache
 
 
 def run(capsys, *argv):
-    code = cli.main([str(a) for a in argv])
+    code = main.main([str(a) for a in argv])
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -61,7 +61,7 @@ def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.
 
 
 def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: bool) -> Candidate:
-    """Of tasks as `placement.candidates` makes them: GPU; PIM and transfer, GPU rows, an epilogue."""
+    """Tasks like those of `placement.candidates.candidates`: GPU; PIM, transfer, GPU rows, an epilogue."""
     if mode == "GPU":
         found = [task(draw, "gpu")]
     else:

@@ -9,18 +9,23 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
-from pimflow import api, compilation, frontend, pipeline, report, targets
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.api import report
+from pimflow.compiler import build, phases
+from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.plan import Choice
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search, steps
-from pimflow.placement.evaluate import evaluate, overlapped_ns
-from pimflow.placement.ilp import solve_ilp
-from pimflow.placement.segments import is_serial, narrow, parts
-from pimflow.placement.solve import solve_dp
-from pimflow.placement.steps import State
-from pimflow.relay_passes.kernel_groups import kernel_groups
-from pimflow.verify import verify
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.dynamic_programming import solve_dp
+from pimflow.placement.solvers.evaluate import evaluate, overlapped_ns
+from pimflow.placement.solvers.ilp import solve_ilp
+from pimflow.placement.solvers.segments import is_serial, narrow, parts
+from pimflow.placement.solvers.steps import State
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system()
 QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
@@ -118,7 +123,7 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
         share = {"gpu_share": candidate.gpu_share, "axis": way.axis}
         choices.append(Choice(region=region.name, mode=way.mode, schedule=way.schedule, **share))
     drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
-    applied = pipeline.apply_plan(network.module, drawn.splits(), drawn.programs())
+    applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
     events = drawn.evaluation.timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
     assert sum(group.fusible for group in kernel_groups(applied)) == charged
@@ -127,7 +132,7 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
 def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
     found = search(graph, QUICK, costs)
     assert {choice.mode for choice in found.plan.choices} > {"GPU"}
-    built = compilation.build(network, found, targets.named_target("llvm+pim"))
+    built = build.build(network, found, targets.named_target("llvm+pim"))
     inputs = network.example_inputs()
     verify(network, built, QUICK, inputs, network.reference(inputs)).require()
 

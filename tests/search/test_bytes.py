@@ -7,10 +7,11 @@ import math
 
 import pytest
 
-from pimflow import api, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
 from pimflow.hardware import system
 from pimflow.placement import Candidates
-from pimflow.placement.tasks import gpu_kernel
+from pimflow.placement.candidates.tasks import gpu_kernel
 
 SYSTEM = system()
 NETWORKS = ("toy", "mobilenet-v2", "efficientnet-b0")

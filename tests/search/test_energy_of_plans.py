@@ -13,10 +13,10 @@ from pimflow import frontend
 from pimflow.core.region import Kernel
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Evaluation, profile
-from pimflow.placement.evaluate import STATIC, evaluate, savings_pj
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.solvers.evaluate import STATIC, evaluate, savings_pj
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.model import kernel_cost
 
 SYSTEM = system()
 PIM_PARTS = {"comp", "gwrite", "readres", "activate", "precharge", "refresh", "io"}

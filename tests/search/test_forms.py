@@ -9,15 +9,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
+from pimflow.api.search import regions
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed.decomposed_network import decompose
-from pimflow.decomposition import Request
+from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.network import decompose
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
-from pimflow.network_search import regions
 from pimflow.placement import Costs, Goal, Profiling, search
 from pimflow.placement.forms import Forms, choose
-from pimflow.relay_passes.decompose import Decompose
+from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches so short that layers as small as these differ by more.
 SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)

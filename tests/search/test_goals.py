@@ -11,8 +11,8 @@ from problems import covers, problems
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal
-from pimflow.placement.evaluate import evaluate
-from pimflow.placement.objectives import EDP_GAP, ENERGY_UNITS, LATENCY_UNITS, Minimiser, quantity
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.objectives import EDP_GAP, ENERGY_UNITS, LATENCY_UNITS, Minimiser, quantity
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()

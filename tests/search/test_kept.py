@@ -12,17 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow import api, frontend, pipeline
+from pimflow import frontend
+from pimflow.api import compile as api
+from pimflow.compiler import phases
 from pimflow.core.candidate import Cost, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling
-from pimflow.placement.evaluate import evaluate, execute
-from pimflow.placement.exhaustive import every_cover
-from pimflow.placement.ilp import solve_ilp
-from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.placement.solvers.evaluate import evaluate, execute
+from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.ilp import solve_ilp
 from pimflow.relay_passes.flat import layer_name, main_bindings
-from pimflow.relay_passes.kernel_groups import kernel_groups
+from pimflow.relay_passes.regions.extract_regions import region_groups
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 SYSTEM = system().with_launches(gpu_ns=500.0, pim_ns=200.0)
 WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
@@ -120,7 +122,7 @@ def applied(network: frontend.Network, maker: Candidates, chosen: tuple) -> tvm.
         for c in chosen
         if c.rewrite.mode == "PIM"
     }
-    return pipeline.apply_plan(network.module, {}, programs, system=SYSTEM)
+    return phases.apply_plan(network.module, {}, programs, system=SYSTEM)
 
 
 def charged_and_built(network: frontend.Network, pick) -> tuple[int, int]:

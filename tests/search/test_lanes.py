@@ -6,9 +6,9 @@ import pytest
 
 from pimflow import frontend
 from pimflow.hardware import PimSpec, system
-from pimflow.pim_backend.schedule import schedules
+from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import Candidates
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 HBM = PimSpec.load("hbm-pim")
 SUMMED = replace(HBM, result_lanes=1)  # with an adder tree, all else alike

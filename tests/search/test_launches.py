@@ -11,7 +11,7 @@ from pimflow import frontend
 from pimflow.core.candidate import Known
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling, search
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import Analytic
 
 SYSTEM = system()

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import frontend, report
+from pimflow import frontend
+from pimflow.api import report
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, search
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 # Every set of modes, the GPU's in each.
 SETS = [("GPU", *more) for count in range(4) for more in itertools.combinations(MODES[1:], count)]

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow import frontend, system
+from pimflow.api.report import explain
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec
-from pimflow.placement import Candidates, apply, pipelines, search
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.report import explain
+from pimflow.placement import Candidates, apply, search
+from pimflow.placement.candidates import pipelines
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 EXPAND, DEPTHWISE, PROJECT = (f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
 BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=("PIM", "GPU", "PIM"), cuts=(4, 10))

@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import frontend, network_search, report
+from pimflow import frontend
+from pimflow.api import report
+from pimflow.api import search as network_search
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
-from pimflow.placement.exhaustive import every_cover
-from pimflow.placement.objectives import Minimiser
+from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.objectives import Minimiser
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import region_launches, usable
-from pimflow.simulators.gpu_learned import Learned
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu.learned_model import Learned
+from pimflow.simulators.gpu.model import kernel_cost
 
 SYSTEM = system(dtype="fp32", splits="grid")
 GPU = SYSTEM.gpu

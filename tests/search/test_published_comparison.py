@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.core.candidate import Cost, makespan_ns
-from pimflow.core.plan import MODES
-from pimflow.errors import UsageError
-from pimflow.hardware import system
-from pimflow.hardware.system import CHARGES
-from pimflow.placement import Candidates, Goal, Profiling, evaluate
-from pimflow.published import published_tables
-from pimflow.published.published_ablation import TERMS, gains, gpu_side, terms
-from pimflow.published.published_comparison import (
+from pimflow.api.published import pimflow_tables
+from pimflow.api.published.pimflow_ablation import TERMS, gains, gpu_side, terms
+from pimflow.api.published.pimflow_comparison import (
     CONFIGURATIONS,
     CONVENTIONS,
     OURS,
@@ -31,6 +25,13 @@ from pimflow.published.published_comparison import (
     select,
     shares,
 )
+from pimflow.core.candidate import Cost, makespan_ns
+from pimflow.core.plan import MODES
+from pimflow.errors import UsageError
+from pimflow.hardware import system
+from pimflow.hardware.system import CHARGES
+from pimflow.placement import Candidates, Goal, Profiling
+from pimflow.placement.solvers import evaluate
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -188,7 +189,7 @@ def test_means_are_those_of_the_networks(rows):
     """Two networks: the toy, and one that is four times as much faster."""
     twin = [{**row, "model": "twin", "speedup": 4 * row["speedup"]} for row in rows]
     own = select(rows, accounting="paper", timing="strict", configuration="PIMFlow")
-    table = published_tables.speedups(rows + twin, "paper", "strict")
+    table = pimflow_tables.speedups(rows + twin, "paper", "strict")
     mean = next(line for line in table.splitlines() if "geometric mean" in line)
     assert f"/ {2 * own[0]['speedup']:.3f} |" in mean
     assert f"/ {4 * own[0]['speedup']:.3f} |" in next(line for line in table.splitlines() if "most" in line)
@@ -210,7 +211,7 @@ def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
 
 def test_the_picture_shows_every_configuration(rows):
     pytest.importorskip("matplotlib")
-    whole = published_tables.figure(rows)
+    whole = pimflow_tables.figure(rows)
     assert len(whole.axes) == len(CONVENTIONS)
     heights = [bar.get_height() for bar in whole.axes[0].patches]
     first = select(rows, accounting=CONVENTIONS[0][0], timing=CONVENTIONS[0][1])

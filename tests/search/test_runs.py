@@ -8,15 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
-from pimflow import frontend, placement, report
+from pimflow import frontend, placement
+from pimflow.api import report
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, apply, search, steps
-from pimflow.placement.evaluate import evaluate
-from pimflow.placement.solve import solve_dp
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.placement import Candidates, apply, search
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.dynamic_programming import solve_dp
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 SYSTEM = system()
 

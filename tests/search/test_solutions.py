@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from problems import problems
 
 from pimflow.hardware import system
-from pimflow.placement import Goal, objectives
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.objectives import Minimiser
-from pimflow.placement.solve import LATENCY
+from pimflow.host.result_cache import ResultCache
+from pimflow.placement import Goal
+from pimflow.placement.solvers import objectives
+from pimflow.placement.solvers.dynamic_programming import LATENCY
+from pimflow.placement.solvers.objectives import Minimiser
 
 
 @given(problem=problems(max_regions=4))

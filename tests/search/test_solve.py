@@ -10,11 +10,11 @@ from pimflow.core.candidate import makespan_ns
 from pimflow.errors import PlanError
 from pimflow.hardware import system
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.schedule import schedules
+from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import Candidates, Costs, Profiling, profile, search
-from pimflow.placement.evaluate import evaluate
-from pimflow.placement.solve import solve_dp
-from pimflow.relay_passes.extract_regions import extract_regions
+from pimflow.placement.solvers.dynamic_programming import solve_dp
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import BuiltIn
 
 SYSTEMS = {

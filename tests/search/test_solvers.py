@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import covers, longest_path_ns, problems
 
-from pimflow.placement.evaluate import execute
-from pimflow.placement.exhaustive import every_cover, solve_exhaustive
-from pimflow.placement.ilp import solve_ilp, solve_whole
-from pimflow.placement.segments import is_serial
-from pimflow.placement.solve import LATENCY, Weights, solve_dp
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
+from pimflow.placement.solvers.evaluate import execute
+from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
+from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.segments import is_serial
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=0.0, per_pj=1.0), Weights(per_ns=3.0, per_pj=2.0)])
 

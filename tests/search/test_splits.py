@@ -13,10 +13,10 @@ from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Candidates, Costs, Profiling, search
-from pimflow.placement.pim_runs import PimSide
-from pimflow.placement.splits import Beside, Layer, Terms, every
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.simulators.bound import least_work_ns
+from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.placement.costs.splits import Beside, Layer, Terms, every
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.pim.bound import least_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
 # Launches hide what splits differ by.

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow import deep_fusion, frontend, network_search
+from pimflow import frontend, fusion
+from pimflow.api import search as network_search
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
-from pimflow.deep_fusion import Tiling, place
 from pimflow.errors import PlanError
+from pimflow.fusion import Tiling, place
 from pimflow.hardware import system
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.placement import Goal, apply, fused, search
-from pimflow.placement.candidates import Candidates
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.placement.tilings import BLOCK_BYTES, Tilings
-from pimflow.simulators.gpu_model import kernel_cost, kernel_energy_pj
+from pimflow.placement import Goal, apply, search
+from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
+from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 
 SYSTEM = system()
 GPU = SYSTEM.gpu
@@ -85,7 +87,7 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     covers = tuple(region.name for region in graph.regions)
     _, h, w, _ = graph.regions[-1].output_shape
     tiling = Tiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
-    counted = deep_fusion.Group(graph=deep_fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
+    counted = fusion.Group(graph=fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
     kernel = tilings.kernel(covers, tiling)
     cost = kernel_cost(kernel, GPU, dtype="fp16", channels=16)
     assert cost.l2_bytes == 2 * counted.traffic_elements
@@ -108,7 +110,7 @@ def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
     alone = {r.name: price(gpu_kernel(r, "fp16"), channels) for r in graph.regions}
     best = {each.covers: each.tiling for each in tilings.best(channels)}
     shapes = {region.name: region.output_shape for region in graph.regions}
-    cuts = deep_fusion.Candidates.of(tilings.layers, "recompute")
+    cuts = fusion.Candidates.of(tilings.layers, "recompute")
     for covers, tiling in best.items():
         assert not tilings.problem(covers, tiling)
         assert price(tilings.kernel(covers, tiling), channels) < sum(alone[name] for name in covers)
@@ -239,7 +241,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
     maker = Candidates(toy, SYSTEM)
     each = maker.tilings.best(16)[0]
-    candidate = fused.make(maker, each.covers, tiling=each.tiling)
+    candidate = fused_groups.make(maker, each.covers, tiling=each.tiling)
     assert not candidate.input.accepts_pending
     assert (
         candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements

@@ -6,7 +6,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware.pim import PimSpec
-from pimflow.placement.pim_runs import PimSide
+from pimflow.placement.costs.pim_runs import PimSide
 from pimflow.simulators.profiler import BuiltIn
 
 NEWTON = PimSpec.load("newton-gddr6")

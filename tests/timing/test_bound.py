@@ -13,10 +13,10 @@ from timing_programs import with_timing
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.bound import lower_bound, plain_bound
-from pimflow.simulators.timing import time_program
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.bound import lower_bound, plain_bound
+from pimflow.simulators.pim.timing import time_program
 
 NEWTON = PimSpec.load("newton-gddr6")
 # Beyond, a case is given up: it would take seconds.

@@ -8,8 +8,8 @@ from timing_programs import act_all, comp, loop, program, read, write
 
 from pimflow.core.commands import Affine
 from pimflow.hardware.pim import COMMANDS
-from pimflow.simulators.checker import count_violations, violations
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.checker import count_violations, violations
+from pimflow.simulators.pim.timing import issued
 
 GWRITE, G_ACT, COMP, READRES, PRE, REF = range(len(COMMANDS))
 

@@ -8,8 +8,8 @@ from timing_programs import act, act_all, comp, loop, program, read, with_timing
 
 from pimflow.core.commands import Node
 from pimflow.hardware.pim import COMMANDS, Constraint, PimSpec
-from pimflow.simulators.checker import violations
-from pimflow.simulators.timing import issued, time_program
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.timing import issued, time_program
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from pimflow.core.commands import Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import PimProgram
 from pimflow.hardware import spec_names
 from pimflow.hardware.pim import COMMANDS, Constraint, PimSpec
-from pimflow.simulators.checker import violations
-from pimflow.simulators.timing import issued
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.timing import issued
 
 DEVICES = {name: PimSpec.load(name) for name in spec_names("pim")}
 BURSTS = 5

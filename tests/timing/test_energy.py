@@ -14,10 +14,10 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.hardware.pim import COMMANDS, ENERGY
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.energy import channel_energies_pj, pim_energy_pj, total_energy_pj
-from pimflow.simulators.timing import time_program, time_trace
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.energy import channel_energies_pj, pim_energy_pj, total_energy_pj
+from pimflow.simulators.pim.timing import time_program, time_trace
 
 with tarfile.open(Path(__file__).parent / "data/ramulator.tar.xz") as archive:
     TRACES = {name: archive.extractfile(name).read() for name in archive.getnames() if name.endswith(".pim")}

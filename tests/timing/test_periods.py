@@ -12,10 +12,10 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import schedules
-from pimflow.simulators.timing import TimingResult, distinct_channels, issued, time_program, time_trace
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.pim.timing import TimingResult, distinct_channels, issued, time_program, time_trace
+from pimflow.simulators.pim.trace import expand_to_pim
 
 NEWTON = PimSpec.load("newton-gddr6")
 FORK = "ramulator-pimflow"

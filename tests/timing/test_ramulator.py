@@ -13,8 +13,8 @@ from timing_programs import act_all, comp, loop, program, read, with_timing, wri
 
 from pimflow.errors import SpecError, TraceError, UnknownNameError
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.timing import time_program, time_trace
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.simulators.pim.timing import time_program, time_trace
+from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
 FORK = "ramulator-pimflow"
 

@@ -11,10 +11,10 @@ import pytest
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
 from pimflow.errors import ProfilerError, SpecError, TraceError
+from pimflow.simulators.pim.timing import time_program
+from pimflow.simulators.pim.trace import expand_to_pim
 from pimflow.simulators.profiler import BuiltIn
-from pimflow.simulators.ramulator_adapter import Ramulator, parse_output
-from pimflow.simulators.timing import time_program
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.ramulator.fork import Ramulator, parse_output
 
 # What Controller::finish and run_dramtrace of the fork (commit 842e4b5) print for GWRITE, four G_ACT,
 # 32 COMP, READRES, by their sources: the format is theirs, the clock is that of the published rules

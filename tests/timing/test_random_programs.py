@@ -11,9 +11,9 @@ from timing_programs import GANGS, act, comp, loop, program, read, with_timing, 
 from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.simulators.checker import count_violations, violations
-from pimflow.simulators.timing import TimingResult, issued, time_program, time_trace
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.pim.checker import count_violations, violations
+from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
+from pimflow.simulators.pim.trace import expand_to_pim
 
 NEWTON = PimSpec.load("newton-gddr6")
 SPECS = (

@@ -10,20 +10,19 @@ import tracemalloc
 import pytest
 from timing_programs import act_all, comp, loop, program, read, write
 
-from pimflow import cli
-from pimflow.commands import progress_bar
+from pimflow.cli import main, progress_bar
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
-from pimflow.simulators import trace
-from pimflow.simulators.timing import time_program, time_trace
-from pimflow.simulators.trace import expand_to_pim
+from pimflow.simulators.pim import trace
+from pimflow.simulators.pim.timing import time_program, time_trace
+from pimflow.simulators.pim.trace import expand_to_pim
 
 BLOCK = (write(), *act_all(), comp(32), read())
 TEXT = expand_to_pim(program(BLOCK), 0)
 
 
 def simulate(capsys, path, *options):
-    code = cli.main(["simulate", str(path), *options])
+    code = main.main(["simulate", str(path), *options])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

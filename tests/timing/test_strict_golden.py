@@ -10,8 +10,8 @@ import pytest
 from timing_programs import act, act_all, comp, loop, program, read, with_timing, write
 
 from pimflow.errors import SpecError, TraceError
-from pimflow.simulators.checker import violations
-from pimflow.simulators.timing import issued, time_program, time_trace
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.timing import issued, time_program, time_trace
 
 GOLDEN = {
     "empty": ((), 0),

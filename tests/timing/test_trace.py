@@ -10,7 +10,7 @@ from timing_programs import act, act_all, comp, program, read, write
 
 from pimflow.core.commands import Affine, Loop
 from pimflow.errors import TraceError, UsageError
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
 GOOD = b"0x00000000 GWRITE_2 \n0x18003800 G_ACT3\n0x000007c0 COMP\nREADRES\n"
 

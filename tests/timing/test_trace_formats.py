@@ -18,10 +18,11 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.hardware.pim import COMMANDS
-from pimflow.simulators import aim_isr, perfetto, ramulator2
-from pimflow.simulators.expansion import command_counts, pieces
-from pimflow.simulators.timing import issued
-from pimflow.simulators.trace import Trace, expand_to_pim
+from pimflow.simulators.exports import aim_isr, perfetto
+from pimflow.simulators.pim.expansion import command_counts, pieces
+from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.trace import Trace, expand_to_pim
+from pimflow.simulators.ramulator import load_store_trace
 
 COLUMN_ADDRESS, ROW_ADDRESS, GANG_ADDRESS = 6, 11, 27
 
@@ -292,7 +293,7 @@ def test_gpu_traffic_is_that_of_every_element(text, dtype):
     geometry = parse_layer(text)
     if geometry.macs > 400_000:
         geometry = replace(geometry, oc=min(geometry.oc, 3))
-    chunks = list(ramulator2.export(geometry, dtype))
+    chunks = list(load_store_trace.export(geometry, dtype))
     assert sum(share for _, share in chunks) == geometry.pixels
     found = b"".join(chunk for chunk, _ in chunks).decode().splitlines()
     assert found == convolution_accesses(geometry, {"fp16": 2, "fp32": 4}[dtype])
@@ -300,10 +301,10 @@ def test_gpu_traffic_is_that_of_every_element(text, dtype):
 
 def test_gpu_traffic_over_several_tiles(tmp_path):
     geometry = parse_layer("conv:1x3x13x12,140,3x3,s1,p1")
-    path, _ = saved(tmp_path / "x.ldst", ramulator2.export(geometry, "fp16"))
+    path, _ = saved(tmp_path / "x.ldst", load_store_trace.export(geometry, "fp16"))
     lines = path.read_text().splitlines()
     assert lines == convolution_accesses(geometry, 2)
-    assert ramulator2.counts(path) == Counter(line[:2] for line in lines)
+    assert load_store_trace.counts(path) == Counter(line[:2] for line in lines)
 
 
 @pytest.mark.parametrize("line", ["LD", "LD 0xg", "RD 0x0", "LD 0x0 1", " LD 0x0", "", "LD -1"])
@@ -311,7 +312,7 @@ def test_malformed_gpu_traffic(tmp_path, line):
     path = tmp_path / "x.ldst"
     path.write_text(f"LD 0x40\n{line}\nST 64\n")
     with pytest.raises(TraceError, match=r"x\.ldst:2: not 'LD <address>'"):
-        ramulator2.counts(path)
+        load_store_trace.counts(path)
 
 
 def shown(source, spec=NEWTON):

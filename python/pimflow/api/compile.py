@@ -11,40 +11,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import (
-    allocation,
-    artifact,
-    compilation,
-    frontend,
-    fused_execution,
-    fusion,
-    inference,
-    network_memory,
-    network_search,
-    operator_memory,
-    pipeline,
-    primitive_selection,
-    report,
-    targets,
-    timeline,
-    tracing,
-)
-from pimflow.c_code import c_network
-from pimflow.compilation import Build
+from pimflow import frontend
+from pimflow.api import decompose as onnx_export
+from pimflow.api import fuse as fusion
+from pimflow.api import memory, report, timeline
+from pimflow.api import run as inference
+from pimflow.api import search as network_search
+from pimflow.api import trace as tracing
+from pimflow.api.published import occamy_operators
+from pimflow.api.search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
+from pimflow.compiler import artifact, build, phases
+from pimflow.compiler.build import Build
+from pimflow.compiler.c_code import network as c_network
+from pimflow.compiler.measurement import allocations
+from pimflow.compiler.measurement.kernel_times import gpu_part, inference_ns
+from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposed import activation_fusion, decomposition_choice, onnx_export, skip_optimisation
-from pimflow.decomposed.calibration import Calibration, Data, agreement
-from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
+from pimflow.decomposition import activations, choice
+from pimflow.decomposition import skips as skip_optimisation
+from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
+from pimflow.fusion import kernels
 from pimflow.hardware import System, system
-from pimflow.measure import gpu_part, inference_ns
-from pimflow.network_kernels import network_time
-from pimflow.network_search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
+from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched
-from pimflow.placement.candidates import require_primitives
-from pimflow.primitive_profiles import primitive_options, primitive_report
-from pimflow.verify import Verification, require_finite, verify
+from pimflow.placement.candidates.candidates import require_primitives
+from pimflow.primitive_selection import options as primitive_options
+from pimflow.primitive_selection import report as primitive_report
+from pimflow.primitive_selection import selection as primitive_selection
+from pimflow.primitive_selection.network_time import network_time
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -54,15 +51,15 @@ search = network_search.search
 search_network = network_search.search_network
 trace_plan = timeline.trace_plan
 trace = tracing.trace
-plan_memory = network_memory.plan_memory
-count_operators = operator_memory.count_operators
-torch_peak_bytes = operator_memory.torch_peak_bytes
-measure_allocations = allocation.measure_allocations
+plan_memory = memory.plan_memory
+count_operators = occamy_operators.count_operators
+torch_peak_bytes = occamy_operators.torch_peak_bytes
+measure_allocations = allocations.measure_allocations
 fuse = fusion.fuse
 infer, run = inference.infer, inference.run
 fuse_decomposed = fusion.fuse_decomposed
 select = primitive_selection.select
-execute_fused = fused_execution.execute
+execute_fused = kernels.execute
 export_decomposed = onnx_export.export_decomposed
 
 
@@ -145,16 +142,16 @@ def compile(
         See `plan_memory`; outputs are still those of the decomposed network.
     fuse_activations : bool
         Of a decomposed network: whether what lies between two chains may be one GPU kernel
-        (`relay_passes.fuse_groups.activation_chains`), where that is faster.
+        (`relay_passes.kernels.fuse_groups.activation_chains`), where that is faster.
     fuse : bool
-        Whether neighbouring layers may be one GPU kernel over shared memory (`placement.tilings`), where that
-        is faster.
+        Whether neighbouring layers may be one GPU kernel over shared memory (`placement.candidates.tilings`),
+        where that is faster.
     select : mapping of str to object, optional
-        Options of `primitive_selection.select_for`, such as ``{"profile": "measured"}``: each convolution
-        that stays on the CPU standing in for a GPU is computed by the primitive chosen for it; with target
-        ``c``, each in the C code, by times of C on this machine unless the options say others. With
-        ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives for the GPU are candidates of the
-        plan beside all others, by its times, and ``memory_budget_bytes`` bounds its memory.
+        Options of `primitive_selection.selection.select_for`, such as ``{"profile": "measured"}``: each
+        convolution that stays on the CPU standing in for a GPU is computed by the primitive chosen for it;
+        with target ``c``, each in the C code, by times of C on this machine unless the options say others.
+        With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives for the GPU are candidates of
+        the plan beside all others, by its times, and ``memory_budget_bytes`` bounds its memory.
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
@@ -209,16 +206,16 @@ def compile(
         )
     progress("loading")
     network = frontend.load(model, shapes, batch)
-    activation_fusion.require_decomposed(fuse_activations, request, network)
+    activations.require_decomposed(fuse_activations, request, network)
     samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
     costs = Costs(target_system, profiling or Profiling())
     choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
-    change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
+    change = choice.settled(change, target_system, costs, wanted, **choosing)
     network = change.network if change else network
-    optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
+    optimize_skips, fuse_activations = choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
     require_finite(expected)
@@ -228,17 +225,17 @@ def compile(
         decomposition["calibration"], samples = agreement(samples, change), None
     if optimize_skips is not None:
         progress("optimising skip connections")
-    reduced = network_memory.with_reduced_skips(
+    reduced = memory.with_reduced_skips(
         network, change, optimize_skips, target_system, target, fuse_activations=fuse_activations
     )
     skips, change = reduced and reduced.summary(), None
     network, reduced = (reduced.network if reduced else network).without_reference(), None
-    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
+    network = activations.with_phases_apart(network) if fuse_activations else network
 
     order = None
     if reorder:
         progress("ordering layers")
-        order = network_memory.reordered(network, target_system, target, plan)
+        order = memory.reordered(network, target_system, target, plan)
         network = order.network
     progress("searching")
     search_begin = time.perf_counter()
@@ -261,7 +258,7 @@ def compile(
     choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
     names = dict.fromkeys([target, "llvm+pim"])
     builds = tuple(
-        compilation.build(network, searched, targets.named_target(name), None if in_c else choices, layouts)
+        build.build(network, searched, targets.named_target(name), None if in_c else choices, layouts)
         for name in names
     )
     c_part = None
@@ -361,8 +358,8 @@ def relax_pipeline(
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
         network = frontend.load(mod)
         if reorder:
-            network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
+            network = memory.reordered(network, target_system, targets.name_of(target), plan).network
         searched = search_network(network, target_system, plan, fuse=fuse, **goal)
-        return pipeline.lower(compilation.planned(network.module, searched), target, target_system)
+        return phases.lower(build.planned(network.module, searched), target, target_system)
 
     return run_pipeline

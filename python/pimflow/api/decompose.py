@@ -12,17 +12,17 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from pimflow import frontend, zoo
-from pimflow.decomposed.calibration import Calibration, Data, agreement
-from pimflow.decomposed.decomposed_network import DecomposedNetwork, Decomposing, decompose, requested
-from pimflow.decomposed.decomposition_choice import settled
-from pimflow.decomposed.onnx_chains import with_chains
+from pimflow.core.output_error import relative_error
+from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.choice import settled
+from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, requested
+from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import System, system
 from pimflow.memory.csv_form import replace_file
-from pimflow.output_error import relative_error
 from pimflow.placement import Costs, Goal, Profiling
-from pimflow.relay_passes.decompose import decomposable_layers
+from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -54,13 +54,13 @@ def export_decomposed(
     model : str, path or ModelProto
         See `frontend.load`.
     request : Request or str
-        See `network_search.search`.
+        See `api.search.search`.
     out : path
         Model to write; a file that is there is replaced.
     target_system, profiling, **goal
-        What ``where=pays`` chooses layers by; see `network_search.search`.
+        What ``where=pays`` chooses layers by; see `api.search.search`.
     calibration : path, or mapping of str to ndarray, optional
-        See `api.compile`.
+        See `api.compile.compile`.
 
     Returns
     -------

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pimflow import deep_fusion, zoo
-from pimflow.decomposed.decomposition_report import decomposition_text
-from pimflow.deep_fusion import KINDS, Accelerator, FusionPlan, LayerGraph
+from pimflow import fusion, zoo
+from pimflow.decomposition.report import decomposition_text
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 
 if TYPE_CHECKING:
-    from pimflow.decomposed.decomposed_network import Decomposing
+    from pimflow.decomposition.network import Decomposing
     from pimflow.frontend import Model
 
 BASELINES = ("unfolded", "folded")
@@ -45,13 +45,13 @@ def layer_graph(
         raise UnknownNameError("baseline", baseline, BASELINES)
     if baseline == "folded":
         from pimflow import frontend  # TVM: only who wants regions waits for it
-        from pimflow.relay_passes.extract_regions import extract_regions
+        from pimflow.relay_passes.regions.extract_regions import extract_regions
 
         network = frontend.load(model, shapes, batch)
-        return deep_fusion.folded(extract_regions(network.module, network.name))
+        return fusion.folded(extract_regions(network.module, network.name))
     if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
-    return deep_fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
+    return fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
 
 
 def fuse(
@@ -74,11 +74,11 @@ def fuse(
     model, baseline, shapes, batch
         See `layer_graph`.
     accelerator, reuse, search, halo, objective, progress
-        See `deep_fusion.fuse_layers`.
+        See `fusion.fuse_layers`.
     """
     graph = layer_graph(model, baseline, shapes, batch)
     options = {"reuse": reuse, "search": search, "halo": halo, "objective": objective}
-    return deep_fusion.fuse_layers(graph, accelerator, **options, progress=progress)
+    return fusion.fuse_layers(graph, accelerator, **options, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,23 +142,23 @@ def fuse_decomposed(
     note : callable
         Told what is being done.
     options
-        Of `deep_fusion.fuse_layers`.
+        Of `fusion.fuse_layers`.
 
     Raises
     ------
     DecompositionError, UsageError
-        See `decomposed_network.decompose`.
+        See `decomposition.network.decompose`.
     """
     from pimflow import frontend
-    from pimflow.decomposed import decomposed_network
-    from pimflow.relay_passes.extract_regions import extract_regions
+    from pimflow.decomposition import network as decomposed_network
+    from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     request = decomposed_network.requested(decompose)
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network
-    graph = deep_fusion.folded(extract_regions(network.module, network.name))
-    plan = deep_fusion.fuse_layers(graph, accelerator, **options)
+    graph = fusion.folded(extract_regions(network.module, network.name))
+    plan = fusion.fuse_layers(graph, accelerator, **options)
     note("comparing outputs")
     inputs = network.example_inputs()
     return DecomposedFusion(

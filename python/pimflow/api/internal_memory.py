@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass
 
 import tvm
 
-from pimflow import memory, pipeline
+from pimflow import memory
+from pimflow.compiler import phases
 from pimflow.core.liveness import Lifetime
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
-from pimflow.relay_passes.buffers import buffers
-from pimflow.relay_passes.kernel_memory import operator_liveness
-from pimflow.relay_passes.layer_flops import flops
+from pimflow.relay_passes.decomposition.layer_flops import flops
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.kernel_memory import operator_liveness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Before:
             return plan(liveness.lifetimes).pool_bytes
 
         def compiled(network: Network) -> int:
-            found = buffers(pipeline.allocate(network.module, on, system))
+            found = buffers(phases.allocate(network.module, on, system))
             return plan(found.liveness().lifetimes).pool_bytes
 
         return cls(

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pimflow import artifact
+from pimflow.compiler import artifact
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
 from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
-from pimflow.placement import pipelines
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.simulators.accel_sim_kernels import write_traces
+from pimflow.placement.candidates import pipelines
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.simulators.accel_sim.kernels import write_traces
 from pimflow.simulators.profiler import KernelRequest
 
 FORMAT = "accel-sim"
@@ -60,7 +60,7 @@ def wanted(source: str, system: System) -> Wanted:
     if Path(source).is_dir():
         return _of_directory(Path(source), system)
     from pimflow import frontend  # TVM: only who gives a network waits for it
-    from pimflow.relay_passes.extract_regions import extract_regions
+    from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     network = frontend.load(source)
     graph = extract_regions(network.module, network.name)

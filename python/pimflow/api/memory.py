@@ -11,37 +11,33 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from pimflow import frontend, layer_order, memory, pipeline, targets
+from pimflow import frontend, memory
+from pimflow.api.internal_memory import Before, InternalMemory
+from pimflow.compiler import layer_order, phases
+from pimflow.compiler.layer_order import LayerOrder
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.plan import Plan
-from pimflow.decomposed import skip_optimisation
-from pimflow.decomposed.activation_fusion import (
+from pimflow.decomposition import skips as skip_optimisation
+from pimflow.decomposition.activations import (
     fused_module,
     fused_runs,
     require_decomposed,
     with_fused_activations,
 )
-from pimflow.decomposed.decomposed_network import (
-    DecomposedNetwork,
-    Decomposing,
-    decomposed,
-    requested,
-    require_all,
-)
-from pimflow.decomposed.internal_memory import Before, InternalMemory
-from pimflow.decomposed.skip_optimisation import SkipOptimisation
+from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decomposed, requested, require_all
+from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.errors import UsageError
-from pimflow.fused_execution.relax_layers import regions_of
+from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
-from pimflow.layer_order import LayerOrder
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
-from pimflow.placement import fused
-from pimflow.placement.candidates import Candidates
-from pimflow.relay_passes.buffers import buffers
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.candidates import Candidates
 from pimflow.relay_passes.flat import operator, tensor_bytes
-from pimflow.relay_passes.kernel_groups import Copied, copies
-from pimflow.relay_passes.outline_groups import OutlineGroups
+from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.regions.kernel_groups import Copied, copies
 
 WEIGHTS = ("resident", "streamed")
 
@@ -92,7 +88,7 @@ class NetworkMemory:
     decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
     skips: SkipOptimisation | None = None
-    fused: list[list[str]] = field(default_factory=list)
+    fused_groups: list[list[str]] = field(default_factory=list)
 
 
 def plan_memory(
@@ -123,22 +119,22 @@ def plan_memory(
     shapes, batch
         See `frontend.load`.
     decompose : Request or str, optional
-        Layers to decompose before; see `decomposition.Request.parse`.
+        Layers to decompose before; see `decomposition.request.Request.parse`.
     optimize_skips : str, optional
-        One of `skip_optimisation.CRITERIA`: skip connections of a decomposed network wait in their reduced
+        One of `decomposition.skips.CRITERIA`: skip connections of a decomposed network wait in their reduced
         form.
     fuse_activations : bool
         Of a decomposed network: whether what lies between two chains is one kernel; see
-        `relay_passes.fuse_groups.activation_chains`.
+        `relay_passes.kernels.fuse_groups.activation_chains`.
     fuse : bool
         Whether neighbouring layers are one kernel over shared memory, where that is faster on the GPU alone
-        by its model; see `placement.tilings`.
+        by its model; see `placement.candidates.tilings`.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
         Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
     weights : str
-        ``resident``, ``streamed``, or empty; see `relay_passes.buffers.Buffers.liveness`.
+        ``resident``, ``streamed``, or empty; see `relay_passes.memory.buffers.Buffers.liveness`.
     in_place : bool
         Whether elementwise results may take over operands that die with them.
     reorder : bool
@@ -181,7 +177,7 @@ def plan_memory(
         network = order.network
     groups = _groups(network, target_system) if fuse else {}
     module = OutlineGroups(groups, target_system.views)(network.module)
-    lowered = pipeline.allocate(module, on, target_system)
+    lowered = phases.allocate(module, on, target_system)
     found = buffers(lowered, in_place=in_place)
     liveness = _aligned(found.liveness(weights), alignment_bytes)
     plan = memory.plan(liveness.lifetimes, policy, capacity_bytes=capacity_bytes, seconds=seconds)
@@ -191,7 +187,7 @@ def plan_memory(
     return NetworkMemory(
         liveness=liveness,
         plan=plan,
-        tvm_pool_bytes=_tvm_pool_bytes(pipeline.allocate(module, on, replace(target_system, copies="made"))),
+        tvm_pool_bytes=_tvm_pool_bytes(phases.allocate(module, on, replace(target_system, copies="made"))),
         eager_bytes=sum(life.size_bytes for life in own),
         lazy_peak_bytes=separate.peak_bytes,
         eager_allocations=len(own),
@@ -210,7 +206,7 @@ def _groups(network: frontend.Network, target_system: System) -> dict[tuple[str,
     """Groups of regions, with their tilings, that are faster as one kernel on all channels of the GPU."""
     views, channels = target_system.views, target_system.gpu.memory_channels
     maker = Candidates(regions_of(network.module, network.name, views=views, fuse=True), target_system)
-    chosen = fused.on_gpu(maker, channels)
+    chosen = fused_groups.on_gpu(maker, channels)
     return {each.covers: each.rewrite.schedule for each in chosen if each.rewrite.schedule}
 
 
@@ -256,7 +252,7 @@ def _pool_bytes(
 
     def pool_bytes(candidate: frontend.Network) -> int:
         module = fused_module(candidate.module) if fuse_activations else candidate.module
-        found = buffers(pipeline.allocate(module, on, target_system), in_place=in_place)
+        found = buffers(phases.allocate(module, on, target_system), in_place=in_place)
         return plan(_aligned(found.liveness(weights), alignment_bytes).lifetimes).pool_bytes
 
     return pool_bytes

@@ -17,11 +17,11 @@ from pimflow import placement, zoo
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
+from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import Candidates, Costs, Profiling
-from pimflow.placement.cache import ResultCache, sources_digest
 
 # What turns a model into regions.
-READ_BY = ("core", "deep_fusion", "frontend", "fused_execution", "relay_passes", "zoo")
+READ_BY = ("core", "api.fuse", "frontend", "fusion.kernels", "relay_passes", "zoo")
 
 
 def profile(
@@ -44,7 +44,7 @@ def profile(
     batch : int, optional
         Inferences at once; see `frontend.load`.
     fuse : bool
-        Whether groups of layers are candidates too; see `network_search.search`.
+        Whether groups of layers are candidates too; see `api.search.search`.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def region_graph(
     if key in kept:
         return stored_graph(kept[key])
     from pimflow import frontend
-    from pimflow.fused_execution.relax_layers import regions_of
+    from pimflow.fusion.kernels.relax_formulas import regions_of
 
     network = frontend.load(model, shapes, batch)
     graph = regions_of(network.module, network.name, views=views, fuse=fuse)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.simulators.accel_sim import AccelSim, AccelSimLogs
-from pimflow.simulators.gpu_learned import Learned
+from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
+from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.profiler import Analytic, GpuProfiler, PimProfiler
-from pimflow.simulators.ramulator_adapter import Ramulator
+from pimflow.simulators.ramulator.fork import Ramulator
 
 FORM = "gpu=SOURCE or pim=SOURCE"
 Progress = Callable[[str], None]
@@ -48,7 +48,7 @@ def _sources(gwrite_hiding: bool = True, progress: Progress = lambda _: None) ->
     """By device and name."""
 
     def cuda(l2: str) -> GpuProfiler:
-        from pimflow.cuda_profiler import Cuda  # TVM: only who measures waits for it
+        from pimflow.compiler.measurement.cuda_profiler import Cuda  # TVM: only who measures waits for it
 
         return Cuda(l2, progress=progress)
 

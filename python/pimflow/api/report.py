@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pimflow.compiler.verification import Verification
 from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
-from pimflow.decomposed.decomposition_report import agreement_text, decomposition_text, skips_text
+from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
-from pimflow.placement.evaluate import overlapped_ns, savings_pj
-from pimflow.primitive_profiles.primitive_report import c_text, primitives_text
-from pimflow.verify import Verification
+from pimflow.placement.solvers.evaluate import overlapped_ns, savings_pj
+from pimflow.primitive_selection.report import c_text, primitives_text
 
 if TYPE_CHECKING:
-    from pimflow.relay_passes.kernel_groups import Copied
+    from pimflow.relay_passes.regions.kernel_groups import Copied
 
 
 def build(
@@ -55,8 +55,8 @@ def build(
     skips : dict, optional
         What `SkipOptimisation.summary` says, if skip connections were to be optimised.
     primitives : dict, optional
-        What `primitive_selection.summary` says, if convolutions have primitives that were chosen for a CPU,
-        or `primitive_report.plan_part`, if they may have some in the plan.
+        What `primitive_selection.selection.summary` says, if convolutions have primitives that were chosen
+        for a CPU, or `primitive_selection.report.plan_part`, if they may have some in the plan.
     c_part : dict, optional
         What `CNetwork.summary` says, if there is C code.
     """

@@ -12,13 +12,13 @@ import numpy as np
 import tvm
 
 from pimflow import zoo
-from pimflow.artifact import LIBRARIES, Interface, Placed
-from pimflow.c_code import c_builds
+from pimflow.compiler.artifact import LIBRARIES, Interface, Placed
+from pimflow.compiler.c_code import builds
+from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
-from pimflow.execution import infer as inferred
-from pimflow.execution import load
-from pimflow.output_error import OUTPUT_BOUND, relative_error
-from pimflow.targets import C, cpu_name, device, named_target
+from pimflow.pim_backend.runtime.network_module import infer as inferred
+from pimflow.pim_backend.runtime.network_module import load
+from pimflow.pim_backend.runtime.targets import C, cpu_name, device, named_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def infer(
     UsageError
         If there is nothing to compare with, or not so many threads.
     VerificationError
-        If outputs are further apart than those of the storage type may be (`output_error.OUTPUT_BOUND`).
+        If outputs are further apart than those of the storage type may be (`core.output_error.OUTPUT_BOUND`).
     """
     path = Path(directory)
     interface = Interface.load(path)
@@ -165,7 +165,7 @@ def _apart(
 
 
 def _runs_here(target: str) -> bool:
-    return c_builds.found() is not None if target == C else bool(device(named_target(target)).exist)
+    return builds.found() is not None if target == C else bool(device(named_target(target)).exist)
 
 
 class _Runner:
@@ -216,10 +216,10 @@ class _CRunner:
     """
 
     def __init__(self, path: Path, interface: Interface, threads: int):
-        here = c_builds.found()
+        here = builds.found()
         if here is None:
-            raise ArtifactError(f"{path}: {c_builds.NO_COMPILER}; or run the twin: --target llvm+pim")
-        self._library = c_builds.Library(interface.c_source(path))
+            raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
+        self._library = builds.Library(interface.c_source(path))
         if not 0 < threads <= self._library.most_threads:
             most = self._library.most_threads
             raise UsageError(f"{threads} threads: the C library runs on at most {most} here, at least on one")

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pimflow import frontend, network_memory
+from pimflow import frontend
+from pimflow.api import memory
+from pimflow.compiler.layer_order import LayerOrder
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed import activation_fusion, skip_optimisation
-from pimflow.decomposed.decomposed_network import Decomposing, decomposed, requested
-from pimflow.decomposed.decomposition_choice import left, settled
+from pimflow.decomposition import activations, skips
+from pimflow.decomposition.choice import left, settled
+from pimflow.decomposition.network import Decomposing, decomposed, requested
 from pimflow.frontend import Network
-from pimflow.fused_execution.relax_layers import regions_of
+from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
-from pimflow.layer_order import LayerOrder
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
-from pimflow.primitive_profiles import primitive_options
-from pimflow.simulators.timing import timings
+from pimflow.primitive_selection import options as primitive_options
+from pimflow.simulators.pim.timing import timings
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -62,13 +63,14 @@ def search(
         See `compile`.
     decompose : Request or str, optional
         Layers to decompose before, such as ``tucker:0.1``; with ``where=pays`` those that a search for the
-        same goal finds cheaper as chains. See `decomposition.Request.parse`.
+        same goal finds cheaper as chains. See `decomposition.request.Request.parse`.
     optimize_skips : str, optional
         See `plan_memory`.
     fuse_activations : bool
         See `compile`.
     fuse : bool
-        Whether neighbouring regions may be one GPU kernel over shared memory (`placement.tilings`).
+        Whether neighbouring regions may be one GPU kernel over shared memory
+        (`placement.candidates.tilings`).
     select : mapping of str to object, optional
         As `compile` has it; what is chosen for a CPU is none of the plan's.
     profiling : Profiling, optional
@@ -80,22 +82,22 @@ def search(
     """
     wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
     request, plan = requested(decompose), as_plan(plan)
-    skip_optimisation.check_criterion(optimize_skips)
+    skips.check_criterion(optimize_skips)
     on = target_system or system()
     costs = Costs(on, profiling or Profiling())
     network = frontend.load(model, shapes, batch)
-    activation_fusion.require_decomposed(fuse_activations, request, network)
+    activations.require_decomposed(fuse_activations, request, network)
     network, change = decomposed(network, request)
     change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
     network = change.network if change else network
     optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
-    if reduced := network_memory.with_reduced_skips(
+    if reduced := memory.with_reduced_skips(
         network, change, optimize_skips, on, fuse_activations=fuse_activations
     ):
         network = reduced.network
-    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
+    network = activations.with_phases_apart(network) if fuse_activations else network
     if reorder:
-        network = network_memory.reordered(network, on, plan=plan).network
+        network = memory.reordered(network, on, plan=plan).network
     graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
     return place(graph, on, plan, costs, wanted)
 
@@ -134,7 +136,7 @@ def regions(
     """What the search places of a network; see `search` for `fuse`, `compile` for `fuse_activations`."""
     on = target_system or system()
     graph = regions_of(network.module, network.name, views=on.views, fuse=fuse)
-    return activation_fusion.with_runs(graph, network, on) if fuse_activations else graph
+    return activations.with_runs(graph, network, on) if fuse_activations else graph
 
 
 def place(

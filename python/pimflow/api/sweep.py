@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from pimflow import placement
+from pimflow.api.profile import region_graph
 from pimflow.core.region import RegionGraph
-from pimflow.design_settings import Setting, Value
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
+from pimflow.hardware.settings import Setting, Value
+from pimflow.host.executors import Executor, Serial
+from pimflow.host.result_cache import ResultCache
 from pimflow.memory import plot
 from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Costs, Goal, Profiling
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.executors import Executor, Serial
-from pimflow.profiling import region_graph
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 

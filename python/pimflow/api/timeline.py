@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow.artifact import INTERFACE, TIMELINE, Interface
+from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import ArtifactError, LifetimeError
 from pimflow.hardware import System
@@ -29,11 +29,11 @@ def trace_plan(source: Model, target_system: System | None = None, **options: An
     Parameters
     ----------
     source
-        A compiled directory, or a network as `network_search.search` takes it, with its `options`.
+        A compiled directory, or a network as `api.search.search` takes it, with its `options`.
     """
     if isinstance(source, str | os.PathLike) and (Path(source) / INTERFACE).exists():
         return load(source)
-    from pimflow.network_search import search  # TVM: only who gives a network waits for it
+    from pimflow.api.search import search  # TVM: only who gives a network waits for it
 
     return trace(search(source, target_system, **options))
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow import artifact, kernel_traces
+from pimflow.api import kernel_traces
+from pimflow.compiler import artifact
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -19,10 +20,11 @@ from pimflow.core.split import Split
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
-from pimflow.placement.pim_runs import PimRun, PimSide, check_rows
-from pimflow.simulators import aim_isr, perfetto, ramulator2
-from pimflow.simulators.expansion import command_counts, pim_refusal, pim_text
+from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
+from pimflow.simulators.exports import aim_isr, perfetto
+from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_text
 from pimflow.simulators.profiler import BuiltIn
+from pimflow.simulators.ramulator import load_store_trace
 
 SUMMARY = "trace.json"
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
@@ -71,7 +73,7 @@ def _aim(run: PimRun, stem: str, system: System) -> Traced:
 
 def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
     geometry = run.gpu_part or run.program.geometry
-    files = {f"{stem}.ldst": ramulator2.export(geometry, run.program.dtype)}
+    files = {f"{stem}.ldst": load_store_trace.export(geometry, run.program.dtype)}
     return Traced(run=run, files=files, total=geometry.pixels)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from pimflow.deep_fusion import HALOS, OBJECTIVES, REUSES, SEARCHES, parse_bytes, parse_rate
 from pimflow.errors import UsageError
+from pimflow.fusion import HALOS, OBJECTIVES, REUSES, SEARCHES, parse_bytes, parse_rate
 
 if TYPE_CHECKING:
-    from pimflow.deep_fusion import Accelerator
+    from pimflow.fusion import Accelerator
 
 Bar = Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
 
@@ -62,7 +62,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def accelerator(args: argparse.Namespace) -> Accelerator:
     """The one that the options describe."""
-    from pimflow.deep_fusion import Accelerator
+    from pimflow.fusion import Accelerator
     from pimflow.hardware.accelerator import AcceleratorEnergy
 
     return Accelerator(
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, bar: Bar) -> None:
 def _decomposed(
     args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
 ) -> tuple[dict[str, Any], str]:
-    from pimflow import api
+    from pimflow.api import compile as api
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
@@ -110,20 +110,20 @@ def _decomposed(
 def _fused(
     args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
 ) -> tuple[dict[str, Any], str]:
-    from pimflow import fusion
+    from pimflow.api import fuse
 
     if args.execute:  # TVM: only who executes waits for it
-        from pimflow import fused_execution
+        from pimflow.fusion import kernels
 
-        fused_execution.require_executable(on.dtype)
+        kernels.require_executable(on.dtype)
     with bar("searching", args.quiet) as advance:
-        plan = fusion.fuse(args.model, on, **options, progress=advance)
-    found, lines = fusion.summary(plan), [fusion.text(plan)]
+        plan = fuse.fuse(args.model, on, **options, progress=advance)
+    found, lines = fuse.summary(plan), [fuse.text(plan)]
     if args.execute:
         same = {key: options[key] for key in ("baseline", "shapes", "batch")}
         with bar("executing", args.quiet) as advance:
-            ran = fused_execution.execute(args.model, plan, **same, progress=advance)
+            ran = kernels.execute(args.model, plan, **same, progress=advance)
         ran.require(plan)
-        found["executed"] = fused_execution.summary(plan, ran)
-        lines.append(fused_execution.text(plan, ran))
+        found["executed"] = kernels.summary(plan, ran)
+        lines.append(kernels.text(plan, ran))
     return found, "\n".join(lines)

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow import devices, zoo
-from pimflow.commands import arguments, fuse_command, memory_command, run_command, select_command, streams
-from pimflow.commands.progress_bar import bar
+from pimflow import zoo
+from pimflow.cli import fuse, memory, parser, run, streams
+from pimflow.cli import select as select_command
+from pimflow.cli.progress_bar import bar
 from pimflow.errors import InfeasibleError, PimflowError, UsageError, one_line
-from pimflow.hardware import System, system
+from pimflow.hardware import System, description, system
 
 if TYPE_CHECKING:
     from pimflow.placement import Profiling
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.redirect_stderr(streams.Progress(sys.stderr)):
         try:
             with streams.results():
-                args = arguments.parser(HANDLERS).parse_args(argv)
+                args = parser.parser(HANDLERS).parse_args(argv)
                 args.command(args)
         except PimflowError as error:
             print(f"pimflow: error: {one_line(str(error))}", file=sys.stderr)
@@ -74,7 +75,7 @@ def _profilers(
 ) -> tuple[GpuProfiler | None, PimProfiler | None]:
     if args.timing and any(text.startswith("pim=") for text in args.profiler):
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
-    from pimflow.profilers import parse_profilers
+    from pimflow.api.profilers import parse_profilers
 
     def say(text: str) -> None:
         if not args.quiet:
@@ -86,9 +87,9 @@ def _profilers(
 @contextlib.contextmanager
 def _profiling(args: argparse.Namespace) -> Iterator[Profiling]:
     """How times are found; says at the end if they could not be kept."""
+    from pimflow.host.executors import parse_executor
+    from pimflow.host.result_cache import ResultCache, default_path
     from pimflow.placement import Profiling
-    from pimflow.placement.cache import ResultCache, default_path
-    from pimflow.placement.executors import parse_executor
 
     gpu, pim = _profilers(args)
     executor = parse_executor(args.executor, args.jobs)
@@ -123,7 +124,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def _goal(args: argparse.Namespace) -> dict[str, Any]:
     """What the search is asked for, as the public API takes it."""
-    from pimflow.placement.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
+    from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
     latency, energy = args.max_latency, args.max_energy
     return {
@@ -139,21 +140,18 @@ def _check_compile(args: argparse.Namespace) -> None:
     if args.explain is not None:
         unused = ["output", "emit_traces", "tolerance", "calibration"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
-        arguments.refuse(
-            args, unused, "--explain prints candidates, and makes nothing; leave out one of both"
-        )
+        parser.refuse(args, unused, "--explain prints candidates, and makes nothing; leave out one of both")
     if not args.output:
-        arguments.refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
+        parser.refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
     if not args.select:
-        arguments.refuse(
-            args, select_command.CHOICES, "says which primitives --select chooses; give that too"
-        )
+        parser.refuse(args, select_command.CHOICES, "says which primitives --select chooses; give that too")
     if not args.optimize_skips:
-        arguments.refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
+        parser.refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
 
 
 def _compile(args: argparse.Namespace) -> None:
-    from pimflow import api, report
+    from pimflow.api import compile as api
+    from pimflow.api import report
 
     _check_compile(args)
     goal = _goal(args)
@@ -161,12 +159,12 @@ def _compile(args: argparse.Namespace) -> None:
     target_system = _system(args)
     select = select_command.options(args, args.select) if args.select else None
     if args.explain is not None:
-        with _progress(args.quiet) as progress, _profiling(args) as profiling:
+        with _progress(args.quiet) as progress, _profiling(args) as profile:
             progress("searching")
             options = {"shapes": shapes, "batch": args.batch, "decompose": args.decompose}
             options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
             options |= {"fuse_activations": args.fuse_activations, "fuse": args.fuse, "select": select}
-            options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profiling}
+            options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profile}
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
@@ -174,7 +172,7 @@ def _compile(args: argparse.Namespace) -> None:
         else:
             print(report.explain(searched, region))
         return
-    with _progress(args.quiet) as progress, _profiling(args) as profiling:
+    with _progress(args.quiet) as progress, _profiling(args) as profile:
         compiled = api.compile(
             args.model,
             args.output,
@@ -192,7 +190,7 @@ def _compile(args: argparse.Namespace) -> None:
             tolerance=args.tolerance,
             emit_traces=args.emit_traces,
             reorder=args.reorder,
-            profiling=profiling,
+            profiling=profile,
             progress=progress,
             **goal,
         )
@@ -203,10 +201,10 @@ def _compile(args: argparse.Namespace) -> None:
 
 
 def _decompose(args: argparse.Namespace) -> None:
-    from pimflow import api
-    from pimflow.decomposed.decomposition_report import export_text
+    from pimflow.api import compile as api
+    from pimflow.decomposition.report import export_text
 
-    with _progress(args.quiet) as progress, _profiling(args) as profiling:
+    with _progress(args.quiet) as progress, _profiling(args) as profile:
         found = api.export_decomposed(
             args.model,
             args.decompose,
@@ -215,7 +213,7 @@ def _decompose(args: argparse.Namespace) -> None:
             shapes=dict(zoo.parse_shape(text) for text in args.shape),
             batch=args.batch,
             calibration=args.calibration,
-            profiling=profiling,
+            profiling=profile,
             progress=progress,
             **_goal(args),
         )
@@ -226,40 +224,40 @@ def _decompose(args: argparse.Namespace) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
-    from pimflow import profiling
+    from pimflow.api import profile
 
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources:
-        found = profiling.profile(args.models, _system(args), sources, shapes, args.batch, fuse=args.fuse)
+        found = profile.profile(args.models, _system(args), sources, shapes, args.batch, fuse=args.fuse)
     if args.json:
         _print_json(found)
     else:
-        print(profiling.text(found))
+        print(profile.text(found))
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from pimflow import design_space
-    from pimflow.design_settings import Setting
+    from pimflow.api import sweep
+    from pimflow.hardware.settings import Setting
     from pimflow.placement import Goal
 
     if args.output:
-        design_space.check_output(args.output)
+        sweep.check_output(args.output)
     goal = Goal(modes=args.modes)
     settings = [Setting.parse(text) for text in args.settings]
     shapes = dict(zoo.parse_shape(text) for text in args.shape)
     with _profiling(args) as sources, bar("searching", args.quiet) as advance:
         where = (args.models, _system(args), settings, sources, shapes, args.batch)
-        rows = design_space.sweep(*where, advance, goal, fuse=args.fuse)
+        rows = sweep.sweep(*where, advance, goal, fuse=args.fuse)
     if args.output:
-        design_space.write(args.output, rows, settings)
+        sweep.write(args.output, rows, settings)
     if args.json:
         _print_json(rows)
     else:
-        print(design_space.text(rows, settings))
+        print(sweep.text(rows, settings))
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from pimflow import simulation
+    from pimflow.simulators import simulation
 
     hiding = not args.no_gwrite_hiding
     _, profiler = _profilers(args, hiding)
@@ -282,7 +280,7 @@ def _simulate(args: argparse.Namespace) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    from pimflow import tracing
+    from pimflow.api import trace
 
     if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
         options = "--dtype, --pim-channels and --scheduling"
@@ -290,27 +288,27 @@ def _trace(args: argparse.Namespace) -> None:
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with bar("writing", args.quiet) as advance:
-        summary = tracing.trace(args.layer, args.output, args.format, target_system, advance=advance)
+        summary = trace.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:
         _print_json({**summary, "output": args.output})
     else:
-        print(tracing.text(summary, args.output))
+        print(trace.text(summary, args.output))
 
 
 def _timeline(args: argparse.Namespace) -> None:
-    from pimflow import timeline
+    from pimflow.api import timeline
     from pimflow.memory import plot
 
     if Path(args.source).is_dir():
         others = ("source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache")
         why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
-        arguments.refuse(args, sorted(vars(args).keys() - set(others)), why)
+        parser.refuse(args, sorted(vars(args).keys() - set(others)), why)
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
     if args.plot:
         plot.check_format(args.plot)
-    with _progress(args.quiet) as progress, _profiling(args) as profiling:
+    with _progress(args.quiet) as progress, _profiling(args) as profile:
         progress("searching")
-        options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profiling}
+        options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profile}
         options["fuse"] = args.fuse
         found = timeline.trace_plan(args.source, _system(args), **options, **goal)
     if args.perfetto:
@@ -337,13 +335,13 @@ def _models(args: argparse.Namespace) -> None:
 
 def _devices(args: argparse.Namespace) -> None:
     if args.device is None:
-        found = devices.catalogue()
+        found = description.catalogue()
     else:
-        found = devices.describe(devices.load(args.device))
+        found = description.describe(description.load(args.device))
     if args.json:
         _print_json(found)
     else:
-        print(devices.catalogue_text() if args.device is None else devices.text(found))
+        print(description.catalogue_text() if args.device is None else description.text(found))
 
 
 def _print_json(value: Any) -> None:
@@ -354,12 +352,12 @@ HANDLERS = {
     "compile": _compile,
     "profile": _profile,
     "sweep": _sweep,
-    "run": lambda args: run_command.run(args, _progress),
+    "run": lambda args: run.run(args, _progress),
     "simulate": _simulate,
     "trace": _trace,
     "timeline": _timeline,
-    "memory": memory_command.run,
-    "fuse": lambda args: fuse_command.run(args, bar),
+    "memory": memory.run,
+    "fuse": lambda args: fuse.run(args, bar),
     "select": lambda args: select_command.run(args, bar),
     "decompose": _decompose,
     "models": _models,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
+    from pimflow.api.memory import NetworkMemory
     from pimflow.memory import MemoryPlan
-    from pimflow.network_memory import NetworkMemory
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _OF_NETWORKS = (
@@ -92,7 +92,8 @@ def _is_table(source: str) -> bool:
 
 
 def _network(args: argparse.Namespace) -> NetworkMemory:
-    from pimflow import api, zoo
+    from pimflow import zoo
+    from pimflow.api import compile as api
     from pimflow.hardware import system
 
     if not args.quiet:
@@ -118,7 +119,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from pimflow.commands.arguments import refuse
+    from pimflow.cli.parser import refuse
 
     if _is_table(args.source):
         refuse(args, _OF_NETWORKS, f"{args.source} is a table of buffers, not a network")
@@ -175,7 +176,7 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
 
 
 def _network_text(network: NetworkMemory) -> str:
-    from pimflow.report import order_text
+    from pimflow.api.report import order_text
 
     pool = max(network.plan.pool_bytes, 1)
     width = len("each tensor while it is live")
@@ -191,13 +192,13 @@ def _network_text(network: NetworkMemory) -> str:
     )
     lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
     if network.skips:
-        from pimflow.decomposed.decomposition_report import skips_text
+        from pimflow.decomposition.report import skips_text
 
         lines.append(f"skips {skips_text(network.skips.summary())}")
     if network.order:
         lines.append(f"order {order_text(network.order.summary())}")
     if network.decomposition:
-        from pimflow.decomposed.decomposition_report import decomposition_text
+        from pimflow.decomposition.report import decomposition_text
 
         lines.append(decomposition_text(network.decomposition))
     if network.fused:

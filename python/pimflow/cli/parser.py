@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 
-from pimflow.commands import fuse_command, memory_command, run_command, select_command
+from pimflow.cli import fuse, memory, run, select
 from pimflow.errors import UsageError
 from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SCHEDULINGS, SPLITS, TIMINGS
 
@@ -33,7 +33,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub.add_argument(
         "--emit-traces", action="store_true", help="write .pim traces, a file per channel (large)"
     )
-    sub.add_argument("--reorder", action="store_true", help=memory_command.REORDER)
+    sub.add_argument("--reorder", action="store_true", help=memory.REORDER)
     _input_options(sub)
     _system_options(sub)
     sub.add_argument(
@@ -58,7 +58,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "'pimflow select --profile' takes them, with these options; with --device cuda for the GPU: "
         "primitives are candidates of the plan, by its times",
     )
-    select_command.choice_options(sub)
+    select.choice_options(sub)
 
     sub = command("decompose", "write a network with decomposed layers as ONNX, to be trained further")
     sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models') or .onnx file")
@@ -93,7 +93,7 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     _input_options(sub)
     _system_options(sub)
 
-    run_command.add_arguments(command("run", run_command.SUMMARY))
+    run.add_arguments(command("run", run.SUMMARY))
 
     sub = command("simulate", "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
@@ -142,18 +142,18 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     _input_options(sub)
     _system_options(sub)
 
-    sub = command("memory", memory_command.SUMMARY)
-    memory_command.add_arguments(sub)
+    sub = command("memory", memory.SUMMARY)
+    memory.add_arguments(sub)
     _fuse_option(sub)
     _input_options(sub)
     _decompose_option(sub)
 
-    sub = command("fuse", fuse_command.SUMMARY)
-    fuse_command.add_arguments(sub)
+    sub = command("fuse", fuse.SUMMARY)
+    fuse.add_arguments(sub)
     _input_options(sub)
 
-    sub = command("select", select_command.SUMMARY)
-    select_command.add_arguments(sub)
+    sub = command("select", select.SUMMARY)
+    select.add_arguments(sub)
     _input_options(sub)
     command("models", "list the networks of the zoo")
 

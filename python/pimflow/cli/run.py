@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.commands import arrays
+from pimflow.cli import arrays
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
-    from pimflow.inference import Inference
+    from pimflow.api.run import Inference
 
 Progress = Callable[[bool], AbstractContextManager[Callable[[str], None]]]
 
@@ -46,7 +46,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, progress: Progress) -> None:
     """Run it, store outputs where they are asked for, and print what came out."""
-    from pimflow import api
+    from pimflow.api import compile as api
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")

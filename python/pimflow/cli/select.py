@@ -97,8 +97,9 @@ def run(
     points = DRAWN if args.plot and args.pareto is None else args.pareto
     chosen |= {"target": args.target, "gpu": args.gpu}
     chosen |= {"pareto": points, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
-    from pimflow import api, primitive_selection
-    from pimflow.placement.cache import ResultCache, default_path
+    from pimflow.api import compile as api
+    from pimflow.host.result_cache import ResultCache, default_path
+    from pimflow.primitive_selection import selection
 
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     with bar("measuring", args.quiet) as advance:
@@ -108,20 +109,16 @@ def run(
     if args.output:
         found.profile.write(args.output)
     if args.plot:
-        from pimflow import selection_figures
+        from pimflow.primitive_selection import figures
 
-        selection_figures.write(args.plot, found)
-    print(
-        json.dumps(primitive_selection.summary(found), indent=1)
-        if args.json
-        else primitive_selection.text(found)
-    )
+        figures.write(args.plot, found)
+    print(json.dumps(selection.summary(found), indent=1) if args.json else selection.text(found))
 
 
 def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
     """What `choice_options` say, as the public API takes it; `profile` says where times come from."""
-    from pimflow.deep_fusion import parse_bytes
-    from pimflow.placement.objectives import LATENCY_UNITS, quantity
+    from pimflow.fusion import parse_bytes
+    from pimflow.placement.solvers.objectives import LATENCY_UNITS, quantity
 
     budget, limit = args.memory_budget, args.time_budget
     return {
@@ -137,7 +134,7 @@ def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
 def times(args: argparse.Namespace, profile: str) -> dict[str, object]:
     """Where times come from, as the public API takes it."""
     from pimflow.errors import hint
-    from pimflow.primitive_profiles.primitive_times import MEASURE, MODES
+    from pimflow.primitive_selection.time_sources import MEASURE, MODES
 
     if profile == "predicted" or profile not in MODES:
         if args.measure is not None:

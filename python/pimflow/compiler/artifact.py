@@ -24,11 +24,11 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError
 from pimflow.hardware.system import PADDINGS
-from pimflow.simulators.expansion import pim_text
+from pimflow.simulators.pim.expansion import pim_text
 
 if TYPE_CHECKING:
-    from pimflow.c_code.c_source import CSource
-    from pimflow.compilation import Build
+    from pimflow.compiler.build import Build
+    from pimflow.compiler.c_code.source import CSource
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -99,7 +99,7 @@ class Interface:
 
     def c_source(self, directory: Path) -> CSource:
         """The network in C that `directory` holds."""
-        from pimflow.c_code.c_source import CSource
+        from pimflow.compiler.c_code.source import CSource
 
         return CSource.load(directory, tuple(self.inputs.values()), self.outputs, self.pool_bytes)
 
@@ -274,8 +274,8 @@ def write(
     c_source : CSource, optional
         The network in C, if that was asked for.
     """
-    from pimflow.execution import store
-    from pimflow.targets import C
+    from pimflow.pim_backend.runtime.network_module import store
+    from pimflow.pim_backend.runtime.targets import C
 
     with new_directory(target) as directory:
         for build in builds:

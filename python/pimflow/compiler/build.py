@@ -8,23 +8,24 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from pimflow import pipeline, targets
-from pimflow.core import collector
+from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.split import Split
-from pimflow.execution import pack
 from pimflow.frontend import Network, relax_module
-from pimflow.kernels import Kernels, compile_kernels
+from pimflow.host import garbage_collection
 from pimflow.memory import MemoryPlan
-from pimflow.network_kernels import KernelCall, kernel_calls
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
+from pimflow.pim_backend.runtime.network_module import pack
 from pimflow.placement import Searched
-from pimflow.primitive_profiles.primitive_layers import JOINED
+from pimflow.primitive_selection.layers import JOINED
+from pimflow.primitive_selection.network_time import KernelCall, kernel_calls
 from pimflow.primitives import Primitive
-from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import operator
-from pimflow.relay_passes.kernel_groups import Copied, copies
-from pimflow.relay_passes.select_primitives import SelectPrimitives
-from pimflow.relay_passes.sink_layout import SinkLayout
+from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
+from pimflow.relay_passes.regions.extract_regions import region_groups
+from pimflow.relay_passes.regions.kernel_groups import Copied, copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,10 @@ class Build:
     Attributes
     ----------
     target : str
-        As `targets.name_of` says it.
+        As `pim_backend.runtime.targets.name_of` says it.
     executable : VMExecutable
     module : Module
-        The executable with its interface; see `execution.pack`.
+        The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
         By the symbol under which the executable calls each.
     splits : dict of str to Split
@@ -50,7 +51,8 @@ class Build:
         What is copied although it is part of a tensor.
     weight_bytes : int
     calls : tuple of KernelCall
-        What one inference calls, if it has primitives and no part on PIM; see `network_kernels`.
+        What one inference calls, if it has primitives and no part on PIM; see
+        `primitive_selection.network_time`.
     """
 
     target: str
@@ -74,7 +76,7 @@ class Build:
         return targets.device(targets.named_target(self.target))
 
 
-@collector.paused()
+@garbage_collection.paused()
 def build(
     network: Network,
     searched: Searched,
@@ -100,14 +102,14 @@ def build(
         target = targets.this_cpu()
         calls = () if programs else kernel_calls(applied, searched.system)
     plans: list[MemoryPlan] = []
-    executable = pipeline.build(applied, target, searched.system, plans.append)
+    executable = phases.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
     name = targets.name_of(target)
     return Build(
         target=name,
         executable=executable,
         module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
-        programs=pipeline.symbols(network.module, splits, programs),
+        programs=phases.symbols(network.module, splits, programs),
         splits=splits,
         kernels=kernels,
         memory=plans[-1],
@@ -124,7 +126,7 @@ def planned(
     layouts: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, with its primitives, or `choices` and `layouts` in place of them."""
-    applied = pipeline.apply_plan(
+    applied = phases.apply_plan(
         mod,
         searched.splits(),
         searched.programs(),
@@ -151,8 +153,8 @@ def with_primitives(
     Parameters
     ----------
     layouts : mapping of str to str, optional
-        By region as `primitive_layers.apart` names them, in which layouts all others work; those without a
-        name in HWC. If None, they keep the layout that all their operands have.
+        By region as `primitive_selection.layers.apart` names them, in which layouts all others work; those
+        without a name in HWC. If None, they keep the layout that all their operands have.
     views : bool
         Of `kernel_groups`.
     """

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pimflow.compiler.smaller_pool import Rewritten
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, StepGraph, reorder
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.reorder_layers import ReorderLayers, waits
-from pimflow.smaller_pool import Rewritten
+from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 @dataclass(frozen=True, kw_only=True)

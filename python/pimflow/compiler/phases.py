@@ -12,34 +12,34 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
-from pimflow.deep_fusion import Tiling
 from pimflow.errors import UnknownNameError
-from pimflow.fused_execution.tile_groups import TileGroups
+from pimflow.fusion import Tiling
+from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
-from pimflow.pim_backend import codegen
-from pimflow.relay_passes import keep_registers
-from pimflow.relay_passes.allocate_each import AllocateEach
-from pimflow.relay_passes.decompose_to_matrix_vector import DecomposeToMatrixVector
-from pimflow.relay_passes.drop_codegen_constants import DropCodegenConstants
+from pimflow.pim_backend.runtime import codegen
+from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains
-from pimflow.relay_passes.group_kernels import GroupKernels
-from pimflow.relay_passes.keep_views import KeepViews
-from pimflow.relay_passes.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.outline_groups import OutlineGroups
-from pimflow.relay_passes.outline_pim import OutlinePim, symbol
-from pimflow.relay_passes.pipeline_rows import PipelineRows
-from pimflow.relay_passes.plan_pool import PlanPool
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.relay_passes.schedule_gpu import ScheduleGpu
-from pimflow.relay_passes.split_batch import SplitBatch
-from pimflow.relay_passes.split_channels import SplitChannels
-from pimflow.relay_passes.split_mddp import PIM_SUFFIX, SplitMdDp
-from pimflow.relay_passes.split_reduction import SplitReduction
-from pimflow.relay_passes.store_half import StoreHalf
-from pimflow.targets import named_target
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
+from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.memory.allocate_each import AllocateEach
+from pimflow.relay_passes.memory.keep_views import KeepViews
+from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
+from pimflow.relay_passes.memory.plan_pool import PlanPool
+from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
+from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
+from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
+from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
+from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
+from pimflow.relay_passes.splits.split_batch import SplitBatch
+from pimflow.relay_passes.splits.split_channels import SplitChannels
+from pimflow.relay_passes.splits.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 codegen.register()
 keep_registers.register()
@@ -157,7 +157,7 @@ def tensor_phases() -> list[tvm.transform.Pass]:
 
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
-    """`mod` before its memory is planned: what `relay_passes.buffers` reads."""
+    """`mod` before its memory is planned: what `relay_passes.memory.buffers` reads."""
     with target:
         return tvm.transform.Sequential(allocating_phases(target, system))(mod)
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pimflow.compilation import Build
+from pimflow.compiler.build import Build
+from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
-from pimflow.execution import infer
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.output_error import OUTPUT_BOUND, relative_error
-from pimflow.pim_backend import codegen
-from pimflow.relay_passes.extract_regions import filters
-from pimflow.simulation import program_violations
+from pimflow.pim_backend.runtime import codegen
+from pimflow.pim_backend.runtime.network_module import infer
+from pimflow.relay_passes.regions.extract_regions import filters
+from pimflow.simulators.simulation import program_violations
 
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed

@@ -104,7 +104,7 @@ class Rewrite:
         How much of `axis` the GPU computes, the first part: output rows unless it says otherwise; 0 for
         ``PIPELINE``.
     schedule : str
-        Loop order of the PIM program, as `pim_backend.schedule.Schedule` prints it; empty for GPU.
+        Loop order of the PIM program, as `pim_backend.programs.schedule.Schedule` prints it; empty for GPU.
     axis : str
         For ``SPLIT``, along what: one of `core.split.AXES`.
     stages : tuple of int

@@ -10,9 +10,9 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
 from pimflow.relay_passes.flat import fused, roles
-from pimflow.relay_passes.fuse_groups import FuseGroups, activation_chains, region_runs
-from pimflow.relay_passes.separate_phases import SeparatePhases
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.decomposed.decomposed_network import DecomposedNetwork
+from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
-from pimflow.decomposed import activation_fusion
-from pimflow.decomposed.decomposed_network import DecomposedNetwork
+from pimflow.decomposition import activations
+from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal
 from pimflow.placement.forms import Forms, choose
-from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.relay_passes.fuse_groups import activation_chains, region_runs
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def settled(
@@ -36,7 +36,7 @@ def settled(
     plan : Plan, optional
         Says which layers are, if given.
     fuse_activations : bool
-        See `api.compile`.
+        See `api.compile.compile`.
     """
     if change is None or change.request.where == "all":
         return change
@@ -64,6 +64,6 @@ def left(
 
 
 def _regions(network: Network, system: System, fuse_activations: bool) -> RegionGraph:
-    module = activation_fusion.with_phases_apart(network).module if fuse_activations else network.module
+    module = activations.with_phases_apart(network).module if fuse_activations else network.module
     graph = extract_regions(module, network.name, views=system.views)
     return replace(graph, runs=region_runs(module, views=system.views)) if fuse_activations else graph

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pimflow import decomposition
-from pimflow.decomposition import Decomposed, RankRule, Request
+from pimflow.core.output_error import relative_error
+from pimflow.decomposition import factorisation
+from pimflow.decomposition.factorisation import Decomposed, RankRule, Request
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
-from pimflow.output_error import relative_error
-from pimflow.relay_passes.decompose import Decompose, Layer, decomposable_layers
+from pimflow.relay_passes.decomposition.decompose import Decompose, Layer, decomposable_layers
 
 Decomposing = Request | str
 
@@ -155,7 +155,7 @@ def decompose(
     progress(f"decomposing {len(chosen)} layers")
     try:
         for layer in chosen:
-            decomposition.check(
+            factorisation.check(
                 layer.name, request.method, layer.geometry, rules[layer.name], layer.upsampling
             )
     except DecompositionError as error:  # ranks are in a file
@@ -205,7 +205,7 @@ def _factorised(
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [
             pool.submit(
-                decomposition.decompose, x.name, x.filters, x.geometry, method, rules[x.name], x.upsampling
+                factorisation.decompose, x.name, x.filters, x.geometry, method, rules[x.name], x.upsampling
             )
             for x in largest_first
         ]

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from pimflow.decomposition import Decomposed, Link, joined
+from pimflow.decomposition.factorisation import Decomposed, Link, joined
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_roles import ROLES_KEY
-from pimflow.relay_passes.decompose import Layer
+from pimflow.relay_passes.decomposition.decompose import Layer
 from pimflow.relay_passes.flat import unused
 
 # Largest difference of filters in the file, scaled by row, from those of the layer, over the latter's norm.

@@ -9,19 +9,19 @@ from typing import Any
 import tvm
 
 from pimflow import memory
-from pimflow.decomposed.activation_fusion import fused_module
-from pimflow.decomposed.decomposed_network import DecomposedNetwork
+from pimflow.compiler.smaller_pool import Rewritten
+from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
+from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
+from pimflow.relay_passes.decomposition.layer_flops import flops
+from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
+from pimflow.relay_passes.decomposition.optimize_skips import DISTANCE, Skip, copied, skips
+from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.fold_lconvs import FoldLconvs, fold_sites
-from pimflow.relay_passes.kernel_memory import kernel_liveness
-from pimflow.relay_passes.layer_flops import flops
-from pimflow.relay_passes.merge_lconvs import MergeLconvs, merge_sites
-from pimflow.relay_passes.optimize_skips import DISTANCE, Skip, copied, skips
-from pimflow.relay_passes.split_concat import SplitConcat, split_sites
-from pimflow.smaller_pool import Rewritten
+from pimflow.relay_passes.memory.kernel_memory import kernel_liveness
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonicalise import ANCHORS
+from pimflow.relay_passes.canonical.canonicalise import ANCHORS
 from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
 
 

@@ -21,7 +21,6 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
-from pimflow.execution import without_tvm_warnings
 from pimflow.frontend.naming import layer_names, with_names
 from pimflow.frontend.onnx_rewrites import (
     inference_graph,
@@ -33,6 +32,7 @@ from pimflow.frontend.onnx_rewrites import (
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.relax_module import canonical, last_line
+from pimflow.pim_backend.runtime.network_module import without_tvm_warnings
 from pimflow.relay_passes.flat import operator, shape
 
 WEIGHTS_FILE = "weights"

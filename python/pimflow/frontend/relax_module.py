@@ -12,9 +12,9 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError
-from pimflow.execution import infer, pack, without_tvm_warnings
 from pimflow.frontend.reference import Reference, Run
-from pimflow.relay_passes.canonicalise import Canonicalise
+from pimflow.pim_backend.runtime.network_module import infer, pack, without_tvm_warnings
+from pimflow.relay_passes.canonical.canonicalise import Canonicalise
 
 LINE = 300  # characters of what others say
 

@@ -4,18 +4,18 @@
 into groups; `place` and `replay` say where a group's tiles lie, and run it element by element.
 """
 
-from pimflow.deep_fusion.accelerator import Accelerator, parse_bytes, parse_rate
-from pimflow.deep_fusion.candidates import Candidates
-from pimflow.deep_fusion.group import REUSES, Group, Placement, place
-from pimflow.deep_fusion.growing import Growing
-from pimflow.deep_fusion.layers import KINDS, Layer, LayerGraph
-from pimflow.deep_fusion.onnx_layers import unfolded
-from pimflow.deep_fusion.overlap import Overlap, overlap
-from pimflow.deep_fusion.plan import FusionPlan
-from pimflow.deep_fusion.region_layers import folded
-from pimflow.deep_fusion.replay import replay
-from pimflow.deep_fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
-from pimflow.deep_fusion.tiling import TILES, Tiling
+from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate
+from pimflow.fusion.group import REUSES, Group, Placement, place
+from pimflow.fusion.growing import Growing
+from pimflow.fusion.layers import KINDS, Layer, LayerGraph
+from pimflow.fusion.onnx_layers import unfolded
+from pimflow.fusion.overlap import Overlap, overlap
+from pimflow.fusion.plan import FusionPlan
+from pimflow.fusion.region_layers import folded
+from pimflow.fusion.replay import replay
+from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
+from pimflow.fusion.tiling import TILES, Tiling
+from pimflow.fusion.tiling_candidates import Candidates
 
 __all__ = [
     "HALOS",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.layers import Layer
+from pimflow.fusion.layers import Layer
 
 # Sums that wait on chip for further channels keep fp32; a narrower storage type has no room for them.
 SUM_BYTES = 4

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pimflow.deep_fusion.costs import Costed, Costs
-from pimflow.deep_fusion.growing import MAX_LAYERS
-from pimflow.deep_fusion.layers import LayerGraph
+from pimflow.fusion.growing import MAX_LAYERS
+from pimflow.fusion.layers import LayerGraph
+from pimflow.fusion.run_costs import Costed, Costs
 
 # Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
 MAX_SETS = 4000

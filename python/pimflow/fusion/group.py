@@ -11,10 +11,10 @@ import numpy as np
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.deep_fusion.channels import ChannelRun, by_channel, run_weights
-from pimflow.deep_fusion.layers import AXES, Layer, LayerGraph, Shape
-from pimflow.deep_fusion.overlap import row_lead
-from pimflow.deep_fusion.tiling import Spans, Tiling, transfer
+from pimflow.fusion.channels import ChannelRun, by_channel, run_weights
+from pimflow.fusion.layers import AXES, Layer, LayerGraph, Shape
+from pimflow.fusion.overlap import row_lead
+from pimflow.fusion.tiling import Spans, Tiling, transfer
 
 REUSES = ("none", "lifetime", "deep")
 

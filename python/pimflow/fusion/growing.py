@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.deep_fusion.candidates import Candidates, Hull, hull, read
-from pimflow.deep_fusion.group import overlappable
-from pimflow.deep_fusion.layers import Layer, LayerGraph
-from pimflow.deep_fusion.overlap import row_lead
+from pimflow.fusion.group import overlappable
+from pimflow.fusion.layers import Layer, LayerGraph
+from pimflow.fusion.overlap import row_lead
+from pimflow.fusion.tiling_candidates import Candidates, Hull, hull, read
 
 # Longest group that is tried.
 MAX_LAYERS = 64

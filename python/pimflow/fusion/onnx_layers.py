@@ -8,8 +8,8 @@ from collections.abc import Callable
 import onnx
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, same, whole
 from pimflow.errors import ModelError
+from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, same, whole
 from pimflow.zoo import dims_of, is_weight
 
 # Reshaped tensors stay where they are.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.group import Group, Placement
-from pimflow.deep_fusion.layers import LayerGraph
+from pimflow.fusion.accelerator import Accelerator
+from pimflow.fusion.group import Group, Placement
+from pimflow.fusion.layers import LayerGraph
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.deep_fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, whole
+from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, whole
 
 _KINDS = {
     "conv2d": "convolution",

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.channels import ChannelRun, slice_elements
-from pimflow.deep_fusion.group import Group, Placement
-from pimflow.deep_fusion.layers import Layer
-from pimflow.deep_fusion.tiling import Span, pieces
 from pimflow.errors import VerificationError
+from pimflow.fusion.channels import ChannelRun, slice_elements
+from pimflow.fusion.group import Group, Placement
+from pimflow.fusion.layers import Layer
+from pimflow.fusion.tiling import Span, pieces
 
 _WEIGHTS = -1  # tags of weights are negative, of nothing zero, of sums that wait beyond all
 _PARTIAL = np.iinfo(np.int64).max

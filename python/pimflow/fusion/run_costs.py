@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.candidates import Candidates
-from pimflow.deep_fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
-from pimflow.deep_fusion.group import Group
-from pimflow.deep_fusion.growing import MAX_LAYERS, Growing
-from pimflow.deep_fusion.layers import LayerGraph
-from pimflow.deep_fusion.tiling import Tiling
+from pimflow.fusion.accelerator import Accelerator
+from pimflow.fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
+from pimflow.fusion.group import Group
+from pimflow.fusion.growing import MAX_LAYERS, Growing
+from pimflow.fusion.layers import LayerGraph
+from pimflow.fusion.tiling import Tiling
+from pimflow.fusion.tiling_candidates import Candidates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Callable
 
-from pimflow.deep_fusion.accelerator import Accelerator
-from pimflow.deep_fusion.convex import ConvexCover
-from pimflow.deep_fusion.costs import Costed, Costs, Objective
-from pimflow.deep_fusion.group import REUSES, Placement, place
-from pimflow.deep_fusion.layers import Layer, LayerGraph
-from pimflow.deep_fusion.plan import FusionPlan
 from pimflow.errors import InfeasibleError, UnknownNameError
+from pimflow.fusion.accelerator import Accelerator
+from pimflow.fusion.convex import ConvexCover
+from pimflow.fusion.group import REUSES, Placement, place
+from pimflow.fusion.layers import Layer, LayerGraph
+from pimflow.fusion.plan import FusionPlan
+from pimflow.fusion.run_costs import Costed, Costs, Objective
 
 SEARCHES = ("greedy", "runs", "optimal")
 HALOS = ("recompute", "retain")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.layers import LayerGraph
+from pimflow.fusion.layers import LayerGraph
 
 Span = tuple[int, int]
 TILES = "tiles"  # what the text of a tiling begins with

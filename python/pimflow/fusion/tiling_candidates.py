@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion.layers import LayerGraph
-from pimflow.deep_fusion.tiling import Tiling
+from pimflow.fusion.layers import LayerGraph
+from pimflow.fusion.tiling import Tiling
 
 # Parts that an axis is cut into, as far as it has as many: fine where maps are small, then by about a
 # seventh. Rows more than columns: whole rows lie together in DRAM, and halos are then in one direction.

@@ -9,7 +9,7 @@ from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 # Energies that every GPU file gives, and what each is charged for; ``fma_<dtype>_pj`` besides, for every
-# dtype that it has a rate for. `simulators.gpu_model.kernel_energy_pj` and the evaluator charge them.
+# dtype that it has a rate for. `simulators.gpu.model.kernel_energy_pj` and the evaluator charge them.
 ENERGY = {
     "static_w": "constant power, over the whole latency",
     "l2_pj_per_byte": "per byte between the SMs and the L2, or over the crossbar",
@@ -46,7 +46,7 @@ class GpuSpec:
     launch_ns : float
         Time of one kernel launch, paid by every grid launch.
     efficiency : dict of str to float
-        Fitted constants of the analytic model, by name; see `simulators.gpu_roofline`.
+        Fitted constants of the analytic model, by name; see `simulators.gpu.roofline`.
     energy : dict of str to float
         Those of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
     cuda_names : tuple of str

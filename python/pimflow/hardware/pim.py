@@ -36,7 +36,7 @@ _AT_LEAST_ONE = ("nBL", "nCCDS", "nCL", "nREFI")
 # Gangs and buffers of which the simulators keep a state each.
 _MOST = 256
 
-# Energies that every device file gives, and what each is charged for; `simulators.energy` does so.
+# Energies that every device file gives, and what each is charged for; `simulators.pim.energy` does so.
 ENERGY = {
     "multiply_pj": "per multiplication",
     "add_pj": "per addition",

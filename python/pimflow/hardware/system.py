@@ -22,7 +22,7 @@ COPIES = ("elided", "made")
 PADDINGS = ("asymmetric", "symmetric")
 # What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
 # filled before it is used; all buffers, written while others compute, and tiles split where channels
-# would be idle; and every loop order of `pim_backend.schedule`.
+# would be idle; and every loop order of `pim_backend.programs.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
 # Which splits of a layer are candidates: the best ones, or the paper's, tenths of the rows.
 SPLITS = ("exact", "grid")

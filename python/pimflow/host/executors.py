@@ -11,9 +11,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pimflow import without_torch
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
-from pimflow.placement.cache import sources_digest
+from pimflow.host import without_torch
+from pimflow.host.result_cache import sources_digest
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 ATTEMPTS = 3  # pools, or runs of an item, before workers that die are given up on
 DASK = "dask://"
 CONNECT_SECONDS = 10.0
-PRELOAD = ["pimflow.placement.pim_runs"]
+PRELOAD = ["pimflow.placement.costs.pim_runs"]
 
 
 class Executor(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pimflow import errors
 
-LIBRARY = Path(__file__).with_name("libpimflow_core.so")
+LIBRARY = Path(__file__).parents[1] / "libpimflow_core.so"
 
 # A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
 _ERRORS = (

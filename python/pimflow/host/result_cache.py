@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pimflow import native
+from pimflow.host import native
 
 WAIT_SECONDS = 30.0  # for another process that is writing
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow import native
 from pimflow.core.liveness import Lifetime
+from pimflow.host import native
 from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes, sections, step_bytes
 
 _search = native.get("pimflow.memory.search")

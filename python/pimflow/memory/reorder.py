@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow import native
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.region import RegionGraph
-from pimflow.memory import plan
+from pimflow.host import native
+from pimflow.memory.planner import plan
 from pimflow.memory.pools import MemoryPlan, alias_class, blocks, lower_bound_bytes
 
 _bound = native.get("pimflow.memory.order_bound")

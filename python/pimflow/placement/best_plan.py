@@ -7,25 +7,25 @@ import functools
 import hashlib
 from dataclasses import dataclass
 
-from pimflow.core import collector
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
-from pimflow.deep_fusion import TILES, Tiling
 from pimflow.errors import PlanError
+from pimflow.fusion import TILES, Tiling
 from pimflow.hardware import System
-from pimflow.placement import fused, pipelines
-from pimflow.placement.candidates import COST_MODEL, Candidates
-from pimflow.placement.costs import Costs, Profiling
-from pimflow.placement.evaluate import Evaluation, evaluate
+from pimflow.host import garbage_collection
+from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
+from pimflow.placement.costs.costs import Costs, Profiling
+from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, known
-from pimflow.placement.objectives import Goal, Minimiser
-from pimflow.placement.pim_runs import check_rows
-from pimflow.placement.solve import Solution
-from pimflow.placement.steps import check_covers
+from pimflow.placement.solvers.dynamic_programming import Solution
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate
+from pimflow.placement.solvers.objectives import Goal, Minimiser
+from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
 __all__ = [
@@ -124,7 +124,7 @@ class Searched:
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """Every candidate of every region with its cost."""
     maker.prepare()
-    runs, kernels = pipelines.candidates(maker), fused.candidates(maker)
+    runs, kernels = pipelines.candidates(maker), fused_groups.candidates(maker)
     several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}
     candidates = {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions}
     refused = {r.name: maker.refusal(r) for r in graph.regions}
@@ -141,7 +141,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     return table
 
 
-@collector.paused()
+@garbage_collection.paused()
 def search(
     graph: RegionGraph, system: System, costs: Costs | None = None, goal: Goal | None = None
 ) -> Searched:
@@ -276,7 +276,7 @@ def _chosen_run(
     if channels is None:
         return chosen
     tiling = Tiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
-    return fused.make(maker, chosen.covers, channels, tiling)
+    return fused_groups.make(maker, chosen.covers, channels, tiling)
 
 
 def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:
@@ -288,7 +288,7 @@ def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Ca
     if problem or choice.gpu_share != 1.0:
         why = problem or f"their gpu_share is 1, not {choice.gpu_share}"
         raise PlanError(f"regions {', '.join(choice.covers)} cannot be one kernel: {why}; search again")
-    return fused.make(maker, choice.covers, channels, tiling)
+    return fused_groups.make(maker, choice.covers, channels, tiling)
 
 
 def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Candidate:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System
-from pimflow.placement import Candidates, Costs, Goal, fused, pipelines, profile
-from pimflow.placement.objectives import Found, Minimiser
-from pimflow.placement.solve import LATENCY, one_by_one
-from pimflow.placement.steps import State, check_covers, reads
+from pimflow.placement import Candidates, Costs, Goal
+from pimflow.placement.best_plan import profile
+from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
+from pimflow.placement.solvers.objectives import Found, Minimiser
+from pimflow.placement.solvers.steps import State, check_covers, reads
 
 # Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all
 # combinations have between them every pipeline of every mixture.
@@ -276,7 +278,7 @@ class _Both:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
         found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
-        for candidate in fused.runs(maker, channels):
+        for candidate in fused_groups.runs(maker, channels):
             self._add(found, candidate)
         for layer in self.forms.free:
             for candidate in plain.on_gpu(plain.graph.region(layer), channels):

@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
-from pimflow.placement import fused
-from pimflow.placement.candidates import Candidates
-from pimflow.placement.evaluate import Evaluation, evaluate
-from pimflow.placement.objectives import Found, Goal, Minimiser
-from pimflow.placement.solve import LATENCY, Solution
+from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate
+from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
 
 
 def gpu_alone(maker: Candidates, table: CostTable, goal: Goal) -> Found:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
     graph, system, channels = maker.graph, maker.system, maker.system.gpu.memory_channels
-    fastest = fused.on_gpu(maker, channels)
+    fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
     found = Found(solution=known(fastest, evaluation), evaluation=evaluation)
     if goal.max_memory_bytes is None:
         return found
-    candidates = fused.every_on_gpu(maker, channels)
+    candidates = fused_groups.every_on_gpu(maker, channels)
     costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
     only = dataclasses.replace(table, candidates=candidates, costs=costs)
     within = Minimiser(graph, only, system, Goal(max_memory_bytes=goal.max_memory_bytes))

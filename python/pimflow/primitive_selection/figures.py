@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate
 from pimflow.memory import plot
-from pimflow.placement.selection import Problem, Sums
-from pimflow.placement.selection_search import Point, fastest
-from pimflow.primitive_selection import Selection
+from pimflow.primitive_selection.problem import Problem, Sums
+from pimflow.primitive_selection.search import Point, fastest
+from pimflow.primitive_selection.selection import Selection
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 

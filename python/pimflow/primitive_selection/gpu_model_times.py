@@ -7,12 +7,12 @@ from math import prod
 
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.hardware import GpuSpec
-from pimflow.placement.cache import sources_digest
-from pimflow.primitive_profiles.primitive_profile import ANALYTIC, Device, Move, Profile, applicable
+from pimflow.host.result_cache import sources_digest
+from pimflow.primitive_selection.profile import ANALYTIC, Device, Move, Profile, applicable
 from pimflow.primitives import Primitive
 from pimflow.primitives.launches import launches
 from pimflow.primitives.layer import FP32_BYTES
-from pimflow.simulators.gpu_model import kernel_cost
+from pimflow.simulators.gpu.model import kernel_cost
 
 COMPUTED_BY = ("primitives", "core", "hardware", "simulators")
 

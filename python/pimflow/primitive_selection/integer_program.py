@@ -14,8 +14,8 @@ import numpy as np
 from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
-from pimflow.placement import milp
-from pimflow.placement.selection import Budgets, Problem, Step, Sums, aligned
+from pimflow.placement.solvers import milp
+from pimflow.primitive_selection.problem import Budgets, Problem, Step, Sums, aligned
 
 INFEASIBLE = 2  # scipy's status
 TIME_LIMIT_S = 60.0  # for one integer program; what is not proved by then shows in the gap

@@ -10,16 +10,8 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.region import MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
-from pimflow.placement.selection import RETURNED
-from pimflow.primitive_profiles.primitive_profile import (
-    ANALYTIC,
-    LAYOUTS,
-    Move,
-    Pool,
-    Profile,
-    applicable,
-    is_free,
-)
+from pimflow.primitive_selection.problem import RETURNED
+from pimflow.primitive_selection.profile import ANALYTIC, LAYOUTS, Move, Pool, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK
 from pimflow.primitives.layer import has_choice

@@ -17,14 +17,14 @@ import tvm
 from tvm import rpc
 from tvm.rpc import base
 
-from pimflow.c_code import c_builds, c_kernels
+from pimflow.compiler.c_code import builds, kernels
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
-from pimflow.kernels import compile_kernels, cuda_compiler
-from pimflow.primitive_profiles.primitive_profile import Device
-from pimflow.relay_passes import keep_registers
-from pimflow.relay_passes.schedule_cpu import ScheduleCpu
-from pimflow.relay_passes.schedule_gpu import ScheduleGpu
-from pimflow.targets import cpu_name, cpu_target, local_cuda
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
+from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target, local_cuda
+from pimflow.primitive_selection.profile import Device
+from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
+from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 keep_registers.register()
 
@@ -58,7 +58,7 @@ class Machine:
 
     def __init__(self, target: tvm.target.Target | None = None):
         self.target = target or tvm.target.Target({"kind": "llvm", "mcpu": cpu_name()})
-        by = f"C by {c_builds.compiler().version} for " if self.in_c else ""
+        by = f"C by {builds.compiler().version} for " if self.in_c else ""
         threads = 1 if self.in_c else thread_count()
         self.device = Device(cpu=by + cpu_name(), model=_model_name(), threads=threads)
 
@@ -86,14 +86,14 @@ class Machine:
             If the C compiler fails.
         """
         if self.in_c:
-            return c_builds.loaded(self._source(scheduled))
+            return builds.loaded(self._source(scheduled))
         return self._compiled(scheduled).jit()
 
     def _compiled(self, scheduled: tvm.IRModule) -> tvm.runtime.Executable:
         return tvm.compile(scheduled, self.target, tir_pipeline=keep_registers.PIPELINE)
 
     def _source(self, scheduled: tvm.IRModule) -> str:
-        return c_kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
+        return kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
     def require(self) -> None:
         """Raise `ProfilerError` unless it still answers."""
@@ -192,7 +192,7 @@ class Remote(Machine):
     def _c_compiler(self) -> str:
         """What builds C for it, before the name of its device; raises `ProfilerError` if nothing does."""
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
-        self._compiler = c_builds.found_for(triple, cpu)
+        self._compiler = builds.found_for(triple, cpu)
         try:
             self._built_c("int pimflow_probe(void) { return 0; }\n")
         except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say
@@ -212,7 +212,7 @@ class Remote(Machine):
                 self._compiler.library(code, path)
                 return self._sent(path)
             source = Path(folder) / f"{LIBRARY}.c"
-            source.write_text(c_builds.without_options(self._machine) + code)
+            source.write_text(builds.without_options(self._machine) + code)
             path = Path(folder) / f"{LIBRARY}{self._loaded}.tar"
             with tarfile.open(path, "w") as tar:
                 tar.add(source, source.name)
@@ -329,7 +329,7 @@ def _linker(triple: str) -> str | None:
     """A compiler on this machine that links for `triple`."""
     if triple.partition("-")[0] in ("", platform.machine()):
         return shutil.which("c++") or shutil.which("g++") or shutil.which("cc")
-    names = [f"{name}-{cc}" for name in c_builds.gcc_names(triple) for cc in ("g++", "gcc")]
+    names = [f"{name}-{cc}" for name in builds.gcc_names(triple) for cc in ("g++", "gcc")]
     return next(filter(None, map(shutil.which, names)), None)
 
 

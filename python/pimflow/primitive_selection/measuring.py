@@ -9,33 +9,39 @@ import numpy as np
 import tvm
 from tvm import te, tirx, topi
 
-from pimflow import kernel_builds
+from pimflow.compiler.measurement import single_kernels
 from pimflow.core.region import ConvGeometry, convolution_kernel
-from pimflow.placement.cache import ResultCache, sources_digest
-from pimflow.primitive_kernels import kernel
-from pimflow.primitive_profiles.primitive_machines import Machine
-from pimflow.primitive_profiles.primitive_profile import (
-    Device,
-    Move,
-    Pool,
-    Profile,
-    is_duration,
-    promising,
-)
+from pimflow.host.result_cache import ResultCache, sources_digest
+from pimflow.primitive_selection.machines import Machine
+from pimflow.primitive_selection.profile import Device, Move, Pool, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import BLOCK, tensor_shape
+from pimflow.primitives.kernels import kernel
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
     "core.fused_tile",
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
-    "primitive_kernels",
-    *("relay_passes.fused_chain", "relay_passes.keep_registers", "relay_passes.loops"),
-    "relay_passes.own_barriers",
-    *("relay_passes.schedule_cpu", "relay_passes.schedule_fused_cpu", "relay_passes.schedule_primitives"),
-    "relay_passes.task_workspaces",
+    "primitives.kernels",
+    *(
+        "relay_passes.schedules.fused_chain",
+        "relay_passes.schedules.keep_registers",
+        "relay_passes.schedules.loops",
+    ),
+    "relay_passes.schedules.own_barriers",
+    *(
+        "relay_passes.schedules.schedule_cpu",
+        "relay_passes.schedules.schedule_fused_cpu",
+        "relay_passes.schedules.schedule_primitives",
+    ),
+    "relay_passes.schedules.task_workspaces",
 )
-IN_C = ("c_code.c_kernels", "c_code.c_vectors", "relay_passes.plain_c", "relay_passes.vector_calls")
+IN_C = (
+    "compiler.c_code.kernels",
+    "compiler.c_code.vectors",
+    "relay_passes.c_kernels.plain_c",
+    "relay_passes.c_kernels.vector_calls",
+)
 # Before each call all but the input leaves the caches: in a network other layers' filters come between.
 COLD = "cache_flush_cpu_non_first_arg"
 CALLS = (3, 9)  # the least and the most of which the median counts
@@ -167,7 +173,7 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
     primitive, machine = PRIMITIVES[name], machine or Machine()
     if primitive.family == "operator":
         whole = convolution_kernel(layer, "fp32")
-        function = kernel_builds.primitive(whole, "fp32", machine.target, machine.device.threads)
+        function = single_kernels.primitive(whole, "fp32", machine.target, machine.device.threads)
     else:
         function = kernel(primitive, layer)
     shapes = [[int(extent) for extent in param.shape] for param in function.params]

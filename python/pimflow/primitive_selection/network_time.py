@@ -12,20 +12,20 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from pimflow import pipeline
+from pimflow.compiler import phases
+from pimflow.compiler.measurement.single_kernels import arguments
 from pimflow.core.region import MOVES
 from pimflow.hardware import System
-from pimflow.kernel_builds import arguments
-from pimflow.placement.cache import ResultCache, sources_digest
-from pimflow.primitive_profiles.primitive_machines import Machine, thread_count
-from pimflow.primitive_profiles.primitive_profile import KernelTime, NetworkTime
-from pimflow.primitive_profiles.primitive_profiler import CALLS, Measurements, compiler
-from pimflow.relay_passes import keep_registers
-from pimflow.relay_passes.buffers import buffers
+from pimflow.host.result_cache import ResultCache, sources_digest
+from pimflow.pim_backend.runtime.targets import this_cpu
+from pimflow.primitive_selection.machines import Machine, thread_count
+from pimflow.primitive_selection.measuring import CALLS, Measurements, compiler
+from pimflow.primitive_selection.profile import KernelTime, NetworkTime
 from pimflow.relay_passes.flat import main_bindings, operator
-from pimflow.relay_passes.kernel_groups import KernelGroup, kernel_groups
-from pimflow.relay_passes.lift_workspaces import WORKSPACES
-from pimflow.targets import this_cpu
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.schedules import keep_registers
 
 KERNELS_AT_ONCE = 24  # compiled as one module
 # In no cache when a kernel is called is what was last touched an inference ago: constants and the network's
@@ -33,7 +33,7 @@ KERNELS_AT_ONCE = 24  # compiled as one module
 COLD = "constants, inputs, and results in a pool that no cache holds"
 PREPARE = "pimflow.prepare_kernel"
 # What decides a kernel's time besides its own code.
-BUILT_BY = ("relay_passes.keep_registers",)
+BUILT_BY = ("relay_passes.schedules.keep_registers",)
 LAST_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
@@ -45,7 +45,7 @@ class KernelCall:
     ----------
     name : str
     part : str
-        One of `primitive_profile.PARTS`.
+        One of `primitive_selection.profile.PARTS`.
     function : PrimFunc
         Scheduled, its workspaces among its results.
     cold : tuple of int
@@ -70,11 +70,11 @@ def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...
     Parameters
     ----------
     applied : IRModule
-        With primitives in place; see `compilation.with_primitives`.
+        With primitives in place; see `compiler.build.with_primitives`.
     """
     target = this_cpu()
     with target:
-        mod = tvm.transform.Sequential(pipeline.scheduled_phases(target, system))(applied)
+        mod = tvm.transform.Sequential(phases.scheduled_phases(target, system))(applied)
     return calls_in(mod, parts(applied, system))
 
 
@@ -92,7 +92,7 @@ def _part(group: KernelGroup) -> str:
 
 
 def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelCall, ...]:
-    """Calls in a module after `pipeline.scheduled_phases`; `named` are its `parts`."""
+    """Calls in a module after `compiler.phases.scheduled_phases`; `named` are its `parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
     found = []
@@ -110,7 +110,7 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
 
 def live_bytes(scheduled: tvm.IRModule) -> int:
     """The most that is live of what kernels compute, their workspaces too."""
-    allocated = tvm.transform.Sequential(pipeline.tensor_phases())(scheduled)
+    allocated = tvm.transform.Sequential(phases.tensor_phases())(scheduled)
     return buffers(allocated).liveness().peak_bytes
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pimflow.errors import UsageError
-from pimflow.placement.selection_search import check_names
-from pimflow.primitive_profiles.primitive_times import CUDA, MEASURE
+from pimflow.primitive_selection.search import check_names
+from pimflow.primitive_selection.time_sources import CUDA, MEASURE
 
 # What a plan says by options of its own: by option of a selection, its name, its default, and what to give.
 _OF_THE_PLAN = {

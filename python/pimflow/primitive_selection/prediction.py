@@ -1,7 +1,7 @@
 """Times of primitives that were not measured, learned from those that were (xgboost).
 
-Trees predict by what factor a primitive is slower than its bound (`primitive_profile.bound_ns`): bounds carry
-the sizes, so that a factor learned on one layer says something about another one.
+Trees predict by what factor a primitive is slower than its bound (`primitive_selection.profile.bound_ns`):
+bounds carry the sizes, so that a factor learned on one layer says something about another one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
-from pimflow.primitive_profiles.primitive_profile import Profile, applicable, bound_ns, macs
+from pimflow.primitive_selection.profile import Profile, applicable, bound_ns, macs
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.layer import input_bytes

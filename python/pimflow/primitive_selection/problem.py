@@ -1,7 +1,7 @@
 """Which candidate of each layer, so that time, memory or workspace is least within budgets: data and sums.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `selection_ilp` chooses; `Problem.evaluate` adds up what was chosen,
-and shares no count with it: it asks `core.liveness` what is live when.
+Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses; `Problem.evaluate`
+adds up what was chosen, and shares no count with it: it asks `core.liveness` what is live when.
 """
 
 from __future__ import annotations

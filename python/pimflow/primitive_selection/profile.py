@@ -162,7 +162,7 @@ class Profile:
     failed : dict of (str, ConvGeometry) to str
         What could not be built, and why; not in the file.
     predicted_ns : dict of (str, ConvGeometry) to float
-        Of what was not measured, by `primitive_prediction`; not in the file.
+        Of what was not measured, by `primitive_selection.prediction`; not in the file.
     """
 
     device: Device

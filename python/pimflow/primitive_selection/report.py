@@ -8,7 +8,7 @@ from typing import Any
 
 from pimflow.core.candidate import Cost
 from pimflow.placement import Searched
-from pimflow.primitive_profiles.primitive_profile import network_text
+from pimflow.primitive_selection.profile import network_text
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import usable
 
@@ -52,7 +52,7 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
 
 
 def primitives_text(chosen: Mapping[str, Any]) -> list[str]:
-    """Of what `primitive_selection.summary` or `plan_part` says."""
+    """Of what `primitive_selection.selection.summary` or `plan_part` says."""
     if "saved_ns" in chosen:
         return [_plan_text(chosen)]
     line = (

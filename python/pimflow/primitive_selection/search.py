@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement.selection import MEMORY_MODELS, OBJECTIVES, Budgets, Problem, Sums
-from pimflow.placement.selection_ilp import Selected, solve
+from pimflow.primitive_selection.integer_program import Selected, solve
+from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, Problem, Sums
 
 NO_BUDGETS = Budgets()
 Progress = Callable[[float], None]

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 from pimflow.core.candidate import Candidate, Known
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import GpuSpec
-from pimflow.placement.selection import Budgets, Problem, Sums
-from pimflow.placement.selection_ilp import RELATIVE_GAP, Selected
-from pimflow.placement.selection_search import (
+from pimflow.primitive_selection.integer_program import RELATIVE_GAP, Selected
+from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.problem import Budgets, Problem, Sums
+from pimflow.primitive_selection.profile import (
+    ANALYTIC,
+    NetworkTime,
+    Profile,
+    applicable,
+    network_text,
+    unmeasured,
+)
+from pimflow.primitive_selection.search import (
     Point,
     check_names,
     everywhere,
@@ -24,21 +33,12 @@ from pimflow.placement.selection_search import (
     greedy,
     minimise,
 )
-from pimflow.primitive_profiles.primitive_layers import Layers, apart
-from pimflow.primitive_profiles.primitive_profile import (
-    ANALYTIC,
-    NetworkTime,
-    Profile,
-    applicable,
-    network_text,
-    unmeasured,
-)
-from pimflow.primitive_profiles.primitive_times import CUDA, MEASURE, Progress, Source
+from pimflow.primitive_selection.time_sources import CUDA, MEASURE, Progress, Source
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
-    from pimflow.placement.cache import ResultCache
+    from pimflow.host.result_cache import ResultCache
 
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
@@ -121,22 +121,24 @@ def select(
     **options
         Of `select_for`, which says what it raises.
     """
-    from pimflow.profiling import region_graph
+    from pimflow.api.profile import region_graph
 
     graph = region_graph(model, shapes or {}, cache, batch=batch)
     found = select_for(graph, cache=cache, **options)
     measuring = options.get("profile", "measured") in ("measured", "mixed")
     if not whole or not (measuring or found.profile.kernels_ns):
         return found
-    from pimflow import compilation, frontend, network_kernels
+    from pimflow import frontend
+    from pimflow.compiler import build
     from pimflow.hardware import system
+    from pimflow.primitive_selection import network_time
 
     network = frontend.load(model, shapes or {}, batch)
-    applied = compilation.with_primitives(network.module, found.choices, found.layouts)
-    calls = network_kernels.kernel_calls(applied, system())
+    applied = build.with_primitives(network.module, found.choices, found.layouts)
+    calls = network_time.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
     progress = options.get("progress", lambda _: None)
-    return with_network(found, network_kernels.network_time(calls, cache, known_ns, progress))
+    return with_network(found, network_time.network_time(calls, cache, known_ns, progress))
 
 
 def with_network(found: Selection, network: NetworkTime | None) -> Selection:
@@ -184,8 +186,8 @@ def select_for(
         The machine that a given profile is for, where it is not this one. One at
         ``rpc:HOST:PORT/KEY`` is asked by TVM's RPC, and measured where this one would be.
     target : str
-        What a remote machine's code is made for (`targets.cpu_target`); what it says of itself if empty.
-        Or ``c``: times of primitives as C, by this machine's compiler.
+        What a remote machine's code is made for (`pim_backend.runtime.targets.cpu_target`); what it says of
+        itself if empty. Or ``c``: times of primitives as C, by this machine's compiler.
     gpu : str, path or GpuSpec, optional
         With `device` ``cuda``: primitives for GPUs, by the analytic model of this one, in fp32.
     measure : int, optional

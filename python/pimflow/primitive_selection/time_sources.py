@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, system
-from pimflow.placement.selection_ilp import Selected
-from pimflow.primitive_profiles.primitive_layers import Layers
-from pimflow.primitive_profiles.primitive_profile import Profile
+from pimflow.primitive_selection.integer_program import Selected
+from pimflow.primitive_selection.layers import Layers
+from pimflow.primitive_selection.profile import Profile
 
 if TYPE_CHECKING:
-    from pimflow.placement.cache import ResultCache
-    from pimflow.primitive_profiles.primitive_machines import Machine
+    from pimflow.host.result_cache import ResultCache
+    from pimflow.primitive_selection.machines import Machine
 
 CUDA = "cuda"  # of --device
 MEASURE = 12  # primitives of a layer that are measured unless more are asked for
@@ -27,7 +27,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where times come from; see `primitive_selection.select_for`.
+    """Where times come from; see `primitive_selection.selection.select_for`.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Source:
     @property
     def measures_gpu(self) -> bool:
         """Whether there is a card to measure, and no other GPU is asked for."""
-        from pimflow.targets import local_cuda
+        from pimflow.pim_backend.runtime.targets import local_cuda
 
         return self.on_gpu and not self.gpu and local_cuda() is not None
 
@@ -65,7 +65,7 @@ class Source:
     def times(self, layers: Layers, progress: Progress) -> Iterator[Times]:
         """The times of `layers`; more can be measured until the block ends."""
         # TVM: only who measures, or asks where this is, waits for it.
-        from pimflow.primitive_profiles.primitive_machines import is_remote, machine
+        from pimflow.primitive_selection.machines import is_remote, machine
 
         if self.target not in ("", "c") and not is_remote(self.device):
             raise UsageError(
@@ -106,24 +106,24 @@ class Times:
             self.found = self._predicted(self.found)
 
     def _modelled(self) -> Profile:
-        from pimflow.primitive_profiles import primitive_gpu_times
+        from pimflow.primitive_selection import gpu_model_times
 
         source, layers = self._source, self._layers
         gpu = source.gpu or system().gpu
         gpu = gpu if isinstance(gpu, GpuSpec) else GpuSpec.load(gpu)
         if source.profile == "measured":
-            return primitive_gpu_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
+            return gpu_model_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
         found = source.profile if isinstance(source.profile, Profile) else Profile.read(source.profile)
-        found.require(primitive_gpu_times.device_of(gpu), None)
+        found.require(gpu_model_times.device_of(gpu), None)
         return found
 
     def _of_modes(self, progress: Progress) -> Profile:
-        from pimflow.primitive_profiles import primitive_profiler
-        from pimflow.primitive_profiles.primitive_machines import is_remote
+        from pimflow.primitive_selection import measuring
+        from pimflow.primitive_selection.machines import is_remote
 
         source, layers = self._source, self._layers
         most = 0 if source.profile == "predicted" else source.measure
-        found = primitive_profiler.measure(
+        found = measuring.measure(
             layers.chosen.values(),
             layers.moves.values(),
             most,
@@ -144,7 +144,7 @@ class Times:
         return found
 
     def _predicted(self, found: Profile) -> Profile:
-        from pimflow.primitive_profiles.primitive_prediction import predicted_ns
+        from pimflow.primitive_selection.prediction import predicted_ns
 
         return replace(found, predicted_ns=predicted_ns(found, self._layers.chosen.values()))
 
@@ -153,11 +153,9 @@ class Times:
         guessing = self._source.profile == "mixed" and not self._source.on_gpu
         keys = self._guessed(selected) if guessing else []
         if keys:
-            from pimflow.primitive_profiles import primitive_profiler
+            from pimflow.primitive_selection import measuring
 
-            more = primitive_profiler.measure(
-                [], [], 0, self._source.cache, named=keys, machine=self._machine
-            )
+            more = measuring.measure([], [], 0, self._source.cache, named=keys, machine=self._machine)
             times, failed = self.found.times_ns | more.times_ns, self.found.failed | more.failed
             self.found = self._predicted(replace(self.found, times_ns=times, failed=failed))
         return bool(keys)

@@ -1,4 +1,4 @@
-"""Convolution primitives as data: no TVM. `pimflow.primitive_kernels` has their code."""
+"""Convolution primitives as data: no TVM. `pimflow.primitives.kernels` has their code."""
 
 from pimflow.primitives.catalogue import PRIMITIVES, primitive
 from pimflow.primitives.primitive import Extents, Primitive

@@ -1,7 +1,7 @@
 """Families of convolution primitives: applicability, filters and workspaces, by formula.
 
 Shapes are in elements, fp32. *Filters* are what a kernel reads, transformed when the network is compiled;
-`filters.py` transforms them. Stages are named as the kernels in `pimflow.primitive_kernels` name theirs.
+`filters.py` transforms them. Stages are named as the kernels in `pimflow.primitives.kernels` name theirs.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from types import ModuleType
 
 # Name in TVM -> what stands there.
 _FACADE = {
-    "tvm.relay": "pimflow.relay",
-    "tvm.relay.frontend": "pimflow.relay.frontend",
-    "tvm.contrib.graph_executor": "pimflow.relay.graph_executor",
+    "tvm.relay": "pimflow.tvm_extension.relay",
+    "tvm.relay.frontend": "pimflow.tvm_extension.relay.frontend",
+    "tvm.contrib.graph_executor": "pimflow.tvm_extension.relay.graph_executor",
 }
 
-_PARTS = ("build_module", "frontend", "graph_executor")  # of pimflow.relay
+_PARTS = ("build_module", "frontend", "graph_executor")  # of pimflow.tvm_extension.relay
 
 
 def install() -> None:
@@ -58,7 +58,9 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
 
 
 def _extend() -> None:
-    from pimflow import native, pass_options, targets
+    from pimflow.host import native
+    from pimflow.pim_backend.runtime import targets
+    from pimflow.tvm_extension import pass_options
 
     native.load()
     targets.register()
@@ -98,8 +100,8 @@ class _RelayFinder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, leaf = name.rpartition(".")
-        if parent in ("tvm.relay", "pimflow.relay") and leaf not in _PARTS:
-            from pimflow.relay import instead_of
+        if parent in ("tvm.relay", "pimflow.tvm_extension.relay") and leaf not in _PARTS:
+            from pimflow.tvm_extension.relay import instead_of
 
             raise ImportError(instead_of(leaf), name=name)
         return None

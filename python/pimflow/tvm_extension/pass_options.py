@@ -12,10 +12,11 @@ from typing import Any
 
 import tvm_ffi
 
-from pimflow import native, placement
+from pimflow import placement
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
+from pimflow.host import native
 
 
 def _system(value: object) -> System:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from .shapes import dims_of
+from pimflow.zoo.shapes import dims_of
 
 # What changes the shape or width of indices, not their values.
 _CARRIERS = frozenset(

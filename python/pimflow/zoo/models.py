@@ -16,11 +16,20 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import external_data_helper, helper, shape_inference
 
-from ..errors import ModelError, UnknownNameError, one_line
-from . import weights
-from .indices import index_bounds
-from .precision import to_single
-from .shapes import Shape, check_batch, check_sizes, dims_of, fix_shapes, fixed_dims, parse_shape, set_batch
+from pimflow.errors import ModelError, UnknownNameError, one_line
+from pimflow.zoo import weights
+from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.precision import to_single
+from pimflow.zoo.shapes import (
+    Shape,
+    check_batch,
+    check_sizes,
+    dims_of,
+    fix_shapes,
+    fixed_dims,
+    parse_shape,
+    set_batch,
+)
 
 __all__ = [
     "ModelInfo",

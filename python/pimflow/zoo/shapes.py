@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import numpy_helper
 
-from ..errors import ModelError, UnknownNameError, UsageError
+from pimflow.errors import ModelError, UnknownNameError, UsageError
 
 Shape = tuple[int, ...]
 LARGEST = (1 << 31) - 1  # elements of a tensor: kernels and PIM programs count them in 32 bits

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from ..errors import ModelError, UsageError
-from .shapes import dims_of
+from pimflow.errors import ModelError, UsageError
+from pimflow.zoo.shapes import dims_of
 
 # rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
 # gain 1 has variance 2 / fan_in (He et al. 2015, eq. 10). The others are `assumed`: so far from

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pimflow.hardware import GpuSpec, System
-from pimflow.hardware.system import CHARGES
-from pimflow.placement import Goal
-from pimflow.published.published_comparison import (
+from pimflow.api.published.pimflow_comparison import (
     OURS,
     PIMFLOW,
     Configuration,
@@ -18,7 +15,10 @@ from pimflow.published.published_comparison import (
     read_once,
     result,
 )
-from pimflow.simulators.gpu_model import KernelCost
+from pimflow.hardware import GpuSpec, System
+from pimflow.hardware.system import CHARGES
+from pimflow.placement import Goal
+from pimflow.simulators.gpu.model import KernelCost
 from pimflow.simulators.profiler import Analytic, KernelRequest
 
 MODEL = "mobilenet-v2"

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import placement
+from pimflow.api.profile import region_graph
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
-from pimflow.placement.evaluate import savings_pj
-from pimflow.profiling import region_graph
+from pimflow.placement.solvers.evaluate import savings_pj
 
 NETWORKS = ("efficientnet-b0", "mobilenet-v2", "mnasnet-1.0", "resnet-50", "vgg-16")
 SIZES = (

@@ -1,4 +1,4 @@
-"""What `published_comparison` and `published_ablation` find, as tables in Markdown and a picture."""
+"""What `api.published.pimflow_comparison` and `api.published.pimflow_ablation` find, as tables in Markdown and a picture."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pimflow.published.published_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
-from pimflow.published.published_comparison import (
+from pimflow.api.published.pimflow_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
+from pimflow.api.published.pimflow_comparison import (
     ALL_ORDERS,
     CONFIGURATIONS,
     CONVENTIONS,

@@ -12,7 +12,7 @@ import numpy as np
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.placement.selection import Problem
+from pimflow.primitive_selection.problem import Problem
 
 LAYOUTS = ("HWC", "CHW", "CHWc16")
 INPUT_CHANNELS = 16

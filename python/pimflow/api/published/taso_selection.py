@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
+from pimflow.api.published.taso_instances import inceptions
 from pimflow.core.candidate import Candidate
-from pimflow.placement.selection import MEMORY_MODELS, Budgets, Problem, Sums
-from pimflow.placement.selection_ilp import Selected
-from pimflow.placement.selection_instances import inceptions
-from pimflow.placement.selection_search import Point, fastest, front, minimise
-from pimflow.primitive_profiles.primitive_layers import Layers, apart
-from pimflow.primitive_profiles.primitive_prediction import predicted_ns
-from pimflow.primitive_profiles.primitive_profile import Profile
-from pimflow.primitive_profiles.primitive_times import MODES
-from pimflow.primitive_selection import Selection, baselines, is_guess, select_for
+from pimflow.primitive_selection.integer_program import Selected
+from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.prediction import predicted_ns
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, Problem, Sums
+from pimflow.primitive_selection.profile import Profile
+from pimflow.primitive_selection.search import Point, fastest, front, minimise
+from pimflow.primitive_selection.selection import Selection, baselines, is_guess, select_for
+from pimflow.primitive_selection.time_sources import MODES
 from pimflow.primitives import PRIMITIVES
 
 if TYPE_CHECKING:
-    from pimflow.placement.cache import ResultCache
+    from pimflow.host.result_cache import ResultCache
 
 # The paper's five, by the names of the zoo; its VGG-D is VGG-16.
 NETWORKS = ("googlenet", "alexnet", "squeezenet-1.1", "vgg-16", "resnet-50")
@@ -116,7 +116,7 @@ def selections(
     ProfileError
         See `select_for`; or if a stored profile is too small to predict from.
     """
-    from pimflow.profiling import region_graph
+    from pimflow.api.profile import region_graph
 
     graphs = {name: region_graph(name, {}, cache) for name in networks}
     if profile not in MODES:

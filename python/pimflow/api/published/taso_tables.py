@@ -1,34 +1,28 @@
-"""What `published_selection` finds, as tables in Markdown and pictures."""
+"""What `api.published.taso_selection` finds, as tables in Markdown and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pimflow.placement.selection import Sums
-from pimflow.placement.selection_search import Point
-from pimflow.published.published_selection import (
-    MORE_TIME,
-    POINTS,
-    Study,
-    best_speedup,
-    speedups,
-)
-from pimflow.published.published_tables import markdown
-from pimflow.selection_figures import (
+from pimflow.api.published.pimflow_tables import markdown
+from pimflow.api.published.taso_selection import MORE_TIME, POINTS, Study, best_speedup, speedups
+from pimflow.primitive_selection.figures import (
     draw_families,
     draw_front,
     draw_memory,
     draw_speedups,
     draw_times,
 )
+from pimflow.primitive_selection.problem import Sums
+from pimflow.primitive_selection.search import Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB = 2**20
 KINDS = ("direct", "im2row", "im2col", "winograd")
-# What sections 5.2 and 5.3 say of GoogLeNet on a Cortex-A15, by `published_selection.claims`.
+# What sections 5.2 and 5.3 say of GoogLeNet on a Cortex-A15, by `api.published.taso_selection.claims`.
 PUBLISHED = {
     "memory_for_15_percent": "2.2",
     "memory_at_most": "",

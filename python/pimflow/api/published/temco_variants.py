@@ -6,24 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pimflow import allocation, frontend, memory, network_memory, pipeline, targets
+from pimflow import frontend, memory
+from pimflow.api import memory as network_memory
+from pimflow.compiler import phases
+from pimflow.compiler.measurement import allocations
+from pimflow.core.output_error import relative_error
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposed.activation_fusion import fused_module
-from pimflow.decomposed.decomposed_network import (
-    DecomposedNetwork,
-    Decomposing,
-    decompose,
-    requested,
-    require_all,
-)
+from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, requested, require_all
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.output_error import relative_error
-from pimflow.relay_passes.buffers import buffers
+from pimflow.pim_backend.runtime import targets
+from pimflow.relay_passes.decomposition.optimize_skips import skips
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
-from pimflow.relay_passes.kernel_memory import operator_liveness
-from pimflow.relay_passes.optimize_skips import skips
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.kernel_memory import operator_liveness
 
 VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
 FP32_BYTES = 4
@@ -54,7 +52,7 @@ class DecompositionVariants:
             plain = name in ("original", "decomposed")
             if plain:
                 found[name] = memory.plan(operator_liveness(network.module).lifetimes).pool_bytes
-            lowered = pipeline.allocate(network.module, targets.named_target(target), system)
+            lowered = phases.allocate(network.module, targets.named_target(target), system)
             pool_bytes = memory.plan(buffers(lowered).liveness().lifetimes).pool_bytes
             found[f"{name}, coalesced" if plain else name] = pool_bytes
         return found
@@ -67,11 +65,11 @@ class DecompositionVariants:
         Returns
         -------
         dict of str to dict
-            `allocation.AllocationRun` of the pool, and ``error``: `output_error.relative_error` of the
-            outputs.
+            `compiler.measurement.allocations.AllocationRun` of the pool, and ``error``:
+            `core.output_error.relative_error` of the outputs.
         """
         wanted = {name: self.networks[name] for name in dict.fromkeys(["decomposed", *names])}
-        measured, outputs = allocation.measure_pools(wanted, system, target=target, runs=runs)
+        measured, outputs = allocations.measure_pools(wanted, system, target=target, runs=runs)
         expected = outputs["decomposed"]
         errors = {
             name: max(relative_error(y, x) for y, x in zip(found, expected, strict=True))

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import tvm
 
-from pimflow.c_code.c_kernels import ALIGNMENT_BYTES
-from pimflow.c_code.c_source import CSource
+from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES
+from pimflow.compiler.c_code.source import CSource
 from pimflow.errors import ArtifactError
-from pimflow.targets import cpu_name
+from pimflow.pim_backend.runtime.targets import cpu_name
 
 OPTIONS = ("-O3", "-march=native")
 X86 = ("x86_64", "i386", "i486", "i586", "i686")
@@ -184,7 +184,7 @@ class Library:
 
 
 def loaded(code: str) -> tvm.runtime.Module:
-    """`c_kernels.callable_source`, ready to be called; raises `ArtifactError` if it cannot be built."""
+    """`compiler.c_code.kernels.callable_source`, ready to be called; raises `ArtifactError` if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         compiler().library(code, path)

@@ -11,11 +11,17 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
-from pimflow.c_code import c_vectors
+from pimflow.compiler.c_code import vectors
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.lift_workspaces import WORKSPACES, with_workspaces
-from pimflow.relay_passes.plain_c import PARALLEL, MarkParallel, PlainLoops, PlainRegisters, WideFunctions
-from pimflow.relay_passes.vector_calls import VectorCalls, has_vectors
+from pimflow.relay_passes.c_kernels.plain_c import (
+    PARALLEL,
+    MarkParallel,
+    PlainLoops,
+    PlainRegisters,
+    WideFunctions,
+)
+from pimflow.relay_passes.c_kernels.vector_calls import VectorCalls, has_vectors
+from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, with_workspaces
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
 ALIGNMENT_BYTES = 64
@@ -82,7 +88,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
         if (function.attrs or {}).get("tirx.noalias"):
             code = _apart(code, name)
     half = HALF if re.search(r"\bhalf\b", code) else ""
-    return f"{PRELUDE}{half}{c_vectors.prelude(code)}\n{code}"
+    return f"{PRELUDE}{half}{vectors.prelude(code)}\n{code}"
 
 
 def _apart(code: str, name: str) -> str:

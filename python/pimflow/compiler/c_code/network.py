@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.c_code import c_builds, c_source
-from pimflow.c_code.c_source import CSource
-from pimflow.compilation import with_primitives
+from pimflow.compiler.build import with_primitives
+from pimflow.compiler.c_code import builds
+from pimflow.compiler.c_code import source as c_source
+from pimflow.compiler.c_code.source import CSource
+from pimflow.compiler.verification import OUTPUT_BOUND, relative_error
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError, VerificationError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.primitives import Primitive
-from pimflow.verify import OUTPUT_BOUND, relative_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class CNetwork:
     compiler : str
         That built it here; empty if it was not built.
     max_relative_error : float or None
-        Of its outputs, as `verify.Verification` has it.
+        Of its outputs, as `compiler.verification.Verification` has it.
     call_ns : float or None
         Median time of a run on one core of this machine.
     threads : int
@@ -49,8 +50,8 @@ class CNetwork:
         """What the report says of it."""
         return {
             "compiler": self.compiler,
-            "options": list(c_builds.OPTIONS),
-            "flaw": "" if self.compiler else c_builds.NO_COMPILER,
+            "options": list(builds.OPTIONS),
+            "flaw": "" if self.compiler else builds.NO_COMPILER,
             "max_relative_error": self.max_relative_error,
             "measured_ns": self.call_ns,
             "threads": self.threads,
@@ -83,25 +84,25 @@ def c_network(
     choices : mapping of str to Primitive, optional
         By layer, what computes it.
     layouts : mapping of str to str, optional
-        Of the other layers; see `compilation.with_primitives`.
+        Of the other layers; see `compiler.build.with_primitives`.
     inputs, expected, tolerance
-        See `verify.verify`.
+        See `compiler.verification.verify`.
 
     Raises
     ------
     ArtifactError
         If the compiler fails.
     UnsupportedOpError
-        See `c_source.source`.
+        See `compiler.c_code.source.source`.
     VerificationError
         If the outputs are wrong.
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
-    here = c_builds.found()
+    here = builds.found()
     if here is None:
         return CNetwork(source=source)
-    library, values = c_builds.Library(source), list(inputs.values())
+    library, values = builds.Library(source), list(inputs.values())
     # On all cores: threads that wrote the same words would show.
     made = library(values, library.most_threads)
     error = max(relative_error(y, r) for y, r in zip(made, expected, strict=True))

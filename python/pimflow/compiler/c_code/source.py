@@ -9,13 +9,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow import memory, pipeline
-from pimflow.c_code.c_kernels import ALIGNMENT_BYTES, HALF, TARGET, c_type, kernel_source
+from pimflow import memory
+from pimflow.compiler import phases as pipeline
+from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES, HALF, TARGET, c_type, kernel_source
 from pimflow.core.liveness import Liveness
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import relax_module
 from pimflow.hardware import System
-from pimflow.relay_passes.plan_pool import PlanPool
+from pimflow.relay_passes.memory.plan_pool import PlanPool
 
 FILES = ("network.c", "network.h", "main.c", "weights.bin")
 Tensors = tuple[tuple[tuple[int, ...], str], ...]  # shapes and dtypes

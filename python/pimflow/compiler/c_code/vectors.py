@@ -1,4 +1,4 @@
-"""Vectors in C: their types and the functions of `relay_passes.vector_calls`, for any C11 compiler.
+"""Vectors in C: their types and the functions of `relay_passes.c_kernels.vector_calls`, for any C11 compiler.
 
 Where the compiler has vector extensions (GCC, Clang) a vector is one of theirs, as wide as the processor's; a
 wider one is two halves. Elsewhere it is an array of four numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from pimflow.relay_passes.vector_calls import COMPARISONS, FUNCTIONS, LANES
+from pimflow.relay_passes.c_kernels.vector_calls import COMPARISONS, FUNCTIONS, LANES
 
 SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 ARITHMETIC = {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "muladd": "a + b * c"}

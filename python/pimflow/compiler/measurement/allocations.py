@@ -15,11 +15,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow import frontend, interrupts, pipeline, targets
+from pimflow import frontend
+from pimflow.compiler import phases
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
-from pimflow.kernels import compile_kernels
+from pimflow.host import interrupts
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 
 NAIVE = "naive"  # TVM's allocator that keeps nothing: an allocation is one of the device's
 _ALLOCATE, _BUILTIN = "vm.builtin.alloc_storage", "vm.builtin."
@@ -33,7 +36,7 @@ class AllocationRun:
     Attributes
     ----------
     allocation : str
-        One of `pipeline.ALLOCATIONS`.
+        One of `compiler.phases.ALLOCATIONS`.
     allocations : int
         That one inference makes.
     groups : int
@@ -97,7 +100,7 @@ def measure_allocations(
     inputs = list(network.example_inputs().values())
     programs = {
         allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
-        for allocation in pipeline.ALLOCATIONS
+        for allocation in phases.ALLOCATIONS
     }
     expected = [each.tobytes() for each in programs["pool"].outputs()]
     for program in programs.values():
@@ -175,7 +178,7 @@ class _Program:
         self.allocation = allocation
         self.device = targets.device(on)
         self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
-        lowered = pipeline.lower(mod, on, system, allocation=allocation)
+        lowered = phases.lower(mod, on, system, allocation=allocation)
         self.machine, self.watched = self._machines(lowered, on)
         self.empty, _ = self._machines(_without_kernels(lowered), on)
         self.counted = _Counted()

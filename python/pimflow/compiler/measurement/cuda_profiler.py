@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import tvm
 
-from pimflow import targets
+from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
 from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.kernel_builds import arguments, compile_primitives, primitive
-from pimflow.kernels import NO_COMPILER, cuda_compiler
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu_model import KernelCost, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.profiler import KernelRequest
 
 L2_STATES = ("cold", "warm")
@@ -47,10 +47,11 @@ class KernelMeasurement:
 class Cuda:
     """A `GpuProfiler` that measures.
 
-    Every kernel is lowered and scheduled as a network's are (`kernel_builds.primitive`), compiled for the
-    device, called once to warm up, and timed call by call; the median counts, less that of an empty kernel.
-    The launch is that of an empty kernel in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2
-    traffic, which energy needs, stay those of the analytic model: nothing here measures them.
+    Every kernel is lowered and scheduled as a network's are
+    (`compiler.measurement.single_kernels.primitive`), compiled for the device, called once to warm up, and
+    timed call by call; the median counts, less that of an empty kernel. The launch is that of an empty kernel
+    in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2 traffic, which energy needs, stay those
+    of the analytic model: nothing here measures them.
 
     Of a convolution primitive all launches are measured together, less all but one launch, and shared out as
     the model would; what its region's epilogue adds is in proportion too.

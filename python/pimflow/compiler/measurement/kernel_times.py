@@ -10,8 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow import interrupts, report
-from pimflow.compilation import Build
+from pimflow.api import report
+from pimflow.compiler.build import Build
+from pimflow.host import interrupts
 from pimflow.placement import Searched
 
 

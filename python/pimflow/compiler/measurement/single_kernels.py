@@ -9,12 +9,12 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from pimflow import pipeline, primitive_kernels
+from pimflow.compiler import phases
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
-from pimflow.kernels import compile_kernels
-from pimflow.primitives import PRIMITIVES
-from pimflow.relay_passes.schedule_gpu import ScheduleGpu
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
+from pimflow.primitives import PRIMITIVES, kernels
+from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
 UNROLLED = 8  # operands of an elementwise kernel; more become a reduction
@@ -50,7 +50,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
         if kernel.primitive:
-            func = primitive_kernels.kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
+            func = kernels.kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
         else:
             func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
         func = func.with_attr("global_symbol", NAME)
@@ -60,7 +60,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
 
 def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
     mod = convolution_network(kernel.geometry, residuals(kernel, dtype))
-    mod = tvm.transform.Sequential(pipeline.kernel_phases(target, dtype))(mod)
+    mod = tvm.transform.Sequential(phases.kernel_phases(target, dtype))(mod)
     found = [f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint]
     if len(found) != 1:
         raise ProfilerError(f"the pipeline made {len(found)} kernels of {kernel.geometry}, not one")

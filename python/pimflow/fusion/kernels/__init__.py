@@ -1,10 +1,6 @@
 """Groups of Deep Fusion that run: each as one TIR function, results verified, traffic counted."""
 
-from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.generator import generate
-from pimflow.fused_execution.operators import computations
-from pimflow.fused_execution.parameters import Target
-from pimflow.fused_execution.run import (
+from pimflow.fusion.kernels.execution import (
     NAME,
     Execution,
     GroupRun,
@@ -18,6 +14,10 @@ from pimflow.fused_execution.run import (
     summary,
     text,
 )
+from pimflow.fusion.kernels.formula import Computation
+from pimflow.fusion.kernels.generator import generate
+from pimflow.fusion.kernels.onnx_formulas import computations
+from pimflow.fusion.kernels.parameters import Target
 
 __all__ = [
     "NAME",

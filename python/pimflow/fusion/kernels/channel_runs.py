@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from pimflow.deep_fusion import Layer
-from pimflow.deep_fusion.channels import ChannelRun, slice_elements
 from pimflow.errors import UnsupportedOpError
+from pimflow.fusion import Layer
+from pimflow.fusion.channels import ChannelRun, slice_elements
 
 if TYPE_CHECKING:
-    from pimflow.fused_execution.generator import Generator
+    from pimflow.fusion.kernels.generator import Generator
 
 
 def emit(generator: Generator, run: ChannelRun) -> None:

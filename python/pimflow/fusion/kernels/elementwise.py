@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from tvm import tirx
 
-from pimflow.fused_execution.formula import (
+from pimflow.fusion.kernels.formula import (
     LOWEST,
     At,
     Computation,

@@ -12,16 +12,16 @@ import onnx
 import tvm
 
 from pimflow import frontend, zoo
-from pimflow.deep_fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
-from pimflow.deep_fusion.onnx_layers import NHWC_PLACES
+from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import InfeasibleError, UsageError, VerificationError
-from pimflow.fused_execution import generator, parameters
-from pimflow.fused_execution.compiled_layers import CompiledLayers
-from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.operators import computations
-from pimflow.kernels import compile_kernels
-from pimflow.output_error import OUTPUT_BOUND, relative_error
-from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
+from pimflow.fusion.kernels import generator, parameters
+from pimflow.fusion.kernels.formula import Computation
+from pimflow.fusion.kernels.onnx_formulas import computations
+from pimflow.fusion.kernels.region_formulas import CompiledLayers
+from pimflow.fusion.onnx_layers import NHWC_PLACES
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
+from pimflow.relay_passes.regions.extract_regions import region_groups
 
 NAME = "fused_group"  # of every function
 CUDA_THREADS = 256
@@ -135,7 +135,7 @@ def execute(
     Parameters
     ----------
     model, baseline, shapes, batch
-        What `plan` was made of; see `fusion.layer_graph`.
+        What `plan` was made of; see `api.fuse.layer_graph`.
     plan : FusionPlan
         In fp32 or fp16.
     seed : int

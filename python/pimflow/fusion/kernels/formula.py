@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from tvm import tirx
 
-from pimflow.deep_fusion import Layer, LayerGraph
 from pimflow.errors import UnsupportedOpError
+from pimflow.fusion import Layer, LayerGraph
 
 At = tuple[tirx.Expr, ...]  # indices along n, h, w and c
 # Of operand `i` at (n, h, w, c); of weight `k` of filter `f`.

@@ -14,11 +14,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from pimflow.deep_fusion import Group, Layer, Placement
 from pimflow.errors import UnsupportedOpError
-from pimflow.fused_execution import channel_runs
-from pimflow.fused_execution.formula import At, Computation, Formula, Reduction
-from pimflow.fused_execution.parameters import FULL, STORED, Target, bounds, columns, streams
+from pimflow.fusion import Group, Layer, Placement
+from pimflow.fusion.kernels import channel_runs
+from pimflow.fusion.kernels.formula import At, Computation, Formula, Reduction
+from pimflow.fusion.kernels.parameters import FULL, STORED, Target, bounds, columns, streams
 
 LANES = 16  # channels whose sums are formed side by side on a CPU
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]

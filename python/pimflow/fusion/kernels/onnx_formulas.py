@@ -1,6 +1,6 @@
 """What the layers of an ONNX network compute, element by element.
 
-A layer of `deep_fusion` says what is read; here is what is done with it, and the values of its weights.
+A layer of `fusion` says what is read; here is what is done with it, and the values of its weights.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import onnx
 from tvm import tirx
 
 from pimflow.core.ranges import RangeMap
-from pimflow.deep_fusion import Layer, LayerGraph
-from pimflow.deep_fusion.onnx_layers import VIEWS
 from pimflow.errors import UnsupportedOpError
-from pimflow.fused_execution.elementwise import (
+from pimflow.fusion import Layer, LayerGraph
+from pimflow.fusion.kernels.elementwise import (
     ACTIVATIONS,
     BINARY,
     activation,
@@ -25,7 +24,8 @@ from pimflow.fused_execution.elementwise import (
     concatenation,
     elementwise,
 )
-from pimflow.fused_execution.formula import LOWEST, At, Computation, Node, Read, Reduction, Weight, no_weights
+from pimflow.fusion.kernels.formula import LOWEST, At, Computation, Node, Read, Reduction, Weight, no_weights
+from pimflow.fusion.onnx_layers import VIEWS
 
 
 def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computation]:

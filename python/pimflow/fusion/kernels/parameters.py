@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.deep_fusion import Group, Layer
-from pimflow.deep_fusion.tiling import pieces
+from pimflow.fusion import Group, Layer
+from pimflow.fusion.tiling import pieces
 
 # Storage types that groups run in, by TVM's names; arithmetic is fp32.
 STORED = {"fp32": "float32", "fp16": "float16"}

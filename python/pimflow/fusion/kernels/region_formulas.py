@@ -15,13 +15,13 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from pimflow.deep_fusion import LayerGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import Network, relax_module
-from pimflow.fused_execution.formula import Computation, Read
-from pimflow.fused_execution.relax_layers import read_layer
-from pimflow.relay_passes.extract_regions import region_groups
+from pimflow.fusion import LayerGraph
+from pimflow.fusion.kernels.formula import Computation, Read
+from pimflow.fusion.kernels.relax_formulas import read_layer
 from pimflow.relay_passes.flat import main_bindings, operator, shape, substitute
+from pimflow.relay_passes.regions.extract_regions import region_groups
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 

@@ -1,4 +1,4 @@
-"""Layers of Relax operators, and what they compute: a network's regions as `fused_execution` runs them.
+"""Layers of Relax operators, and what they compute: a network's regions as `fusion.kernels` runs them.
 
 A region is a convolution or pooling with what is elementwise behind it, a concatenation, or elementwise.
 """
@@ -14,19 +14,19 @@ from tvm import relax, tirx
 
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry, RegionGraph
-from pimflow.deep_fusion import Layer, folded
-from pimflow.deep_fusion.layers import Maps, Shape, broadcast
 from pimflow.errors import UnsupportedOpError
-from pimflow.fused_execution.elementwise import BINARY as ONNX_BINARY
-from pimflow.fused_execution.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
-from pimflow.fused_execution.operators import convolved, pooled, taps_counted
-from pimflow.relay_passes.extract_regions import (
+from pimflow.fusion import Layer, folded
+from pimflow.fusion.kernels.elementwise import BINARY as ONNX_BINARY
+from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
+from pimflow.fusion.kernels.onnx_formulas import convolved, pooled, taps_counted
+from pimflow.fusion.layers import Maps, Shape, broadcast
+from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.regions.extract_regions import (
     extract_regions,
     layer_geometry,
     pooling_geometry,
     region_groups,
 )
-from pimflow.relay_passes.flat import operator, shape
 
 POOLINGS = ("nn.max_pool2d", "nn.avg_pool2d")
 ANCHORS = ("nn.conv2d", "concat", *POOLINGS)
@@ -58,7 +58,7 @@ BINARY = {
 def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tuple[str, ...]:
     """The regions of `graph`, which is of `mod`, that a kernel of several regions may do.
 
-    There is a formula for each, and it reads just what `deep_fusion.folded` counts.
+    There is a formula for each, and it reads just what `fusion.folded` counts.
     """
     counted = folded(graph)
     layers = dict(zip((layer.name for layer in counted.layers), counted.layers))

@@ -9,15 +9,15 @@ import tvm
 from tvm import relax, tirx
 
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.deep_fusion import Group, Layer, LayerGraph, Tiling, place
-from pimflow.fused_execution.formula import Computation
-from pimflow.fused_execution.generator import generate
-from pimflow.fused_execution.parameters import STORED, Target, bounds
-from pimflow.fused_execution.relax_layers import read_layer
-from pimflow.placement.tilings import BLOCK_BYTES
+from pimflow.fusion import Group, Layer, LayerGraph, Tiling, place
+from pimflow.fusion.kernels.formula import Computation
+from pimflow.fusion.kernels.generator import generate
+from pimflow.fusion.kernels.parameters import STORED, Target, bounds
+from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.placement.candidates.tilings import BLOCK_BYTES
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
-from pimflow.relay_passes.outline_groups import LAYERS
-from pimflow.relay_passes.own_barriers import TILES
+from pimflow.relay_passes.kernels.outline_groups import LAYERS
+from pimflow.relay_passes.schedules.own_barriers import TILES
 
 THREADS = 256  # of a block
 OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with

@@ -1,4 +1,4 @@
-"""Candidates of every region, with the tasks that they are charged for (`placement.tasks`)."""
+"""Candidates of every region, with the tasks that they are charged for (`placement.candidates.tasks`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, Re
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
-from pimflow.pim_backend.capability import refusal
-from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement import splits
-from pimflow.placement.costs import Costs, Profiling
-from pimflow.placement.pim_runs import PimCost
-from pimflow.placement.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
-from pimflow.placement.tilings import Tilings
+from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.candidates.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
+from pimflow.placement.candidates.tilings import Tilings
+from pimflow.placement.costs import splits
+from pimflow.placement.costs.costs import Costs, Profiling
+from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.primitives import primitive as primitive_of
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler
@@ -309,7 +309,7 @@ class Candidates:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
         It may if the first region that reads the result reads it through its anchor, or is the only
-        one, and takes no parts or joins any: `relay_passes.kernel_groups` fuses just that.
+        one, and takes no parts or joins any: `relay_passes.regions.kernel_groups` fuses just that.
         """
         graph, consumers = self.graph, self.graph.consumers[region.name]
         returned = region.name in graph.outputs and region.name not in graph.kept_outputs

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Port, Rewrite
 from pimflow.core.region import Kernel
-from pimflow.deep_fusion import Tiling
-from pimflow.placement.candidates import Candidates
-from pimflow.placement.tasks import weight_bytes
-from pimflow.placement.tiled_kernels import run_tiles, tiled_kernel
+from pimflow.fusion import Tiling
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tasks import weight_bytes
+from pimflow.placement.candidates.tiled_kernels import run_tiles, tiled_kernel
 
 
 def kernel(maker: Candidates, covers: Sequence[str], tiling: Tiling | None = None) -> Kernel | None:

@@ -25,10 +25,10 @@ from pimflow.core.region import (
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
-from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement.candidates import Candidates
-from pimflow.placement.pim_runs import PimCost
-from pimflow.placement.tasks import row_bytes, weight_bytes
+from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tasks import row_bytes, weight_bytes
+from pimflow.placement.costs.pim_runs import PimCost
 
 CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 LENGTHS = (2, 3, 4)  # regions of a run that are tried

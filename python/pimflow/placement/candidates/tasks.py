@@ -12,10 +12,10 @@ from pimflow.core.candidate import EdgeCost, Known, Task
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, ConvGeometry, Kernel, Region, convolution_kernel
 from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
-from pimflow.placement.costs import Costs
-from pimflow.placement.pim_runs import PimCost
-from pimflow.simulators.energy import pim_energy_pj
-from pimflow.simulators.gpu_model import kernel_energy_pj
+from pimflow.placement.costs.costs import Costs
+from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.simulators.gpu.model import kernel_energy_pj
+from pimflow.simulators.pim.energy import pim_energy_pj
 
 
 class Tasks:

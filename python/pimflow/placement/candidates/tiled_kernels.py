@@ -71,7 +71,7 @@ def operands(regions: Sequence[Region]) -> tuple[str, ...]:
 
 
 def run_tiles(regions: Sequence[Region], dtype: str) -> Tiles | None:
-    """The tiles in which `relay_passes.schedule_fused_gpu` has a run computed; None if it finds none.
+    """Tiles in which `relay_passes.schedules.schedule_fused_gpu` computes a run; None if it finds none.
 
     All tiles are full ones: beside a map whose width vectors do not fill, columns are computed that nobody
     reads. Nothing is loaded from beside the operand.

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow import deep_fusion
+from pimflow import fusion
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
-from pimflow.deep_fusion import Group, Growing, Tiling
 from pimflow.errors import InfeasibleError
+from pimflow.fusion import Group, Growing, Tiling
 from pimflow.hardware import System
-from pimflow.placement.segments import narrow
-from pimflow.placement.tasks import gpu_kernel
-from pimflow.placement.tiled_kernels import Tiles, tiled_kernel
-from pimflow.simulators.gpu_model import kernel_cost, kernels_ns
+from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.candidates.tiled_kernels import Tiles, tiled_kernel
+from pimflow.placement.solvers.segments import narrow
+from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
 MOST_REGIONS = 8
@@ -54,9 +54,9 @@ class Tilings:
         self._best: dict[int, tuple[Tiled, ...]] = {}
 
     @functools.cached_property
-    def layers(self) -> deep_fusion.LayerGraph:
+    def layers(self) -> fusion.LayerGraph:
         """Region by region, what each reads of its operands."""
-        return deep_fusion.folded(self.graph)
+        return fusion.folded(self.graph)
 
     @property
     def capacity_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Tilings:
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""
         fusible = set(self.graph.fusible)
-        candidates = deep_fusion.Candidates.of(self.layers, "recompute")
+        candidates = fusion.Candidates.of(self.layers, "recompute")
         inside, ends = self._places()
         for end in range(2, len(self.graph.regions) + 1):
             growing = Growing(self.layers, candidates, REUSE)
@@ -181,7 +181,7 @@ class Tilings:
 
     def _placed(self, group: Group) -> bool:
         try:
-            deep_fusion.place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
+            fusion.place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
         except InfeasibleError:
             return False
         return True

@@ -12,12 +12,12 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import GpuSpec, System
-from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.executors import Executor, Serial
-from pimflow.placement.pim_runs import PimCost, PimSide
-from pimflow.placement.splits import Layer, LayerCosts
-from pimflow.simulators.gpu_model import KernelCost
+from pimflow.host.executors import Executor, Serial
+from pimflow.host.result_cache import ResultCache
+from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.costs.pim_runs import PimCost, PimSide
+from pimflow.placement.costs.splits import Layer, LayerCosts
+from pimflow.simulators.gpu.model import KernelCost
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, KernelRequest, PimProfiler
 
 Made = TypeVar("Made")

@@ -11,10 +11,10 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
-from pimflow.pim_backend.lowering import lower
-from pimflow.pim_backend.schedule import Schedule, schedules
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import Schedule, schedules
+from pimflow.simulators.pim.timing import TimingResult
 from pimflow.simulators.profiler import PimProfiler
-from pimflow.simulators.timing import TimingResult
 
 
 @dataclass(frozen=True, kw_only=True)

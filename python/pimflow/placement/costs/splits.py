@@ -11,9 +11,9 @@ from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.region import STORED_BYTES, ConvGeometry
 from pimflow.core.split import AXES, WHOLE, Split
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.schedule import Schedule
-from pimflow.placement.pim_runs import PimCost, PimSide
-from pimflow.simulators.bound import least_work_ns
+from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.costs.pim_runs import PimCost, PimSide
+from pimflow.simulators.pim.bound import least_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
 from pimflow.core.region import RegionGraph
-from pimflow.placement import steps
-from pimflow.placement.segments import Segment
-from pimflow.placement.steps import State
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.segments import Segment
+from pimflow.placement.solvers.steps import State
 
 
 @dataclass(frozen=True, kw_only=True)

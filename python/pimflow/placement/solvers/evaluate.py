@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
-from pimflow.placement import steps
-from pimflow.placement.steps import State
-from pimflow.simulators.energy import background_pj
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.steps import State
+from pimflow.simulators.pim.energy import background_pj
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement.evaluate import START, Moment, advance
-from pimflow.placement.solve import LATENCY, Solution, Weights
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
+from pimflow.placement.solvers.evaluate import START, Moment, advance
 
 MOST_REGIONS = 8
 

@@ -17,11 +17,21 @@ from scipy import optimize, sparse
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement import milp, steps
-from pimflow.placement.segments import merged
-from pimflow.placement.solve import LATENCY, Partial, Solution, Ways, Weights, best, done, offer, one_by_one
-from pimflow.placement.steps import State
-from pimflow.placement.variants import END, START, Problem, Variant
+from pimflow.placement.solvers import milp, steps
+from pimflow.placement.solvers.dynamic_programming import (
+    LATENCY,
+    Partial,
+    Solution,
+    Ways,
+    Weights,
+    best,
+    done,
+    offer,
+    one_by_one,
+)
+from pimflow.placement.solvers.segments import merged
+from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.variants import END, START, Problem, Variant
 
 RELATIVE_GAP = 1e-6
 INFEASIBLE = 2  # scipy's status

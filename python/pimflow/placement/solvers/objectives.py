@@ -12,14 +12,14 @@ from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import System
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.evaluate import Evaluation, evaluate, static_pj_per_ns
-from pimflow.placement.exhaustive import solve_exhaustive
-from pimflow.placement.ilp import Bound, solve_ilp, solve_whole
-from pimflow.placement.plan_memory import PlanMemory
-from pimflow.placement.segments import is_serial
-from pimflow.placement.solutions import Solutions
-from pimflow.placement.solve import LATENCY, Solution, Weights, solve_dp
+from pimflow.host.result_cache import ResultCache
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights, solve_dp
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
+from pimflow.placement.solvers.exhaustive import solve_exhaustive
+from pimflow.placement.solvers.ilp import Bound, solve_ilp, solve_whole
+from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.segments import is_serial
+from pimflow.placement.solvers.solutions import Solutions
 
 OBJECTIVES = ("latency", "energy", "edp")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
@@ -70,7 +70,7 @@ class Goal:
     max_latency_ns, max_energy_pj : float or None
         Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
     max_memory_bytes : float or None
-        Another: of the GPU's memory (`placement.plan_memory`).
+        Another: of the GPU's memory (`placement.solvers.plan_memory`).
     modes : sequence of str, or str
         What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
         any case; or all of them in one text, with commas.

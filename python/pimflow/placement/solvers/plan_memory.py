@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
-from pimflow.placement.ilp import Bound
+from pimflow.placement.solvers.ilp import Bound
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import itertools
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
-from pimflow.placement.steps import late_operands
+from pimflow.placement.solvers.steps import late_operands
 
 Segment = tuple[int, int]  # first region, and the one behind the last, by position
 

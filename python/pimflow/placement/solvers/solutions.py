@@ -8,8 +8,8 @@ from functools import cached_property
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
-from pimflow.placement.cache import ResultCache
-from pimflow.placement.solve import Solution, Weights
+from pimflow.host.result_cache import ResultCache
+from pimflow.placement.solvers.dynamic_programming import Solution, Weights
 
 
 class Solutions:

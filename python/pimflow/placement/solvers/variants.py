@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Task
 from pimflow.core.region import RegionGraph
-from pimflow.placement import steps
-from pimflow.placement.segments import Segment
-from pimflow.placement.solve import Weights
-from pimflow.placement.steps import State
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.dynamic_programming import Weights
+from pimflow.placement.solvers.segments import Segment
+from pimflow.placement.solvers.steps import State
 
 START, END = "start", "end"
 NEVER = float("-inf")

@@ -1,4 +1,4 @@
-"""Code of the convolution primitives, which `relay_passes.schedule_primitives` schedules."""
+"""Code of the convolution primitives, which `relay_passes.schedules.schedule_primitives` schedules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
-from pimflow.primitive_kernels import direct, products, tiles
 from pimflow.primitives import Primitive
+from pimflow.primitives.kernels import direct, products, tiles
 
 _FAMILIES = {
     "loops": direct.loops,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tvm import te
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitive_kernels.stages import inside, padded, placeholders, reduce_axes, result, slab, sums
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import BLOCK, output_shape
+from pimflow.primitives.kernels.stages import inside, padded, placeholders, reduce_axes, result, slab, sums
 from pimflow.primitives.layer import FP32_BYTES
 
 Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitive_kernels.direct import Tensors
-from pimflow.primitive_kernels.stages import (
+from pimflow.primitives import Primitive
+from pimflow.primitives.families import output_shape, windows_shape
+from pimflow.primitives.kernels.direct import Tensors
+from pimflow.primitives.kernels.stages import (
     ADDED,
     SPREAD,
     ZERO,
@@ -19,8 +21,6 @@ from pimflow.primitive_kernels.stages import (
     spread,
     sums,
 )
-from pimflow.primitives import Primitive
-from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.layer import FP32_BYTES
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitive_kernels.direct import Tensors
-from pimflow.primitive_kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
 from pimflow.primitives.filters import winograd_matrices
+from pimflow.primitives.kernels.direct import Tensors
+from pimflow.primitives.kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 

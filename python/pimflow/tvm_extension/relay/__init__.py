@@ -16,8 +16,13 @@ Modules are Relax modules: passes and analyses are those of ``tvm.relax``.
 
 from __future__ import annotations
 
-from pimflow.relay import frontend
-from pimflow.relay.build_module import GraphExecutorFactoryModule, build, load_param_dict, save_param_dict
+from pimflow.tvm_extension.relay import frontend
+from pimflow.tvm_extension.relay.build_module import (
+    GraphExecutorFactoryModule,
+    build,
+    load_param_dict,
+    save_param_dict,
+)
 
 __all__ = ["GraphExecutorFactoryModule", "build", "frontend", "load_param_dict", "save_param_dict"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import tvm
 
-from pimflow import pass_options
 from pimflow.errors import UnknownNameError, UsageError
+from pimflow.tvm_extension import pass_options
 
 KINDS = ("llvm", "cuda")  # of targets: what executors run on
 save_param_dict = tvm.runtime.save_param_dict
@@ -66,8 +66,8 @@ class GraphExecutorFactoryModule:
         ArtifactError
             If it cannot be written or linked.
         """
-        from pimflow.execution import store
         from pimflow.frontend.relax_module import weight_bytes
+        from pimflow.pim_backend.runtime.network_module import store
 
         store(self.module, Path(file_name), weight_bytes(self.ir_mod), **options)
 
@@ -111,8 +111,11 @@ def build(
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved = _target(target)
     bound = _bound(mod, params or {})
-    from pimflow import api, compilation, frontend, targets
-    from pimflow.kernels import Kernels
+    from pimflow import frontend
+    from pimflow.api import compile as api
+    from pimflow.compiler import build as compilation
+    from pimflow.pim_backend.runtime import targets
+    from pimflow.pim_backend.runtime.cuda_binary import Kernels
 
     plan = None
     if targets.has_pim(resolved):
@@ -134,7 +137,7 @@ def _target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
     try:
         resolved = tvm.target.Target(found)
     except (ValueError, TypeError, RuntimeError) as error:
-        from pimflow.targets import TARGETS
+        from pimflow.pim_backend.runtime.targets import TARGETS
 
         if isinstance(found, str) and " -" in found:
             raise UsageError(

@@ -1,0 +1,1 @@
+"""Targets, code generation and the modules that run; with TVM."""

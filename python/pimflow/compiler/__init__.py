@@ -1,0 +1,1 @@
+"""From a plan to something that runs, is checked and is stored."""

@@ -1,0 +1,1 @@
+"""Kernels and allocations of compiled networks, timed."""

@@ -1,0 +1,10 @@
+"""ONNX, PyTorch programs and Relax modules as networks in canonical form."""
+
+from typing import TYPE_CHECKING
+
+from pimflow.frontend.network import Network, load
+
+if TYPE_CHECKING:
+    from pimflow.frontend.network import Model
+
+__all__ = ["Model", "Network", "load"]

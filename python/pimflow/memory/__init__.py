@@ -1,0 +1,13 @@
+"""Buffers placed in pools: policies, the exact planner, orders of steps, the validator; without TVM."""
+
+from pimflow.memory.planner import (
+    PLANNERS,
+    POLICIES,
+    TIME_LIMIT_SECONDS,
+    MemoryPlan,
+    Pool,
+    plan,
+    policy_bytes,
+)
+
+__all__ = ["PLANNERS", "POLICIES", "TIME_LIMIT_SECONDS", "MemoryPlan", "Pool", "plan", "policy_bytes"]

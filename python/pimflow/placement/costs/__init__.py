@@ -1,0 +1,1 @@
+"""What candidates take on both devices."""

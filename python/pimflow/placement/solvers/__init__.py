@@ -1,0 +1,1 @@
+"""Exact covers of the regions by candidates, and the evaluator of all plans."""

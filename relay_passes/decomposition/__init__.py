@@ -1,0 +1,1 @@
+"""Chains of smaller layers, and what is moved around them."""

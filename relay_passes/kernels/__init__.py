@@ -1,0 +1,1 @@
+"""What is to be one kernel: groups, runs, primitives; storage types."""

@@ -1,0 +1,1 @@
+"""Buffers, views, pools, orders."""

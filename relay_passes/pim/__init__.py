@@ -1,0 +1,1 @@
+"""Products handed to the PIM code generator."""

@@ -1,0 +1,1 @@
+"""Which operators are one kernel, and the regions made of that."""

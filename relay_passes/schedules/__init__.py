@@ -1,0 +1,1 @@
+"""Loops of kernels, for the CPU and the GPU."""

@@ -1,0 +1,1 @@
+"""A layer in parts: rows, channels, reduction, batch, stages."""

@@ -1,0 +1,1 @@
+"""Programs and timelines in the forms of other tools."""

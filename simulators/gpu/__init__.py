@@ -1,0 +1,1 @@
+"""Models of GPU kernels, and the data that they are fitted to."""

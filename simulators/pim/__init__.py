@@ -1,0 +1,1 @@
+"""Timing, function, legality and energy of PIM programs."""

@@ -1,0 +1,1 @@
+"""Ramulator: the PIMFlow fork as a profiler, and load/store traces."""
