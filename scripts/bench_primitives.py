@@ -21,7 +21,7 @@ import pimflow
 from pimflow.compiler.c_code import builds, kernels
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import InfeasibleError
-from pimflow.memory.csv_form import replace_file
+from pimflow.host.files import replace_file
 from pimflow.placement import Searched
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.machines import Machine, thread_count

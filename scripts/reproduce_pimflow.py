@@ -13,10 +13,10 @@ from update_readme import ROOT, fill
 
 from pimflow.api.published import pimflow_ablation, pimflow_comparison, pimflow_tables
 from pimflow.api.published.pimflow_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
+from pimflow.host import pictures
 from pimflow.host.executors import parse_executor
+from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.memory import plot
-from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Profiling
 
 PAGE = ROOT / "docs" / "results.md"
@@ -74,7 +74,7 @@ def main() -> None:
     if args.page and args.models:
         parser.error("the page has the networks of the paper; leave out MODEL")
     if args.plot:
-        plot.check_format(args.plot)
+        pictures.check_format(args.plot)
     profiling = Profiling(cache=ResultCache(default_path()), executor=parse_executor("processes", args.jobs))
     say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))
     found = collect(Searches(profiling, say), models, parts)
@@ -83,9 +83,9 @@ def main() -> None:
         print(json.dumps(found, indent=1))
     else:
         print("\n\n".join(f"{name}\n\n{table}" for name, table in printed.items()))
-    pictures = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
-    for path in filter(None, pictures):
-        plot.save(path, pimflow_tables.figure(found["comparison"]), "PIMFlow's comparison")
+    paths = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
+    for path in filter(None, paths):
+        pictures.save(path, pimflow_tables.figure(found["comparison"]), "PIMFlow's comparison")
     if args.page:
         text = PAGE.read_text(encoding="utf-8")
         for name, table in printed.items():

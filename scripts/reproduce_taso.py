@@ -15,9 +15,9 @@ from pimflow.api.published import taso_selection, taso_tables
 from pimflow.api.published.taso_selection import NETWORKS, Say, Study
 from pimflow.cli import select
 from pimflow.errors import PimflowError
+from pimflow.host import pictures
+from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.memory import plot
-from pimflow.memory.csv_form import replace_file
 
 PAGE = ROOT / "docs" / "results.md"
 FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"
@@ -75,9 +75,9 @@ def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = fill(text, name, table)
-    plot.save(FRONTS, taso_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
+    pictures.save(FRONTS, taso_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
     first = taso_tables.figure_of_network(found, found[0].network)
-    plot.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
+    pictures.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
     replace_file(PAGE, text.encode())
 
 

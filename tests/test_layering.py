@@ -65,11 +65,29 @@ INSIDE = {
 }
 # By dotted name without ``pimflow.``: a folder stands for all that is in it, unless what is in it is named too.
 WITHOUT_TVM = (
-    *("errors", "core", "host", "zoo", "hardware", "memory", "primitives", "simulators", "fusion", "placement"),
+    *(
+        "errors",
+        "core",
+        "host",
+        "zoo",
+        "hardware",
+        "memory",
+        "primitives",
+        "simulators",
+        "fusion",
+        "placement",
+    ),
     *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
     *("decomposition.report", "primitive_selection.integer_program", "primitive_selection.problem"),
-    *("primitive_selection.search", "api.report", "api.timeline", "api.trace", "api.kernel_traces", "api.fuse"),
+    *(
+        "primitive_selection.search",
+        "api.report",
+        "api.timeline",
+        "api.trace",
+        "api.kernel_traces",
+        "api.fuse",
+    ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")
 BARE = ("relay_passes", "pim_backend", "simulators", "python")

@@ -76,6 +76,10 @@ class ProfileError(PimflowError):
     """A stored profile that is malformed, of another machine, or without the times that are needed."""
 
 
+class OutputError(PimflowError):
+    """A file that cannot be written."""
+
+
 class PlanError(PimflowError):
     """A plan that is malformed or does not fit the model and system it is applied to."""
 

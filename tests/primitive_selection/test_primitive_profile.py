@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow.core.region import ConvGeometry
-from pimflow.errors import ProfileError
+from pimflow.errors import OutputError, ProfileError
 from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import machines, measuring
@@ -194,7 +194,7 @@ def test_files_that_are_no_profiles(tmp_path, content, said):
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(ProfileError, match="cannot be read: No such file"):
         Profile.read(tmp_path / "p.json")
-    with pytest.raises(ProfileError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         Profile(device=HERE, code="c").write(tmp_path / "no" / "p.json")
 
 

@@ -9,7 +9,7 @@ from pimflow.api import compile as api
 from pimflow.api import timeline
 from pimflow.cli import main
 from pimflow.core.candidate import RESOURCES
-from pimflow.errors import ArtifactError, UsageError
+from pimflow.errors import OutputError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_command_writes_what_is_asked_for(searched, tmp_path, capsys):
 def test_what_cannot_be_written_is_refused(found, tmp_path):
     with pytest.raises(UsageError, match="is written as"):
         timeline.draw(tmp_path / "t.bmp", found)
-    with pytest.raises(ArtifactError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         timeline.write(tmp_path / "no" / "t.json", found)
 
 

@@ -20,7 +20,7 @@ from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import System, system
-from pimflow.memory.csv_form import replace_file
+from pimflow.host.files import replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 

@@ -18,10 +18,10 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
+from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
+from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.memory import plot
-from pimflow.memory.csv_form import replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
@@ -239,8 +239,8 @@ def write(
     writer.writerows(rows)
     replace_file(folder / "sweep.csv", table.getvalue().encode())
     replace_file(folder / "sweep.json", (json.dumps(rows, indent=1) + "\n").encode())
-    if plot.available():
-        plot.save(folder / "sweep.png", figure(rows, settings), "design space")
+    if pictures.available():
+        pictures.save(folder / "sweep.png", figure(rows, settings), "design space")
 
 
 def figure(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> Any:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
-from pimflow.errors import ArtifactError, LifetimeError
 from pimflow.hardware import System
-from pimflow.memory import plot
-from pimflow.memory.csv_form import replace_file
+from pimflow.host import pictures
+from pimflow.host.files import replace_file
 from pimflow.placement import Searched
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def load(directory: str | os.PathLike) -> dict[str, Any]:
 
 def write(path: str | os.PathLike, found: Mapping[str, Any]) -> None:
     """Write a trace for Perfetto; raises `ArtifactError` if that is not possible."""
-    _replace(path, to_json(found).encode())
+    replace_file(path, to_json(found).encode())
 
 
 def tasks(found: Mapping[str, Any], resource: str) -> list[dict[str, Any]]:
@@ -124,12 +123,12 @@ def draw(path: str | os.PathLike, found: Mapping[str, Any]) -> None:
     ------
     UsageError
         Another kind of file, or matplotlib is not installed.
-    ArtifactError
+    OutputError
         The file cannot be written.
     """
-    suffix = plot.check_format(path)
+    suffix = pictures.check_format(path)
     title = f"{found['otherData']['model']} on {found['otherData']['system']}"
-    _replace(path, plot.rendered(_figure(found, title), suffix, title))
+    replace_file(path, pictures.rendered(_figure(found, title), suffix, title))
 
 
 def _figure(found: Mapping[str, Any], title: str):
@@ -155,10 +154,3 @@ def _figure(found: Mapping[str, Any], title: str):
     axes.set_xlabel("time (us)")
     axes.set_title(title)
     return whole
-
-
-def _replace(path: str | os.PathLike, data: bytes) -> None:
-    try:
-        replace_file(path, data)
-    except LifetimeError as error:  # the words are right, the kind is that of memory tables
-        raise ArtifactError(str(error)) from error

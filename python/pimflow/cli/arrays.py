@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pimflow.errors import ArtifactError
-from pimflow.memory.csv_form import replace_file
+from pimflow.host.files import replace_file
 
 
 def read(path: str) -> np.ndarray:

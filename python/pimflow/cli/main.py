@@ -297,7 +297,7 @@ def _trace(args: argparse.Namespace) -> None:
 
 def _timeline(args: argparse.Namespace) -> None:
     from pimflow.api import timeline
-    from pimflow.memory import plot
+    from pimflow.host import pictures
 
     if Path(args.source).is_dir():
         others = ("source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache")
@@ -305,7 +305,7 @@ def _timeline(args: argparse.Namespace) -> None:
         parser.refuse(args, sorted(vars(args).keys() - set(others)), why)
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
     if args.plot:
-        plot.check_format(args.plot)
+        pictures.check_format(args.plot)
     with _progress(args.quiet) as progress, _profiling(args) as profile:
         progress("searching")
         options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profile}

@@ -90,9 +90,9 @@ def run(
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
     if args.plot:
-        from pimflow.memory import plot
+        from pimflow.host import pictures
 
-        plot.check_format(args.plot)
+        pictures.check_format(args.plot)
     chosen = options(args, args.profile)
     points = DRAWN if args.plot and args.pareto is None else args.pareto
     chosen |= {"target": args.target, "gpu": args.gpu}

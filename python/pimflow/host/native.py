@@ -22,6 +22,7 @@ _ERRORS = (
     errors.SpecError,
     errors.TraceError,
     errors.LifetimeError,
+    errors.OutputError,
     errors.PlanError,
     errors.ArtifactError,
     errors.UnsupportedOpError,

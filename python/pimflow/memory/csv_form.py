@@ -7,7 +7,6 @@ Empty cells take the default.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import LifetimeError, hint
+from pimflow.host.files import replace_file
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "offset", "memory", "alias", "within")
@@ -135,7 +135,7 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
 
     Raises
     ------
-    LifetimeError
+    OutputError
         The file cannot be written.
     """
     extra = {
@@ -153,23 +153,3 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
         cells = [life.name, life.begin, life.end, life.size_bytes]
         table.writerow([*cells, *(extra[name][index] for name in shown), offsets_bytes[life.name]])
     replace_file(path, text.getvalue().encode())
-
-
-def replace_file(path: str | os.PathLike, data: bytes) -> None:
-    """Write `data` to a scratch file beside `path`, and rename it; a pipe or device is written to."""
-    path = Path(path)
-    if not path.name:
-        raise LifetimeError(f"{path}: is a directory; name a file")
-    file = Path(os.path.realpath(path))  # a link stays one
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            path.write_bytes(data)
-        else:
-            scratch.write_bytes(data)
-            scratch.replace(file)
-    except OSError as error:
-        raise LifetimeError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate
-from pimflow.memory import plot
+from pimflow.host import pictures
 from pimflow.primitive_selection.problem import Problem, Sums
 from pimflow.primitive_selection.search import Point, fastest
 from pimflow.primitive_selection.selection import Selection
@@ -39,8 +39,8 @@ def write(path: str | os.PathLike, found: Selection) -> None:
     LifetimeError
         The file cannot be written.
     """
-    plot.check_format(path)
-    plot.save(path, figure(found), f"{found.problem.graph.name}: primitives")
+    pictures.check_format(path)
+    pictures.save(path, figure(found), f"{found.problem.graph.name}: primitives")
 
 
 def figure(found: Selection) -> Figure:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pimflow.core.region import ConvGeometry
-from pimflow.errors import LifetimeError, ProfileError
-from pimflow.memory.csv_form import replace_file
+from pimflow.errors import ProfileError
+from pimflow.host.files import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
 from pimflow.primitives.families import Shape, tiles
 from pimflow.primitives.layer import FP32_BYTES, input_bytes
@@ -198,16 +198,13 @@ class Profile:
         }
 
     def write(self, path: str | os.PathLike) -> None:
-        """Raises `ProfileError` if it cannot."""
+        """Raises `OutputError` if it cannot."""
         plain = self.plain()
         lists = [
             f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in plain.pop(key)) + "\n]" for key in ROWS
         ]
         text = ",\n".join([json.dumps(plain)[:-1], *lists]) + "}\n"
-        try:
-            replace_file(path, text.encode())
-        except LifetimeError as error:  # the words are right, the kind is that of memory tables
-            raise ProfileError(str(error)) from error
+        replace_file(path, text.encode())
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> Profile:

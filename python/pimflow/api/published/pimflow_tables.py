@@ -1,4 +1,4 @@
-"""What `api.published.pimflow_comparison` and `api.published.pimflow_ablation` find, as tables in Markdown and a picture."""
+"""Tables in Markdown, and a picture, of `pimflow_comparison` and `pimflow_ablation`."""
 
 from __future__ import annotations
 
