@@ -11,9 +11,10 @@ from tvm import relax
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import BLOCK, output_shape
+from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
 from pimflow.primitives.kernels import kernel
+from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
 

@@ -7,7 +7,7 @@ import tvm
 from pimflow.core.region import ConvGeometry
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Card, Machine
-from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import input_shape, output_shape
 from pimflow.primitives.filters import transformed
 from pimflow.primitives.kernels import kernel
@@ -24,7 +24,7 @@ LAYERS = (
     ConvGeometry(n=1, h=7, w=7, c=96, oc=40),
     ConvGeometry(n=1, h=28, w=28, c=48, oc=48, groups=48, **SAME),
 )
-LOOPS = primitive("direct-hwc-loops")
+LOOPS = named("direct-hwc-loops")
 
 
 def result(machine, chosen, layer, x, filters):

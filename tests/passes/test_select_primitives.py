@@ -14,7 +14,7 @@ from pimflow.compiler import phases as pipeline
 from pimflow.compiler.build import with_primitives
 from pimflow.errors import UsageError
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives import PRIMITIVES, named
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives, choosable
@@ -108,7 +108,7 @@ def test_what_is_not_chosen_stays():
     kinds = [[operator(b.value) for b in main_bindings(m) if operator(b.value)] for m in (mod, same)]
     assert kinds[0] == kinds[1]
     name, _ = next(iter(layers(mod).items()))
-    after = SelectPrimitives({name: primitive("im2row-hwc-7x32")})(mod)
+    after = SelectPrimitives({name: named("im2row-hwc-7x32")})(mod)
     kinds = [operator(b.value) for b in main_bindings(after)]
     assert [kinds.count(kind) for kind in ("call_tir", "nn.conv2d", "matmul")] == [1, 3, 1]
     assert shape(after["main"].body.body) == shape(mod["main"].body.body)
@@ -134,7 +134,7 @@ def test_kernels_for_a_gpu(first):
 
 def test_an_operator_of_a_gpu_stays_one():
     mod = graph(network, (1, 14, 14, 16))
-    operators = dict.fromkeys(layers(mod), primitive("operator-cuda-hwc"))
+    operators = dict.fromkeys(layers(mod), named("operator-cuda-hwc"))
     kinds = [[operator(b.value) for b in main_bindings(m)] for m in (mod, SelectPrimitives(operators)(mod))]
     assert kinds[1].count("call_tir") == 0 and kinds[1].count("nn.conv2d") == kinds[0].count("nn.conv2d")
 
@@ -143,4 +143,4 @@ def test_a_primitive_that_does_not_apply():
     mod = graph(network, (1, 14, 14, 16))
     name = next(name for name, layer in layers(mod).items() if layer.groups > 1)
     with pytest.raises(UsageError, match=f"'winograd-2d-f2-hwc-7x32' does not apply to layer '{name}'"):
-        SelectPrimitives({name: primitive("winograd-2d-f2-hwc-7x32")})(mod)
+        SelectPrimitives({name: named("winograd-2d-f2-hwc-7x32")})(mod)

@@ -31,7 +31,7 @@ from pimflow.primitive_selection.profile import (
     promising,
     unmeasured,
 )
-from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import tensor_shape
 
 LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
@@ -84,8 +84,8 @@ def test_bounds_count_the_products_that_are_formed(name):
 
 def test_winograd_saves_what_it_should():
     layer = ConvGeometry(n=1, h=26, w=26, c=64, oc=64, kh=3, kw=3)
-    assert layer.macs / macs(primitive("winograd-2d-f4-hwc-14x16"), layer) == 4.0
-    assert layer.macs / macs(primitive("winograd-1d-f2-hwc-14x16"), layer) == 1.5
+    assert layer.macs / macs(named("winograd-2d-f4-hwc-14x16"), layer) == 4.0
+    assert layer.macs / macs(named("winograd-1d-f2-hwc-14x16"), layer) == 1.5
 
 
 def test_every_kind_is_measured_before_the_second_of_any():

@@ -13,7 +13,7 @@ from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec
 from pimflow.primitive_selection.gpu_model_times import analytic, primitive_ns
 from pimflow.primitive_selection.profile import Device, Profile
-from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.launches import launches
 from pimflow.simulators.gpu.model import kernel_cost
 
@@ -56,7 +56,7 @@ def _size(shape):
 
 
 def test_the_operator_is_what_the_search_charges():
-    ns = primitive_ns(primitive("operator-cuda-hwc"), LAYER, GPU)
+    ns = primitive_ns(named("operator-cuda-hwc"), LAYER, GPU)
     assert ns == kernel_cost(convolution_kernel(LAYER, "fp32"), GPU, dtype="fp32").total_ns
 
 

@@ -9,7 +9,7 @@ from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.primitives import PRIMITIVES, primitive
+from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
 from pimflow.primitives.filters import transformed, winograd_matrices
 from pimflow.primitives.kernels import kernel
@@ -95,8 +95,8 @@ def test_winograd_matrices_give_every_correlation(outputs, taps):
 
 def test_wrong_uses():
     with pytest.raises(UnknownNameError, match="im2row-hwc-7x32"):
-        primitive("im2row-7x32")
+        named("im2row-7x32")
     with pytest.raises(UsageError, match="does not apply"):
-        kernel(primitive("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
+        kernel(named("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
     with pytest.raises(UsageError, match="is the operator as it is"):
-        kernel(primitive("operator-cuda-hwc"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
+        kernel(named("operator-cuda-hwc"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))

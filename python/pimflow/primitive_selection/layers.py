@@ -13,8 +13,7 @@ from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
 from pimflow.primitive_selection.profile import ANALYTIC, LAYOUTS, Move, Pool, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.families import BLOCK
-from pimflow.primitives.layer import has_choice
+from pimflow.primitives.layer import BLOCK, has_choice
 
 JOINED = ".concat"  # behind the name of a region: the concatenation in front of it
 REDUCTIONS = ("mean", "sum", "max", "min")

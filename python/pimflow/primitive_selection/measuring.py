@@ -15,8 +15,9 @@ from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.profile import Device, Move, Pool, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.families import BLOCK, tensor_shape
+from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.kernels import kernel
+from pimflow.primitives.layer import BLOCK
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (

@@ -15,8 +15,8 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
-from pimflow.primitives.families import Shape, tiles
-from pimflow.primitives.layer import FP32_BYTES, input_bytes
+from pimflow.primitives.families import tiles
+from pimflow.primitives.layer import FP32_BYTES, Shape, input_bytes
 
 VERSION = "pimflow-profile/1"
 ROWS = ("layers", "transforms", "pools", "kernels")  # lists of a file

@@ -1,6 +1,6 @@
-"""Convolution primitives as data: no TVM. `pimflow.primitives.kernels` has their code."""
+"""Convolution primitives (TASO) as data; without TVM, but for their code in `kernels`."""
 
-from pimflow.primitives.catalogue import PRIMITIVES, primitive
+from pimflow.primitives.catalogue import PRIMITIVES, named
 from pimflow.primitives.primitive import Extents, Primitive
 
-__all__ = ["PRIMITIVES", "Extents", "Primitive", "primitive"]
+__all__ = ["PRIMITIVES", "Extents", "Primitive", "named"]

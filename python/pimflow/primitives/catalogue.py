@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pimflow.errors import UnknownNameError
+from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.primitive import Primitive
 
 BLOCKS = ((32, 32), (32, 64), (64, 64))  # of threads: places x lanes of their tile
@@ -17,7 +18,7 @@ def _tiled(
     return [
         Primitive(
             name=f"{stem}-{places}x{lanes}",
-            family=family,
+            formulas=FAMILIES[family],
             layout=layout,
             places=places,
             lanes=lanes,
@@ -29,8 +30,8 @@ def _tiled(
 
 def _all() -> list[Primitive]:
     found = [
-        Primitive(name="direct-hwc-loops", family="loops"),
-        Primitive(name="direct-chw-loops", family="loops", layout="CHW"),
+        Primitive(name="direct-hwc-loops", formulas=FAMILIES["loops"]),
+        Primitive(name="direct-chw-loops", formulas=FAMILIES["loops"], layout="CHW"),
         *_tiled("direct", "direct", "HWC", ((1, 64), (6, 64), *WIDE)),
         *_tiled("direct", "direct", "CHW", WIDE),
         *_tiled("direct", "direct", "CHWc16", ((7, 16), (14, 16), (28, 16))),
@@ -60,7 +61,7 @@ def _cuda() -> list[Primitive]:
         return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)
 
     found = [
-        Primitive(name="operator-cuda-hwc", family="operator", target="cuda"),
+        Primitive(name="operator-cuda-hwc", formulas=FAMILIES["operator"], target="cuda"),
         *tiled("direct", "direct"),
         *tiled("im2row", "windows", shared=True),
         *tiled("implicit-gemm", "windows", shared=True, implicit=True),
@@ -75,7 +76,7 @@ def _cuda() -> list[Primitive]:
 PRIMITIVES = {primitive.name: primitive for primitive in _all()}
 
 
-def primitive(name: str) -> Primitive:
+def named(name: str) -> Primitive:
     """The primitive of that name; raises `UnknownNameError` if there is none."""
     if name not in PRIMITIVES:
         raise UnknownNameError("primitive", name, PRIMITIVES)

@@ -6,38 +6,9 @@ Shapes are in elements, fp32. *Filters* are what a kernel reads, transformed whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives.layer import depthwise, filter_shape, pointwise, reach
-
-if TYPE_CHECKING:
-    from pimflow.primitives.primitive import Primitive
-
-BLOCK = 16  # channels side by side in CHWc16
-VECTOR = 8  # lanes come in multiples of this
-Shape = tuple[int, ...]
-Stages = dict[str, Shape]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """What the primitives of a family have in common.
-
-    Attributes
-    ----------
-    applies, filter_shape, stages : callable
-        Of a primitive and a layer; see `Primitive`.
-    pixels : callable
-        Extent of the axis whose places (in CHW, lanes) make register tiles.
-    """
-
-    applies: Callable[[Primitive, ConvGeometry], bool]
-    filter_shape: Callable[[Primitive, ConvGeometry], Shape]
-    stages: Callable[[Primitive, ConvGeometry], Stages]
-    pixels: Callable[[Primitive, ConvGeometry], int] = lambda _, layer: layer.ow
+from pimflow.primitives.layer import BLOCK, VECTOR, Shape, depthwise, filter_shape, pointwise, reach
+from pimflow.primitives.primitive import Family, Primitive, Stages
 
 
 def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
@@ -294,37 +265,67 @@ def _depthwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     return _direct_stages(primitive, layer) if primitive.layout == "CHW" else {}
 
 
+def _always(_: Primitive, __: ConvGeometry) -> bool:
+    return True
+
+
+def _no_stages(_: Primitive, __: ConvGeometry) -> Stages:
+    return {}
+
+
+def _rows(_: Primitive, layer: ConvGeometry) -> int:
+    return layer.oh
+
+
+def _map_pixels(_: Primitive, layer: ConvGeometry) -> int:
+    return layer.h * layer.w
+
+
 FAMILIES = {
-    "loops": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=_plain_stages),
-    # What `ScheduleGpu` makes of a convolution by rules of its own.
-    "operator": Family(applies=lambda _, __: True, filter_shape=_plain_filters, stages=lambda _, __: {}),
-    "direct": Family(applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
-    "windows": Family(
-        applies=_dense, filter_shape=_windows_filters, stages=_windows_stages, pixels=_windows_pixels
-    ),
-    "mec": Family(
-        applies=_dense,
-        filter_shape=_windows_filters,
-        stages=_mec_stages,
-        pixels=lambda _, layer: layer.oh,
-    ),
-    "shifted": Family(
-        applies=_shifted,
-        filter_shape=_shifted_filters,
-        stages=_shifted_stages,
-        pixels=_shifted_pixels,
-    ),
-    "winograd": Family(
-        applies=_tiled, filter_shape=_winograd_filters, stages=_winograd_stages, pixels=_tiles_pixels
-    ),
-    "fft": Family(
-        applies=_tiled, filter_shape=_fourier_filters, stages=_fourier_stages, pixels=_tiles_pixels
-    ),
-    "pointwise": Family(
-        applies=_pointwise,
-        filter_shape=_windows_filters,
-        stages=_pointwise_stages,
-        pixels=lambda _, layer: layer.h * layer.w,
-    ),
-    "depthwise": Family(applies=_depthwise, filter_shape=_depthwise_filters, stages=_depthwise_stages),
+    family.name: family
+    for family in (
+        Family(name="loops", applies=_always, filter_shape=_plain_filters, stages=_plain_stages),
+        # What `ScheduleGpu` makes of a convolution by rules of its own.
+        Family(name="operator", applies=_always, filter_shape=_plain_filters, stages=_no_stages),
+        Family(name="direct", applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
+        Family(
+            name="windows",
+            applies=_dense,
+            filter_shape=_windows_filters,
+            stages=_windows_stages,
+            pixels=_windows_pixels,
+        ),
+        Family(name="mec", applies=_dense, filter_shape=_windows_filters, stages=_mec_stages, pixels=_rows),
+        Family(
+            name="shifted",
+            applies=_shifted,
+            filter_shape=_shifted_filters,
+            stages=_shifted_stages,
+            pixels=_shifted_pixels,
+        ),
+        Family(
+            name="winograd",
+            applies=_tiled,
+            filter_shape=_winograd_filters,
+            stages=_winograd_stages,
+            pixels=_tiles_pixels,
+        ),
+        Family(
+            name="fft",
+            applies=_tiled,
+            filter_shape=_fourier_filters,
+            stages=_fourier_stages,
+            pixels=_tiles_pixels,
+        ),
+        Family(
+            name="pointwise",
+            applies=_pointwise,
+            filter_shape=_windows_filters,
+            stages=_pointwise_stages,
+            pixels=_map_pixels,
+        ),
+        Family(
+            name="depthwise", applies=_depthwise, filter_shape=_depthwise_filters, stages=_depthwise_stages
+        ),
+    )
 }

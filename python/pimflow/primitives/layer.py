@@ -5,6 +5,9 @@ from __future__ import annotations
 from pimflow.core.region import ConvGeometry, Region
 
 FP32_BYTES = 4
+BLOCK = 16  # channels side by side in the layout CHWc16
+VECTOR = 8  # lanes come in multiples of this
+Shape = tuple[int, ...]
 
 
 def has_choice(region: Region) -> bool:

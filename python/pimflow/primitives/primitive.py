@@ -7,16 +7,17 @@ vector of *lanes*: in HWC lanes are output channels and places are pixels; in CH
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives.families import BLOCK, FAMILIES, VECTOR, Shape
-from pimflow.primitives.layer import FP32_BYTES, depthwise
+from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, depthwise
 
 STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
 THREAD_PLACES = 4  # of a GPU's thread
 LAYOUTS = ("HWC", "CHW", "CHWc16")
+Stages = dict[str, Shape]
 
 
 def dealt(extent: int, most: int, multiple: int = 1) -> int:
@@ -58,6 +59,30 @@ class Extents:
     channels: int
 
 
+def _row_pixels(_: Primitive, layer: ConvGeometry) -> int:
+    return layer.ow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the primitives of a family have in common.
+
+    Attributes
+    ----------
+    name : str
+    applies, filter_shape, stages : callable
+        Of a primitive and a layer; see `Primitive`.
+    pixels : callable
+        Extent of the axis whose places (in CHW, lanes) make register tiles.
+    """
+
+    name: str
+    applies: Callable[[Primitive, ConvGeometry], bool]
+    filter_shape: Callable[[Primitive, ConvGeometry], Shape]
+    stages: Callable[[Primitive, ConvGeometry], Stages]
+    pixels: Callable[[Primitive, ConvGeometry], int] = _row_pixels
+
+
 @dataclass(frozen=True, kw_only=True)
 class Primitive:
     """One way to compute a convolution.
@@ -65,8 +90,8 @@ class Primitive:
     Attributes
     ----------
     name : str
-    family : str
-        One of `FAMILIES`.
+    formulas : Family
+        Those of its family.
     layout : str
         Of input and output: one of `LAYOUTS`.
     places, lanes : int
@@ -86,7 +111,7 @@ class Primitive:
     """
 
     name: str
-    family: str
+    formulas: Family = field(repr=False)
     layout: str = "HWC"
     places: int = 0
     lanes: int = 0
@@ -97,22 +122,26 @@ class Primitive:
     shared: bool = False
     implicit: bool = False
 
+    @property
+    def family(self) -> str:
+        return self.formulas.name
+
     def applies(self, layer: ConvGeometry) -> bool:
         """Whether it can compute `layer`; on a GPU, tiles of several pixels do no layer of one."""
         ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
         single = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
-        return not (ragged or single) and FAMILIES[self.family].applies(self, layer)
+        return not (ragged or single) and self.formulas.applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
         """Of the filters as the kernel reads them."""
-        return FAMILIES[self.family].filter_shape(self, layer)
+        return self.formulas.filter_shape(self, layer)
 
     def filter_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * prod(self.filter_shape(layer))
 
     def stages(self, layer: ConvGeometry) -> dict[str, Shape]:
         """Tensors beside input, filters and output, by the stage of the kernel that writes them."""
-        return FAMILIES[self.family].stages(self, layer)
+        return self.formulas.stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
         """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
@@ -124,7 +153,7 @@ class Primitive:
 
     def extents(self, layer: ConvGeometry) -> Extents:
         """How its register tiles cut `layer`."""
-        pixels = FAMILIES[self.family].pixels(self, layer)
+        pixels = self.formulas.pixels(self, layer)
         if not self.places:
             return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)
         if self.layout == "CHW":

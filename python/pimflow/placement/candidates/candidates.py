@@ -20,7 +20,7 @@ from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import PimCost
-from pimflow.primitives import primitive as primitive_of
+from pimflow.primitives import named
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler
 
@@ -227,7 +227,7 @@ class Candidates:
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
         """By the operator, or by the primitive of that `name`, whose launches follow one another."""
-        system, primitive = self.system, primitive_of(name) if name else None
+        system, primitive = self.system, named(name) if name else None
         why = primitive and (_wrong_dtype(system) or problem(primitive, region))
         if why:
             raise PlanError(f"region '{region.name}' cannot be computed by primitive '{name}': {why}")

@@ -6,9 +6,9 @@ from tvm import te
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import BLOCK, output_shape
+from pimflow.primitives.families import output_shape
 from pimflow.primitives.kernels.stages import inside, padded, placeholders, reduce_axes, result, slab, sums
-from pimflow.primitives.layer import FP32_BYTES
+from pimflow.primitives.layer import BLOCK, FP32_BYTES
 
 Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
 

@@ -17,8 +17,8 @@ from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import BLOCK, input_shape, output_shape, padded_extents
-from pimflow.primitives.layer import input_bytes
+from pimflow.primitives.families import input_shape, output_shape, padded_extents
+from pimflow.primitives.layer import BLOCK, input_bytes
 
 TILE = "pimflow.tile"
 SPREAD = "pimflow.spread"
