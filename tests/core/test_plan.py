@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pimflow.core.plan import MODES, Choice, Plan
 from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import PlanError, UnknownNameError
+from pimflow.primitives.launches import computes
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 nanoseconds = st.floats(0, 1e12)
@@ -172,7 +173,7 @@ def test_choices_are_carried_to_the_same_network_in_another_form():
     graph = RegionGraph(name="n", regions=(region("b"), region("new"), region("a")), outputs=("a",))
     choices = (Choice(region="a", mode="PIM", gpu_share=0.0), Choice(region="b", mode="SPLIT", gpu_share=0.5))
     plan = Plan(model="m", system="s", gpu_channels=1, choices=choices, latency_ns=1.0, lower_bound_ns=1.0)
-    carried = plan.carried_to(graph)
+    carried = plan.carried_to(graph, computes)
     assert carried.model == graph.digest
     assert [(c.region, c.mode) for c in carried.choices] == [("b", "SPLIT"), ("new", "GPU"), ("a", "PIM")]
     assert carried.choice("a") == choices[0] and carried.choice("b") == choices[1]

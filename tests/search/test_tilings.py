@@ -20,6 +20,7 @@ from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
+from pimflow.primitives.launches import computes
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 
 SYSTEM = system()
@@ -232,8 +233,8 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     without = replace(toy, fusible=())
     with pytest.raises(PlanError, match="may be part of such a kernel"):
         apply(without, SYSTEM, found.plan)
-    assert apply(toy, SYSTEM, found.plan.carried_to(toy)).tiled() == found.tiled()
-    carried = apply(without, SYSTEM, found.plan.carried_to(without))
+    assert apply(toy, SYSTEM, found.plan.carried_to(toy, computes)).tiled() == found.tiled()
+    carried = apply(without, SYSTEM, found.plan.carried_to(without, computes))
     assert not carried.tiled() and {carried.doing[name].name for name in covers} == {"GPU"}
 
 

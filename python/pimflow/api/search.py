@@ -21,6 +21,7 @@ from pimflow.hardware import System, system
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
 from pimflow.primitive_selection import options as primitive_options
+from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def speedups(
     def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = place(graph, other, plan and plan.carried_to(graph, other.views), costs, goal)
+        found = place(graph, other, plan and plan.carried_to(graph, computes, other.views), costs, goal)
         return found.gpu_only.latency_ns / found.evaluation.latency_ns
 
     base = searched.system
@@ -196,7 +197,7 @@ def order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: 
     if order.changed:
         options = {"fuse_activations": bool(searched.graph.runs), "fuse": bool(searched.graph.fusible)}
         graph = regions(order.given, searched.system, **options)
-        given = place(graph, searched.system, plan and plan.carried_to(graph), costs, searched.goal)
+        given = place(graph, searched.system, plan and plan.carried_to(graph, computes), costs, searched.goal)
     return order.summary() | {
         "latency_given_ns": given.evaluation.latency_ns,
         "latency_ns": searched.evaluation.latency_ns,

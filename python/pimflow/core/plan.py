@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pimflow.core.region import Region, RegionGraph
 from pimflow.core.split import AXES
-from pimflow.errors import PlanError, UnknownNameError, hint
-from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.launches import problem
+from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
@@ -106,18 +105,29 @@ class Plan:
                 return choice
         raise UnknownNameError("region", region, [name for c in self.choices for name in c.regions])
 
-    def carried_to(self, graph: RegionGraph, views: bool = True) -> Plan:
+    def carried_to(
+        self, graph: RegionGraph, computes: Callable[[str, Region], bool], views: bool = True
+    ) -> Plan:
         """The same choices for the same network in another order, or with copies made elsewhere.
 
         Regions that only `graph` has stay on the GPU. So do those of pipelines without `views`, which they
         need, those that are one kernel here and cannot be one there, and, as the operator, those whose
         primitive cannot compute them there.
+
+        Parameters
+        ----------
+        computes : callable
+            Whether the convolution primitive of that name computes a region.
         """
         kept = [choice for choice in self.choices if _carries_over(choice, graph, views)]
         known = {choice.region: choice for choice in kept}
         inside = {name for choice in kept for name in choice.regions[1:]}
         choices = tuple(
-            _fitting(known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)), region)
+            _fitting(
+                known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)),
+                region,
+                computes,
+            )
             for region in graph.regions
             if region.name not in inside
         )
@@ -167,8 +177,8 @@ class Plan:
             raise PlanError(f"{path}: not a text file") from error
 
 
-def _fitting(choice: Choice, region: Region) -> Choice:
-    lost = choice.primitive and problem(PRIMITIVES[choice.primitive], region)
+def _fitting(choice: Choice, region: Region, computes: Callable[[str, Region], bool]) -> Choice:
+    lost = choice.primitive and not computes(choice.primitive, region)
     return replace(choice, primitive="") if lost else choice
 
 
@@ -204,9 +214,6 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
     _check_types(choice, ("schedule", "axis", "reason", "primitive"), ("latency_ns",), place)
-    if choice.primitive and choice.primitive not in PRIMITIVES:
-        near = hint(choice.primitive, [p.name for p in PRIMITIVES.values() if p.target == "cuda"])
-        raise PlanError(f"{place}: unknown primitive '{choice.primitive}'; {near}")
     if choice.axis not in AXES:
         raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if choice.gpu_share is None and len(choice.regions) > 1:

@@ -13,15 +13,14 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
-from pimflow.errors import PlanError
-from pimflow.fusion import TILES, Tiling
+from pimflow.fusion import Tiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone, known
+from pimflow.placement.gpu_alone import gpu_alone
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
@@ -35,7 +34,6 @@ __all__ = [
     "Goal",
     "Profiling",
     "Searched",
-    "apply",
     "profile",
     "search",
 ]
@@ -173,141 +171,23 @@ def search(
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
     solution = mixed.solution if mixed else alone.solution
-    return _searched(maker, table, solution, gpu_only, minimiser)
+    return as_searched(maker, table, solution, gpu_only, minimiser)
 
 
-def apply(
-    graph: RegionGraph,
-    system: System,
-    plan: Plan,
-    costs: Costs | None = None,
-    *,
-    primitives: bool = False,
-) -> Searched:
-    """An edited or stored plan on `system`.
-
-    Parameters
-    ----------
-    primitives : bool
-        Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
-        names any.
-
-    Raises
-    ------
-    PlanError
-        If it was made for another network, or does something with a region that cannot be done.
-    InfeasibleError
-        If its weights do not fit the PIM channels.
-    """
-    named = [name for choice in plan.choices for name in choice.regions]
-    wanted = [region.name for region in graph.regions]
-    if plan.model != graph.digest:
-        if named != wanted and sorted(named) == sorted(wanted):
-            raise PlanError(
-                f"the plan has the layers of '{graph.name}' in another order: apply it with --reorder, "
-                "or search again"
-            )
-        raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
-    if named != wanted:
-        odd = sorted(set(named) ^ set(wanted)) or ["their order"]
-        raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {odd[0]}")
-    for choice in plan.choices:
-        if choice.primitive and (choice.mode != "GPU" or len(choice.regions) > 1):
-            raise PlanError(
-                f"region '{choice.region}': a primitive computes one region that is wholly on the GPU, not "
-                f"{choice.mode} of {len(choice.regions)} regions"
-            )
-    goal = Goal(primitives=primitives or any(choice.primitive for choice in plan.choices))
-    maker = Candidates(graph, system, costs, primitives=goal.primitives)
-    table = profile(graph, maker)
-    gpu_only = gpu_alone(maker, table, goal).evaluation
-    if all(choice.mode == "GPU" for choice in plan.choices):
-        candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
-    else:
-        candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    solution = known(candidates, evaluate(graph, candidates, table, system))
-    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal))
-
-
-def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
-    if choice.mode == "PIPELINE":
-        return _chosen_pipeline(maker, choice)
-    if len(choice.regions) > 1:
-        return _chosen_run(maker, table, choice)
-    region = graph.region(choice.region)
-    _check_share(choice)
-    gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
-
-
-def _check_share(choice: Choice) -> None:
-    expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
-    if choice.gpu_share is None or choice.gpu_share != expected:
-        given = "none" if choice.gpu_share is None else f"{choice.gpu_share:g}"
-        wanted = "between 0 and 1" if expected is None else f"{expected:g}"
-        raise PlanError(f"region '{choice.region}': mode {choice.mode} has gpu_share {wanted}, not {given}")
-
-
-def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
-    if choice.gpu_share is not None:
-        raise PlanError(
-            f"region '{choice.region}': mode PIPELINE has gpu_share null, not {choice.gpu_share:g}"
-        )
-    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
-    return pipelines.make(maker, pipeline, choice.schedules)
-
-
-def _chosen_run(
-    maker: Candidates, table: CostTable, choice: Choice, channels: int | None = None
-) -> Candidate:
-    """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
-    if choice.mode == "GPU" and choice.schedule.startswith(TILES):
-        return _chosen_tiles(maker, choice, channels)
-    runs = [c for c in table.candidates[choice.region] if c.covers == choice.covers]
-    fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]
-    if choice.schedule:
-        fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]
-    if not fitting:
-        known = ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
-        raise PlanError(
-            f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
-        )
-    chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
-    if channels is None:
-        return chosen
-    tiling = Tiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
-    return fused_groups.make(maker, chosen.covers, channels, tiling)
-
-
-def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:
-    try:
-        tiling = Tiling.parse(choice.schedule)
-    except ValueError as error:
-        raise PlanError(f"region '{choice.region}': schedule {error}") from None
-    problem = maker.tilings.problem(choice.covers, tiling)
-    if problem or choice.gpu_share != 1.0:
-        why = problem or f"their gpu_share is 1, not {choice.gpu_share}"
-        raise PlanError(f"regions {', '.join(choice.covers)} cannot be one kernel: {why}; search again")
-    return fused_groups.make(maker, choice.covers, channels, tiling)
-
-
-def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
-    """The candidate of a plan without PIM: all memory channels serve the GPU."""
-    channels = maker.system.gpu.memory_channels
-    if len(choice.regions) > 1:
-        return _chosen_run(maker, table, choice, channels)
-    _check_share(choice)
-    region = maker.graph.region(choice.region)
-    return maker.make(region, "GPU", gpu_channels=channels, primitive=choice.primitive)
-
-
-def _searched(
+def as_searched(
     maker: Candidates,
     table: CostTable,
     solution: Solution,
     gpu_only: Evaluation,
     minimiser: Minimiser,
 ) -> Searched:
+    """`solution` as a plan, with what the reader of a report asks about it.
+
+    Raises
+    ------
+    InfeasibleError
+        If its weights do not fit the PIM channels.
+    """
     graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System
-from pimflow.placement import Candidates, Costs, Goal
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.costs.costs import Costs
 from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
-from pimflow.placement.solvers.objectives import Found, Minimiser
+from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
 from pimflow.placement.solvers.steps import State, check_covers, reads
 
 # Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from pimflow.core.region import GATHERS, ConvGeometry, Kernel, Region, convolution_kernel
-from pimflow.primitives.catalogue import PRIMITIVES
+from pimflow.primitives.catalogue import PRIMITIVES, named
 from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.layer import FP32_BYTES, has_choice, input_bytes
 from pimflow.primitives.primitive import Primitive
@@ -49,6 +49,17 @@ def problem(primitive: Primitive, region: Region) -> str:
     if region.kept_elements or {*GATHERS}.intersection(region.prologue):
         return "the kernel of the region also joins, or stores, what others read"
     return ""
+
+
+def computes(name: str, region: Region) -> bool:
+    """Whether the primitive of that `name` can be what a GPU computes `region` by.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no primitive of that name.
+    """
+    return not problem(named(name), region)
 
 
 def usable(region: Region) -> list[Primitive]:
