@@ -7,10 +7,11 @@ from tvm import relax
 import pimflow
 from pimflow import frontend
 from pimflow.compiler import build, phases
+from pimflow.compiler.kernel_calls import kernel_calls
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.runtime import targets
 from pimflow.primitive_selection import network_time as network_kernels
-from pimflow.primitive_selection.network_time import kernel_calls, network_time
+from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.profile import PARTS, KernelTime, NetworkTime, Profile, network_text
 from pimflow.primitive_selection.selection import summary
 from pimflow.primitives import PRIMITIVES

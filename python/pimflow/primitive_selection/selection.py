@@ -129,13 +129,13 @@ def select(
     if not whole or not (measuring or found.profile.kernels_ns):
         return found
     from pimflow import frontend
-    from pimflow.compiler import build
+    from pimflow.compiler import build, kernel_calls
     from pimflow.hardware import system
     from pimflow.primitive_selection import network_time
 
     network = frontend.load(model, shapes or {}, batch)
     applied = build.with_primitives(network.module, found.choices, found.layouts)
-    calls = network_time.kernel_calls(applied, system())
+    calls = kernel_calls.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
     progress = options.get("progress", lambda _: None)
     return with_network(found, network_time.network_time(calls, cache, known_ns, progress))

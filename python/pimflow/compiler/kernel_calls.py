@@ -1,0 +1,112 @@
+"""The kernels of a network for the CPU, as one inference calls them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm import relax, tirx
+
+from pimflow.compiler import phases
+from pimflow.core.region import MOVES
+from pimflow.hardware import System
+from pimflow.pim_backend.runtime.targets import this_cpu
+from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
+
+LAST_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCall:
+    """A kernel, as a network calls it.
+
+    Attributes
+    ----------
+    name : str
+    part : str
+        One of `primitive_selection.profile.PARTS`.
+    function : PrimFunc
+        Scheduled, its workspaces among its results.
+    cold : tuple of int
+        Parameters that are in no cache when it is called.
+    """
+
+    name: str
+    part: str
+    function: tirx.PrimFunc
+    cold: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Digest of all that its time depends on, besides the machine and the compiler."""
+        code = self.function.without_attr("global_symbol").script()
+        return hashlib.sha256(f"{code} {self.cold}".encode()).hexdigest()[:16]
+
+
+def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
+    """Kernels that one inference of `applied` calls, in their order, for this machine's CPU.
+
+    Parameters
+    ----------
+    applied : IRModule
+        With primitives in place; see `compiler.build.with_primitives`.
+    """
+    target = this_cpu()
+    with target:
+        mod = tvm.transform.Sequential(phases.scheduled_phases(target, system))(applied)
+    return calls_in(mod, parts(applied, system))
+
+
+def parts(applied: tvm.IRModule, system: System) -> dict[str, str]:
+    """What kernels of `applied` do, by their names."""
+    groups = kernel_groups(applied, views=system.views)
+    return {f"fused_{group.title.name}": _part(group) for group in groups}
+
+
+def _part(group: KernelGroup) -> str:
+    kinds = {operator(binding.value) for binding in group.bindings}
+    if "call_tir" in kinds:
+        return "primitive"
+    return "transform" if kinds <= set(MOVES) else "other"
+
+
+def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelCall, ...]:
+    """Calls in a module after `compiler.phases.scheduled_phases`; `named` are its `parts`."""
+    inputs = set(scheduled["main"].params)
+    spilled = live_bytes(scheduled) > last_level_bytes()
+    found = []
+    for binding in main_bindings(scheduled):
+        if operator(binding.value) == "call_tir":
+            callee, operands = binding.value.args[0], list(binding.value.args[1].fields)
+            cold = [i for i, each in enumerate(operands) if not isinstance(each, relax.Var) or each in inputs]
+            function = scheduled[callee]
+            if spilled:
+                cold += range(len(operands), len(function.params) - _workspaces(function))
+            part = named.get(callee.name_hint, "other")
+            found.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
+    return tuple(found)
+
+
+def live_bytes(scheduled: tvm.IRModule) -> int:
+    """The most that is live of what kernels compute, their workspaces too."""
+    allocated = tvm.transform.Sequential(phases.tensor_phases())(scheduled)
+    return buffers(allocated).liveness().peak_bytes
+
+
+def _workspaces(function: tirx.PrimFunc) -> int:
+    return int((function.attrs or {}).get(WORKSPACES, 0))
+
+
+def last_level_bytes() -> float:
+    """Size of the last cache of this machine's CPU; infinite if that is not known."""
+    try:
+        return float(LAST_LEVEL.read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return math.inf
