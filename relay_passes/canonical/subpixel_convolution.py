@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.decomposition.factorisation import Upsampling
+from pimflow.core.chains import Upsampling
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
 

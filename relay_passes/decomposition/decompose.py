@@ -9,8 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.core.chains import Decomposed, Link, Upsampling, decomposable
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition.factorisation import Decomposed, Link, Upsampling, decomposable
 from pimflow.relay_passes.canonical.subpixel_convolution import cropped, spread, upsamplings
 from pimflow.relay_passes.flat import (
     layer_name,

@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pimflow.compiler.verification import convolve
+from pimflow.core.chains import decomposable
 from pimflow.core.region import ROLES, ConvGeometry
-from pimflow.decomposition.factorisation import check, decomposable, decompose
+from pimflow.decomposition.factorisation import check, decompose
 from pimflow.decomposition.factors import METHODS, limits
 from pimflow.decomposition.ranks import RankRule
 from pimflow.errors import DecompositionError

@@ -12,8 +12,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.core.chains import Decomposed, Link
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition.factorisation import Decomposed, Link, RankRule, decompose
+from pimflow.decomposition.factorisation import RankRule, decompose
 from pimflow.decomposition.factors import METHODS, limits
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution

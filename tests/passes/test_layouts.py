@@ -12,9 +12,9 @@ from tvm.relax import op
 
 from pimflow.compiler.build import with_primitives
 from pimflow.compiler.kernel_calls import parts
-from pimflow.core.region import MOVES
+from pimflow.core.region import JOINED, MOVES
 from pimflow.hardware import system
-from pimflow.primitive_selection.layers import JOINED, Layers, apart
+from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.problem import Problem
 from pimflow.primitive_selection.profile import Device, Profile
 from pimflow.primitives import PRIMITIVES

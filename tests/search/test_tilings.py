@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pimflow import frontend, fusion
 from pimflow.api import search as network_search
+from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import Tiling, place
@@ -19,7 +20,7 @@ from pimflow.placement import Goal, apply, search
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
+from pimflow.placement.candidates.tilings import Tilings
 from pimflow.primitives.launches import computes
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 

@@ -17,6 +17,7 @@ from pimflow.api import fuse as fusion
 from pimflow.api import memory, report, timeline
 from pimflow.api import run as inference
 from pimflow.api import search as network_search
+from pimflow.api import select as selecting
 from pimflow.api import trace as tracing
 from pimflow.api.published import occamy_operators
 from pimflow.api.search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
@@ -24,7 +25,7 @@ from pimflow.compiler import artifact, build, phases
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_network
 from pimflow.compiler.measurement import allocations
-from pimflow.compiler.measurement.kernel_times import gpu_part, inference_ns
+from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -58,7 +59,7 @@ measure_allocations = allocations.measure_allocations
 fuse = fusion.fuse
 infer, run = inference.infer, inference.run
 fuse_decomposed = fusion.fuse_decomposed
-select = primitive_selection.select
+select = selecting.select
 execute_fused = kernels.execute
 export_decomposed = onnx_export.export_decomposed
 
@@ -147,7 +148,7 @@ def compile(
         Whether neighbouring layers may be one GPU kernel over shared memory (`placement.candidates.tilings`),
         where that is faster.
     select : mapping of str to object, optional
-        Options of `primitive_selection.selection.select_for`, such as ``{"profile": "measured"}``: each
+        Options of `api.select.select_for`, such as ``{"profile": "measured"}``: each
         convolution that stays on the CPU standing in for a GPU is computed by the primitive chosen for it;
         with target ``c``, each in the C code, by times of C on this machine unless the options say others.
         With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives for the GPU are candidates of
@@ -284,7 +285,7 @@ def compile(
     summary = report.build(
         searched,
         verification,
-        gpu_part=gpu_part(searched, builds[0], inputs),
+        gpu_part=_gpu_part(searched, builds[0], inputs),
         memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
         order=None if order is None else order_part(order, searched, plan, costs),
         decomposition=decomposition,
@@ -321,6 +322,16 @@ def compile(
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary
     )
+
+
+def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What the report says of the GPU's kernels; timed where they run."""
+    measured_ns, measured_on = None, ""
+    if built.target != "llvm+pim" and built.runs_here:
+        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
+        measured_on = str(built.device.device_name)
+    kernels = built.kernels
+    return report.gpu_part(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
 
 
 def relax_pipeline(

@@ -11,6 +11,7 @@ from tvm import relax
 from pimflow.compiler import phases
 from pimflow.compiler.kernel_calls import KernelCall, kernel_calls
 from pimflow.core.program import PimProgram
+from pimflow.core.region import JOINED
 from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
@@ -19,7 +20,6 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
 from pimflow.pim_backend.runtime.network_module import pack
 from pimflow.placement import Searched
-from pimflow.primitive_selection.layers import JOINED
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import operator

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 LANES = (16, 8, 4)  # places that a CPU's vectors hold side by side; maps of runs are as wide on a GPU
 SIDE = 8  # rows and columns of a run's result that a block computes, at most
 CHUNK = 32  # channels of the last operand that are there at once, at most
-SHARED_BYTES = 40960  # of 48 KiB that every block may have: the rest for what else the compiler puts there
+# What every block may have without asking for more (CUDA programming guide, compute capabilities).
+BLOCK_BYTES = 48 * 1024
+SHARED_BYTES = BLOCK_BYTES - 8 * 1024  # of a run: the rest for what else the compiler puts there
 
 
 def divisors(number: int, most: int) -> list[int]:

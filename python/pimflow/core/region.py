@@ -26,6 +26,7 @@ GATHERS = ("concat", "strided_slice")
 # Operators that move elements: what they follow does not keep its rows.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 
+JOINED = ".concat"  # behind the name of a region: the concatenation in front of it
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from pimflow.core.chains import Decomposed, Link, Upsampling
 from pimflow.core.region import ConvGeometry
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import Chain
@@ -20,93 +21,9 @@ __all__ = [
     "Request",
     "Upsampling",
     "check",
-    "decomposable",
     "decompose",
     "joined",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Upsampling:
-    """What makes a convolution a transposed one: its channels are those of several pixels.
-
-    The canonical form of a transposed convolution of stride s has s*s times the channels, in the order
-    (group, row, column, channel), which are then spread over a map s times as large. As a transposed one its
-    filter is [OC // (s*s), KH*s, KW*s, C].
-
-    Attributes
-    ----------
-    scale : tuple of int
-        (vertical, horizontal).
-    begin, extent : tuple of int
-        Of the rows and columns that are kept.
-    """
-
-    scale: tuple[int, int]
-    begin: tuple[int, int]
-    extent: tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """One convolution of a chain.
-
-    Attributes
-    ----------
-    name : str
-        Within the layer: ``fconv``, ``core`` (``core_1``, ``core_2`` where there are two), ``lconv``.
-    role : str
-        One of `core.region.ROLES`.
-    filters : ndarray, [OC, KH, KW, C // groups]
-        fp32.
-    geometry : ConvGeometry
-    scale : tuple of int
-        Its channels are spread over a map so many times as large, (vertical, horizontal).
-    """
-
-    name: str
-    role: str
-    filters: np.ndarray
-    geometry: ConvGeometry
-    scale: tuple[int, int] = (1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decomposed:
-    """A layer as a chain of convolutions.
-
-    Attributes
-    ----------
-    layer : str
-    method : str
-        ``tucker``, ``cp``, ``tt``, or ``svd``: what all of them are for a 1x1 window.
-    ranks : tuple of int
-        In the order of the chain.
-    relative_error : float
-        Of the filters: Frobenius norm of the difference over that of the original.
-    geometry : ConvGeometry
-        Of the original.
-    links : tuple of Link
-        In order; the bias comes after the last.
-    upsampling : Upsampling, optional
-        Of a transposed convolution; its map is cropped before the last link.
-    """
-
-    layer: str
-    method: str
-    ranks: tuple[int, ...]
-    relative_error: float
-    geometry: ConvGeometry
-    links: tuple[Link, ...]
-    upsampling: Upsampling | None = None
-
-    @property
-    def weight_elements(self) -> int:
-        return sum(link.filters.size for link in self.links)
-
-    @property
-    def macs(self) -> int:
-        return sum(link.geometry.macs for link in self.links)
 
 
 def decompose(
@@ -175,11 +92,6 @@ def _distance(filters: np.ndarray, chain: Chain) -> float:
     difference = chain.filters()
     difference -= filters
     return float(np.vdot(difference, difference))
-
-
-def decomposable(geometry: ConvGeometry) -> bool:
-    """Whether there are channels to decompose: a depthwise convolution has none."""
-    return geometry.groups == 1 or geometry.c > geometry.groups
 
 
 def check(

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from pimflow.core.chains import Decomposed
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition import factorisation
-from pimflow.decomposition.factorisation import Decomposed, RankRule, Request
+from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.relay_passes.decomposition.decompose import Decompose, Layer, decomposable_layers

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from pimflow.decomposition.factorisation import Decomposed, Link, joined
+from pimflow.core.chains import Decomposed, Link
+from pimflow.decomposition.factorisation import joined
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_roles import ROLES_KEY
 from pimflow.relay_passes.decomposition.decompose import Layer

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
-from pimflow.core.region import MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import JOINED, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
 from pimflow.primitive_selection.profile import ANALYTIC, LAYOUTS, Move, Pool, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.layer import BLOCK, has_choice
 
-JOINED = ".concat"  # behind the name of a region: the concatenation in front of it
 REDUCTIONS = ("mean", "sum", "max", "min")
 Allowed = Mapping[str, tuple[str, ...]]  # layouts that regions may give and take, by their names
 

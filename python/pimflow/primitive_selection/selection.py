@@ -37,7 +37,6 @@ from pimflow.primitive_selection.time_sources import CUDA, MEASURE, Progress, So
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
-    from pimflow.frontend import Model
     from pimflow.host.result_cache import ResultCache
 
 # The paper's baselines (Figure 5): a family, in its layout, everywhere.
@@ -96,49 +95,6 @@ class Selection:
         """In which layouts all other layers work."""
         others = self.problem.others(self.selected.choice)
         return {name: candidate.input.layout for name, candidate in others.items()}
-
-
-def select(
-    model: Model,
-    *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    cache: ResultCache | None = None,
-    whole: bool = True,
-    **options: Any,
-) -> Selection:
-    """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
-
-    Parameters
-    ----------
-    model, shapes, batch
-        See `frontend.load`.
-    cache : ResultCache, optional
-        Where measured times are kept.
-    whole : bool
-        Whether to say how long the whole network takes as well, where primitives are measured or `profile`
-        has the times of its kernels: the network is loaded, and what was not timed before is compiled.
-    **options
-        Of `select_for`, which says what it raises.
-    """
-    from pimflow.api.profile import region_graph
-
-    graph = region_graph(model, shapes or {}, cache, batch=batch)
-    found = select_for(graph, cache=cache, **options)
-    measuring = options.get("profile", "measured") in ("measured", "mixed")
-    if not whole or not (measuring or found.profile.kernels_ns):
-        return found
-    from pimflow import frontend
-    from pimflow.compiler import build, kernel_calls
-    from pimflow.hardware import system
-    from pimflow.primitive_selection import network_time
-
-    network = frontend.load(model, shapes or {}, batch)
-    applied = build.with_primitives(network.module, found.choices, found.layouts)
-    calls = kernel_calls.kernel_calls(applied, system())
-    known_ns = None if measuring else found.profile.kernels_ns
-    progress = options.get("progress", lambda _: None)
-    return with_network(found, network_time.network_time(calls, cache, known_ns, progress))
 
 
 def with_network(found: Selection, network: NetworkTime | None) -> Selection:

@@ -27,7 +27,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where times come from; see `primitive_selection.selection.select_for`.
+    """Where times come from; see `api.select.select_for`.
 
     Attributes
     ----------

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.api import report
 from pimflow.compiler.build import Build
 from pimflow.host import interrupts
-from pimflow.placement import Searched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +85,3 @@ def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
         if imported.kind != "pim":
             yield imported
         yield from _modules(imported)
-
-
-def gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What the report says of the GPU's kernels; timed where they run."""
-    measured_ns, measured_on = None, ""
-    if built.target != "llvm+pim" and built.runs_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
-        measured_on = str(built.device.device_name)
-    kernels = built.kernels
-    return report.gpu_part(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)

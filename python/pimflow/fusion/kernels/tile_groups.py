@@ -8,13 +8,13 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion import Group, Layer, LayerGraph, Tiling, place
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
 from pimflow.fusion.kernels.relax_formulas import read_layer
-from pimflow.placement.candidates.tilings import BLOCK_BYTES
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.own_barriers import TILES

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow import fusion
+from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.fusion import Group, Growing, Tiling
@@ -26,8 +27,6 @@ from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
 MOST_REGIONS = 8
 MOST_PLACED = 4
-# What every block may have without asking for more (CUDA programming guide, compute capabilities).
-BLOCK_BYTES = 48 * 1024
 REUSE = "lifetime"  # deep reuse would write what other threads still read
 
 
