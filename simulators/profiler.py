@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from pimflow.core.program import PimProgram
-from pimflow.core.region import Kernel
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.gpu.model import KernelCost, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
 from pimflow.simulators.pim.timing import TimingResult, time_program, time_trace
 
 
@@ -71,21 +70,6 @@ class BuiltIn:
         self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
         return time_trace(path, pim, self.timing, self.gwrite_hiding, progress)
-
-
-@dataclass(frozen=True)
-class KernelRequest:
-    """A kernel to be timed.
-
-    Attributes
-    ----------
-    kernel : Kernel
-    channels : int
-        Memory channels that serve the GPU meanwhile.
-    """
-
-    kernel: Kernel
-    channels: int
 
 
 class GpuProfiler(Protocol):

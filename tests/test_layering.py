@@ -49,7 +49,7 @@ INSIDE = {
         "regions": {"."},
         "splits": {"regions", "."},
         "pim": {"."},
-        "decomposition": {"kernels", "regions", "."},
+        "decomposition": {"canonical", "kernels", "regions", "."},
         "kernels": {"regions", "schedules", "."},
         "memory": {"regions", "schedules", "."},
         "schedules": {"."},
@@ -63,7 +63,7 @@ INSIDE = {
     },
     "tvm_extension": {".": {"relay"}},
 }
-# By dotted name without ``pimflow.``: a folder stands for all that is in it, unless what is in it is named too.
+# By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (
     *(
         "errors",
@@ -131,7 +131,7 @@ def room(module: str) -> str:
 
 
 def folder(module: str) -> str:
-    """The folder of its room that a module is in; "." for the room's own files, its ``__init__`` among them."""
+    """The folder of its room that a module is in; "." for the room's own files."""
     pieces = module.split(".")
     nested = ".".join(pieces[:3])
     return pieces[2] if len(pieces) > 2 and MODULES.get(nested, ROOT).name == "__init__.py" else "."

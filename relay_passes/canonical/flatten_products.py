@@ -8,8 +8,8 @@ from collections.abc import Container
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.operators import BINARY, UNARY
 
 
 @tvm.transform.module_pass(opt_level=0, name="FlattenProducts")

@@ -9,26 +9,9 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-UNARY = (
-    *(
-        "clip",
-        "nn.prelu",
-        "nn.relu",
-        "nn.silu",
-        "nn.gelu",
-        "nn.leakyrelu",
-        "sigmoid",
-        "tanh",
-        "exp",
-        "negative",
-    ),
-    *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
-)
-BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
-REDUCE = ("mean", "sum", "max", "min")
-POOL = ("nn.max_pool2d", "nn.avg_pool2d")
 BLOCK = 16  # channels side by side in NCHW16c
 
 

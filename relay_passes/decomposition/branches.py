@@ -9,8 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.operators import BINARY, UNARY
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import (
     fused,
     layer_name,
@@ -20,6 +19,7 @@ from pimflow.relay_passes.flat import (
     with_fused,
 )
 from pimflow.relay_passes.kernels.wide_maps import POOLS
+from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.sink_layout import BINARY
 from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.kernels.wide_maps import wide_maps
+from pimflow.relay_passes.operators import BINARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
 

@@ -12,7 +12,6 @@ from tvm import relax
 
 from pimflow.core.liveness import apart
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
-from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import (
     fused,
     layer_name,
@@ -23,6 +22,7 @@ from pimflow.relay_passes.flat import (
     tensor_bytes,
     uses,
 )
+from pimflow.relay_passes.operators import BINARY, UNARY
 
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")

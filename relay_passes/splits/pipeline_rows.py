@@ -11,8 +11,8 @@ from tvm import relax
 from pimflow.core.ranges import RangeMap
 from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
-from pimflow.relay_passes.canonical.sink_layout import BINARY, UNARY
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, uses
+from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 from pimflow.relay_passes.splits.split_mddp import row_map, rows_of
 

@@ -33,7 +33,7 @@ from pimflow.simulators.accel_sim.trace import Copy, write_kernels_list
 from pimflow.simulators.gpu.model import kernel_cost
 
 if TYPE_CHECKING:
-    from pimflow.simulators.profiler import KernelRequest
+    from pimflow.simulators.gpu.model import KernelRequest
 
 DTYPE = "fp16"  # what tensor cores take
 KERNELS_LIST = "kernelslist.g"

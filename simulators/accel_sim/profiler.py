@@ -31,7 +31,7 @@ from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
 if TYPE_CHECKING:
-    from pimflow.simulators.profiler import KernelRequest
+    from pimflow.simulators.gpu.model import KernelRequest
 
 TIMEOUT_SECONDS = 6 * 3600.0  # a kernel of a large layer takes hours
 EXECUTABLE = "accel-sim.out"

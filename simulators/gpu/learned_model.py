@@ -47,7 +47,7 @@ from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_clas
 if TYPE_CHECKING:
     import xgboost
 
-    from pimflow.simulators.profiler import KernelRequest
+    from pimflow.simulators.gpu.model import KernelRequest
 
 FOLDER = Path(__file__).parent / "learned"
 # Fields of a GPU that decide its analytic times.
@@ -300,7 +300,7 @@ class Learned:
 
 def learned_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     """What the learned model gives for measured kernels, launch included."""
-    from pimflow.simulators.profiler import KernelRequest
+    from pimflow.simulators.gpu.model import KernelRequest
 
     total_ns = [0.0] * len(samples)
     for dtype in sorted({sample.dtype for sample in samples}):

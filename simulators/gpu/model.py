@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -147,3 +148,18 @@ def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str)
         }
     except KeyError as error:
         raise SpecError(f"gpu '{gpu.name}': field 'energy' lacks {error}") from None
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """A kernel to be timed.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    channels : int
+        Memory channels that serve the GPU meanwhile.
+    """
+
+    kernel: Kernel
+    channels: int

@@ -23,9 +23,9 @@ from pimflow.simulators.accel_sim.accuracy import LeftOut, leave_one_out, summar
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
 from pimflow.simulators.gpu.fit import fit
-from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
 from pimflow.simulators.gpu.samples import read_samples
-from pimflow.simulators.profiler import GpuProfiler, KernelRequest
+from pimflow.simulators.profiler import GpuProfiler
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

@@ -27,8 +27,8 @@ from pimflow.simulators.accel_sim.simd import (
     stream_launch,
 )
 from pimflow.simulators.accel_sim.trace import Copy, read_kernels_list, read_trace
+from pimflow.simulators.gpu.model import KernelRequest
 from pimflow.simulators.gpu.roofline import TILES
-from pimflow.simulators.profiler import KernelRequest
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")

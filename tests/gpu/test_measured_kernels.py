@@ -9,7 +9,7 @@ from pimflow.compiler.measurement.cuda_profiler import Cuda
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.simulators.profiler import KernelRequest
+from pimflow.simulators.gpu.model import KernelRequest
 
 pytestmark = [
     pytest.mark.gpu,

@@ -26,9 +26,8 @@ from pimflow.simulators.gpu.learned_model import (
     residual_of,
     residual_path,
 )
-from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
 from pimflow.simulators.gpu.samples import analytic_ns, held_out, read_samples, validate
-from pimflow.simulators.profiler import KernelRequest
 
 V100 = GpuSpec.load("v100")
 EXCERPT = Path(__file__).parent / "data" / "v100_tensorrt_conv_excerpt.csv"

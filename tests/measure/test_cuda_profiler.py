@@ -28,8 +28,8 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.learned_model import Learned
-from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.profiler import Analytic, KernelRequest
+from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
+from pimflow.simulators.profiler import Analytic
 
 CPU = targets.named_target("llvm+pim")
 CUDA = targets.named_target("cuda+pim")

@@ -302,6 +302,9 @@ def compile(
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
+        if c_part:
+            source = c_part.source
+            interface = replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
         artifact.write(
             out,
             builds=builds,
@@ -317,7 +320,7 @@ def compile(
             report=summary,
             programs=programs,
             traced=traced,
-            c_source=c_part and c_part.source,
+            c_files=c_part and c_part.source.files(),
         )
     return Compiled(
         searched=searched, builds=builds, programs=programs, verification=verification, report=summary

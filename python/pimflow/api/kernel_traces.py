@@ -18,7 +18,7 @@ from pimflow.hardware import GpuSpec, System
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import write_traces
-from pimflow.simulators.profiler import KernelRequest
+from pimflow.simulators.gpu.model import KernelRequest
 
 FORMAT = "accel-sim"
 

@@ -14,6 +14,7 @@ import tvm
 from pimflow import zoo
 from pimflow.compiler.artifact import LIBRARIES, Interface, Placed
 from pimflow.compiler.c_code import builds
+from pimflow.compiler.c_code.source import CSource
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.pim_backend.runtime.network_module import infer as inferred
@@ -204,6 +205,12 @@ class _Runner:
         return float(np.median(times[1:]))
 
 
+def _c_source(directory: Path, interface: Interface) -> CSource:
+    """The network in C that `directory` holds."""
+    inputs = tuple(interface.inputs.values())
+    return CSource.load(directory, inputs, interface.outputs, interface.pool_bytes)
+
+
 class _CRunner:
     """The C library, built by this machine's compiler.
 
@@ -219,7 +226,7 @@ class _CRunner:
         here = builds.found()
         if here is None:
             raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
-        self._library = builds.Library(interface.c_source(path))
+        self._library = builds.Library(_c_source(path, interface))
         if not 0 < threads <= self._library.most_threads:
             most = self._library.most_threads
             raise UsageError(f"{threads} threads: the C library runs on at most {most} here, at least on one")

@@ -28,7 +28,6 @@ from pimflow.simulators.pim.expansion import pim_text
 
 if TYPE_CHECKING:
     from pimflow.compiler.build import Build
-    from pimflow.compiler.c_code.source import CSource
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -96,12 +95,6 @@ class Interface:
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
         )
-
-    def c_source(self, directory: Path) -> CSource:
-        """The network in C that `directory` holds."""
-        from pimflow.compiler.c_code.source import CSource
-
-        return CSource.load(directory, tuple(self.inputs.values()), self.outputs, self.pool_bytes)
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -255,7 +248,7 @@ def write(
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
-    c_source: CSource | None = None,
+    c_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -271,8 +264,9 @@ def write(
         By region.
     traced : collection of str
         Regions to add a ``.pim`` file for, one a channel.
-    c_source : CSource, optional
-        The network in C, if that was asked for.
+    c_files : mapping of str to bytes, optional
+        The network in C, by the names of its files, if that was asked for; `interface` then has its outputs
+        and its pool.
     """
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
@@ -282,7 +276,7 @@ def write(
             store(build.module, directory / LIBRARIES[build.target], build.weight_bytes)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
-        for name, content in (c_source.files() if c_source else {}).items():
+        for name, content in (c_files or {}).items():
             (directory / name).write_bytes(content)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
@@ -302,9 +296,7 @@ def write(
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
         sealed = replace(
             interface,
-            targets=(*([C] if c_source else []), *(build.target for build in builds)),
-            outputs=c_source.outputs if c_source else (),
-            pool_bytes=c_source.pool_bytes if c_source else 0,
+            targets=(*([C] if c_files else []), *(build.target for build in builds)),
             sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")

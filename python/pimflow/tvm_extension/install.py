@@ -21,7 +21,7 @@ _FACADE = {
     "tvm.contrib.graph_executor": "pimflow.tvm_extension.relay.graph_executor",
 }
 
-_PARTS = ("build_module", "frontend", "graph_executor")  # of pimflow.tvm_extension.relay
+_PARTS = ("build_module", "frontend", "graph_executor", "pass_options")  # of pimflow.tvm_extension.relay
 
 
 def install() -> None:
@@ -60,7 +60,7 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
 def _extend() -> None:
     from pimflow.host import native
     from pimflow.pim_backend.runtime import targets
-    from pimflow.tvm_extension import pass_options
+    from pimflow.tvm_extension.relay import pass_options
 
     native.load()
     targets.register()

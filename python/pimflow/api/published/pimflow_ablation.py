@@ -18,8 +18,8 @@ from pimflow.api.published.pimflow_comparison import (
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.system import CHARGES
 from pimflow.placement import Goal
-from pimflow.simulators.gpu.model import KernelCost
-from pimflow.simulators.profiler import Analytic, KernelRequest
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest
+from pimflow.simulators.profiler import Analytic
 
 MODEL = "mobilenet-v2"
 # Of the GPU alone on MODEL, from the artifact: cycles at the core clock of its simulated part, and kernels.

@@ -184,7 +184,7 @@ class Library:
 
 
 def loaded(code: str) -> tvm.runtime.Module:
-    """`compiler.c_code.kernels.callable_source`, ready to be called; raises `ArtifactError` if it cannot be built."""
+    """What `callable_source` gives, ready to be called; raises `ArtifactError` if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         compiler().library(code, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -11,14 +10,12 @@ from tvm.script.ir_builder import tirx as T
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer
 from pimflow.fusion.channels import ChannelRun, slice_elements
-
-if TYPE_CHECKING:
-    from pimflow.fusion.kernels.generator import Generator
+from pimflow.fusion.kernels.emitter import Emitter
 
 
-def emit(generator: Generator, run: ChannelRun) -> None:
+def emit(emitter: Emitter, run: ChannelRun) -> None:
     """The steps of a run, for a tile whose bounds are known; loads and stores are counted."""
-    group = generator.group
+    group = emitter.group
     layers, few = group.layers[run.begin : run.end], group.by_channel
     forming = [group.layers[step] for step in run.forming]
     (channels,) = {
@@ -27,33 +24,33 @@ def emit(generator: Generator, run: ChannelRun) -> None:
     streamed = [layer for layer in forming if layer.weight_elements and layer.filters == channels]
     steps = list(enumerate(layers, run.begin))
     for step, layer in steps:
-        generator.load(layer, lambda name, step=step: name not in few and generator.first[name] == step)
+        emitter.load(layer, lambda name, step=step: name not in few and emitter.first[name] == step)
     for layer in forming:
         if layer.weight_elements and layer not in streamed:
-            generator.load_weights(layer, 0, layer.weight_elements)
-    sums = _Sums(generator, layers[-1], channels) if run.sums else None
+            emitter.load_weights(layer, 0, layer.weight_elements)
+    sums = _Sums(emitter, layers[-1], channels) if run.sums else None
     if sums:
         sums.begin()
-    with T.serial(0, channels) as generator.channel:
+    with T.serial(0, channels) as emitter.channel:
         for step, layer in steps:
-            generator.load(layer, lambda name, step=step: name in few and generator.first[name] == step)
+            emitter.load(layer, lambda name, step=step: name in few and emitter.first[name] == step)
         for layer in streamed:
-            generator.load_weights(layer, generator.channel * layer.filter_elements, layer.filter_elements)
+            emitter.load_weights(layer, emitter.channel * layer.filter_elements, layer.filter_elements)
         if sums:
             sums.load_slice()
-        generator.sync()
+        emitter.sync()
         for layer in forming:
-            (formula, *others) = generator.computations[layer.name].formulas
+            (formula, *others) = emitter.computations[layer.name].formulas
             if others:
                 raise UnsupportedOpError(f"layer '{layer.name}': it cannot be computed channel by channel")
-            generator.compute(layer, formula, generator.channel)
-            generator.sync()
+            emitter.compute(layer, formula, emitter.channel)
+            emitter.sync()
             if layer.name in group.stored:
-                generator.store(layer)
+                emitter.store(layer)
         if sums:
             sums.add()
-        generator.sync()
-    generator.channel = None
+        emitter.sync()
+    emitter.channel = None
     if sums:
         sums.end()
 
@@ -61,9 +58,9 @@ def emit(generator: Generator, run: ChannelRun) -> None:
 class _Sums:
     """The last layer of a run: its results are on chip as sums of the channels so far."""
 
-    def __init__(self, generator: Generator, layer: Layer, channels: int) -> None:
-        self.generator, self.layer, self.channels = generator, layer, channels
-        (self.formula, *others) = generator.computations[layer.name].formulas
+    def __init__(self, emitter: Emitter, layer: Layer, channels: int) -> None:
+        self.emitter, self.layer, self.channels = emitter, layer, channels
+        (self.formula, *others) = emitter.computations[layer.name].formulas
         self.slice = slice_elements(layer)
         self.size = layer.filter_elements
         # of a filter: what meets the operand, the channels of a tap side by side; a bias behind it
@@ -72,12 +69,12 @@ class _Sums:
         reductions = self.formula.reductions
         if others or len(reductions) != 1 or self.size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
-        self.begin_weights = generator.at[f"{layer.name}.weights"]
+        self.begin_weights = emitter.at[f"{layer.name}.weights"]
         self.begin_slice = self.begin_weights + self.rest * layer.filters
 
     def begin(self) -> None:
         """Load its bias and make the sums empty."""
-        g, filters = self.generator, self.layer.filters
+        g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.rest), (0, filters))) as (k, f):
             source = f * self.size + self.taps * self.channels + k
             g.copy("weights", self.layer.name, self.begin_weights + k * filters + f, source)
@@ -85,14 +82,14 @@ class _Sums:
 
     def load_slice(self) -> None:
         """Load what the channel at hand meets."""
-        g, filters = self.generator, self.layer.filters
+        g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.taps), (0, filters))) as (tap, f):
             source = f * self.size + tap * self.channels + g.channel
             g.copy("weights", self.layer.name, self.begin_slice + tap * filters + f, source)
 
     def add(self) -> None:
         """Add what the channel at hand contributes."""
-        g, (reduction,) = self.generator, self.formula.reductions
+        g, (reduction,) = self.emitter, self.formula.reductions
         read, lanes = g.reader(self.layer), g.lanes(self.formula)
         blocks = self.layer.filters // lanes
 
@@ -108,7 +105,7 @@ class _Sums:
 
     def end(self) -> None:
         """Make results of the sums; store them where others read them."""
-        g = self.generator
+        g = self.emitter
         read = g.reader(self.layer)
 
         def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
@@ -121,7 +118,7 @@ class _Sums:
         g.sync()
 
     def _each_result(self, value: Callable[[tirx.Expr, tuple, tirx.Expr], tirx.Expr]) -> None:
-        g, lanes = self.generator, self.generator.lanes(self.formula)
+        g, lanes = self.emitter, self.emitter.lanes(self.formula)
         box = g.box(self.layer.name, "fresh")[:3]
         blocks = (0, self.layer.filters // lanes)
         with g.each((*box, blocks)) as (*pixel, block), T.vectorized(0, lanes) as lane:

@@ -17,8 +17,8 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.placement.costs.splits import Layer, LayerCosts
-from pimflow.simulators.gpu.model import KernelCost
-from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, KernelRequest, PimProfiler
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest
+from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
 Made = TypeVar("Made")
 

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.tvm_extension import pass_options
+from pimflow.tvm_extension.relay import pass_options
 
 KINDS = ("llvm", "cuda")  # of targets: what executors run on
 save_param_dict = tvm.runtime.save_param_dict
