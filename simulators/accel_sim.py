@@ -26,7 +26,7 @@ from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim_kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
-from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, read_log, with_power
+from pimflow.simulators.accel_sim_log import AccelSimLog, KernelLog, has_ended, read_log, with_power
 from pimflow.simulators.gpu_model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -47,6 +47,7 @@ _CONFIGURED = (
     f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
+_LIBRARIES = ("lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib")  # where a checkout builds its own
 _PARENTS = 4  # of an executable, as far up as its configuration is looked for
 POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
 # AccelWattch's components by what their energy goes into; the others are arithmetic, with what serves it.
@@ -211,8 +212,9 @@ class AccelSim:
     Raises
     ------
     ProfilerError
-        If the executable or its configuration is not there; when it runs: if it fails, takes longer than
-        the timeout, or its log is not of the kernels that it was given.
+        If the executable or its configuration is not there; when it runs: if it lacks a shared library, its
+        log does not end as that of a whole run, it takes longer than the timeout, or its log is not of the
+        kernels that it was given. Its exit status does not matter.
     """
 
     path: str
@@ -222,6 +224,7 @@ class AccelSim:
     primitives: ClassVar[bool] = False
     executable: Path = field(init=False)
     configurations: tuple[Path, Path] = field(init=False)
+    libraries: tuple[Path, ...] = field(init=False)
     _known: dict[tuple[str, int], AccelSimLog] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -231,6 +234,8 @@ class AccelSim:
         configurations = tuple(self._look_for(name, roots) for name in CONFIGURATIONS)
         object.__setattr__(self, "executable", executable)
         object.__setattr__(self, "configurations", configurations)
+        libraries = tuple(root / place for root in roots for place in _LIBRARIES)
+        object.__setattr__(self, "libraries", libraries)
         object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
@@ -281,7 +286,14 @@ class AccelSim:
             command = [str(self.executable), "-trace", str(traces / KERNELS_LIST)]
             for configuration in CONFIGURATIONS:
                 command += ["-config", str(folder / configuration)]
-            run_simulator(command, output, who=self._who, timeout_seconds=self.timeout_seconds)
+            run_simulator(
+                command,
+                output,
+                who=self._who,
+                timeout_seconds=self.timeout_seconds,
+                ended=has_ended,
+                libraries=self.libraries,
+            )
             try:
                 log = read_log(output)
             except TraceError as error:
