@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import held_out, read_samples, validate
+from pimflow.simulators.fit_record import held_out
+from pimflow.simulators.gpu_data import read_samples, validate
 from pimflow.simulators.gpu_learned import learned_ns, residual_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"

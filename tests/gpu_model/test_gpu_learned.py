@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu_data import analytic_ns, held_out, read_samples, validate
+from pimflow.simulators.fit_record import held_out
+from pimflow.simulators.gpu_data import analytic_ns, read_samples, validate
 from pimflow.simulators.gpu_learned import (
     FEATURES,
     Learned,
