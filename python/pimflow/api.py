@@ -40,7 +40,16 @@ from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
-from pimflow.network_search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
+from pimflow.network_search import (
+    AnyPlan,
+    as_plan,
+    by_operators,
+    order_part,
+    place,
+    planned_modes,
+    regions,
+    speedups,
+)
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates import require_primitives
 from pimflow.primitive_profiles import primitive_options, primitive_report
@@ -199,8 +208,10 @@ def compile(
     select = None if "primitives" in goal else select
     wanted = Goal(**goal)
     target_system.require_network_dtype()
+    profiling = profiling or Profiling()
+    profiling.require(target_system, planned_modes(wanted, plan))
     if wanted.primitives:
-        require_primitives(target_system, (profiling or Profiling()).gpu)
+        require_primitives(target_system, profiling.gpu)
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
     if calibration is not None and request is None:
@@ -214,7 +225,7 @@ def compile(
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
-    costs = Costs(target_system, profiling or Profiling())
+    costs = Costs(target_system, profiling)
     choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
     change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
     network = change.network if change else network

@@ -21,6 +21,7 @@ from pimflow.pim_backend import codegen
 from pimflow.relay_passes.extract_regions import filters
 from pimflow.simulation import program_violations
 
+JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
@@ -62,8 +63,9 @@ class Verification:
     bound : float
         On `max_relative_error`.
     timing_violations : int or None
-        Commands that the independent checker found issued too early, or None where the timing is
-        the published one, which is not legal.
+        Commands that the independent checker found issued illegally by the engine `JUDGED`, or None where
+        the system's timing is the published one, which is not legal. A simulator that was run for the times
+        says no clocks that could be judged: then too they are that engine's.
     """
 
     regions: tuple[RegionCheck, ...]
@@ -141,7 +143,7 @@ def verify(
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
     violations = None
-    if system.timing == "strict":
+    if system.timing == JUDGED:
         violations = sum(program_violations(program, system.pim) for program in programs.values())
     return Verification(
         regions=tuple(checks),

@@ -9,6 +9,7 @@ import pytest
 
 from pimflow import api, cli
 from pimflow.hardware import GpuSpec, PimSpec
+from pimflow.report import table
 
 GPU, PIM = GpuSpec.load("rtx-2060-pim32"), PimSpec.load("newton-gddr6")
 LAUNCH_CYCLES = round(GPU.launch_ns * GPU.clock_mhz / 1e3)
@@ -98,6 +99,11 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     for part, watts in (("gpu_leakage", 4), ("gpu_arithmetic", 6), ("gpu_dram", 0), ("gpu_l2", 0)):
         assert energies_pj[part] == pytest.approx(watts * gpu_ns * 1e3)
     assert report["verified"]
+    assert (report["timing_violations"], report["timing_violations_of"]) == (0, "strict")
+    assert (
+        "0 timing violations in the clocks of strict, which the times are not from: ramulator:ramulator says "
+        "no clocks"
+    ) in table(report, None)
     modes = {region["name"]: region["mode"] for region in report["regions"]}
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
 
