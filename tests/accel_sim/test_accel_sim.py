@@ -309,15 +309,19 @@ def real_log(directory: Path, name: str = "", channels: int = 32, file: str | No
     return path
 
 
-def test_a_log_is_the_cost_and_the_rest_is_the_model(tmp_path):
+def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     real_log(tmp_path)
     costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     assert [cost.known for cost in costs] == [
-        Known.ANALYTIC, Known.SIMULATED, Known.ANALYTIC, Known.ANALYTIC
+        Known.SCALED, Known.SIMULATED, Known.SCALED, Known.SCALED
     ]  # fmt: skip
-    for request, cost in zip(REQUESTS, costs):
-        if cost.known is Known.ANALYTIC:
-            assert cost == kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels)
+    modelled = [kernel_cost(each.kernel, GPU, dtype="fp16", channels=each.channels) for each in REQUESTS]
+    for what in ("execution_ns", "dram_bytes", "l2_bytes"):
+        ratio = getattr(costs[1], what) / getattr(modelled[1], what)
+        assert [getattr(cost, what) for cost in costs] == pytest.approx(
+            [ratio * getattr(cost, what) for cost in modelled]
+        )
+    assert {cost.launch_ns for cost in costs} == {GPU.launch_ns}
     cost = costs[1]
     assert cost.launch_ns == GPU.launch_ns
     assert cost.total_ns == pytest.approx(9217 / 1365 * 1e3)

@@ -92,7 +92,8 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     report = json.loads(capsys.readouterr().out)
     assert report["gpu_profiler"].startswith("accel-sim-logs:")
     assert report["timing"] == "ramulator:ramulator"
-    assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["analytic"] > 0
+    assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["scaled"] > 0
+    assert "13 kernels simulated, " in table(report, None) and " kernels scaled)" in table(report, None)
     whole = [count for (_, channels), count in cycles.items() if channels == 32]
     assert report["latency_gpu_only_ns"] == pytest.approx(sum(whole) / GPU.clock_mhz * 1e3, rel=1e-4)
     energies_pj, gpu_ns = report["energies_gpu_only_pj"], sum(whole) / GPU.clock_mhz * 1e3
@@ -112,7 +113,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
         candidates = {c["name"]: c for c in json.loads(capsys.readouterr().out)["candidates"]}
         (task,) = candidates["GPU"]["tasks"]
         if name == "down.conv":
-            assert task["known"] == "analytic"
+            assert task["known"] == "scaled"
         else:
             assert task["known"] == "simulated"
             taken_ns = task["launch_ns"] + task["execution_ns"]
