@@ -16,7 +16,7 @@ from pimflow.memory import MemoryPlan
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import overlapped_ns, savings_pj
 from pimflow.primitive_profiles.primitive_report import c_text, primitives_text
-from pimflow.verify import JUDGED, Verification
+from pimflow.verify import JUDGED, Verification, legality_text
 
 if TYPE_CHECKING:
     from pimflow.relay_passes.kernel_groups import Copied
@@ -232,6 +232,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         took = f"{after:>6.2f} us" if r["covers"][0] == r["name"] else f"with {r['covers'][0]}"
         row = f"{share:>9}  {r['axis']:<9}  {before:>8.2f} → {took}"
         lines.append(f"{r['name']:<{width}}  {r['mode']:<{modes}}  {row}")
+    legality = legality_text(report["timing_violations"], report["timing_violations_of"], report["timing"])
     verdict = "match" if report["verified"] else "DIFFER"
     lines += [
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
@@ -241,7 +242,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
-        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {_legality(report)}",
+        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
     ]
     lines.append(_memory_line(report["memory"]))
     if report["order"]:
@@ -261,18 +262,6 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
-
-
-def _legality(report: dict[str, Any]) -> str:
-    """How many commands the checker found illegal, and in whose clocks where those are not the report's."""
-    violations, judged = report["timing_violations"], report["timing_violations_of"]
-    if violations is None:
-        return "timing not checked (published timing)"
-    found = f"{violations} timing violations"
-    if judged == report["timing"]:
-        return found
-    timing = report["timing"]
-    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
 
 
 def _search_line(report: dict[str, Any]) -> str:

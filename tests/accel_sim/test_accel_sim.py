@@ -88,9 +88,7 @@ CONFIG = """-gpgpu_n_clusters 30
 """
 
 
-def install(
-    folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE, last: str = ""
-) -> Path:
+def install(folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE, last: str = "") -> Path:
     """A directory with the stand-in and its configuration; `more` is run before its closing line."""
     (folder / "bin").mkdir(parents=True)
     (folder / "config").mkdir()
