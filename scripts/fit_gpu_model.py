@@ -3,8 +3,9 @@
 Prints the errors on the held-out half (with ``--split all``: on every row, all of them fitted to) and
 rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--launch`` fits
 ``launch_ns`` alone, to fp32 rows, where the constants are another GPU's; ``--learned`` fits the learned
-model of an embedded GPU, on top of its constants as they are. What an embedded GPU was fitted to by halves
-is recorded, for ``validate_gpu_model.py`` to leave out.
+model of an embedded GPU, on top of its constants as they are. What a GPU was fitted to is recorded, for
+``validate_gpu_model.py`` to leave out: of an embedded one in the package, of ``mine.toml`` in
+``mine.fitted.txt``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.gpu.fit import fit, fit_launch, provenance, write_efficiency, write_launch
+from pimflow.simulators.gpu.fit_record import record_path, write_fitted
 from pimflow.simulators.gpu.learned_fit import learn_dtypes
-from pimflow.simulators.gpu.samples import read_samples, validate, write_fitted
+from pimflow.simulators.gpu.samples import read_samples, validate
 
 
 def main() -> int:
@@ -50,8 +52,8 @@ def main() -> int:
                 path = embedded if embedded.exists() else Path(arguments.gpu)
                 write = write_launch if arguments.launch else write_efficiency
                 write(path, gpu, provenance(gpu, used, data, arguments.split, arguments.launch))
-        if embedded.exists() and not every and not arguments.dry_run:
-            write_fitted(gpu.name, fitted)
+        if not arguments.dry_run:
+            write_fitted(record_path(arguments.gpu), fitted)
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
+from pimflow.simulators.gpu.fit_record import held_out
 from pimflow.simulators.gpu.learned_model import learned_ns, residual_of
-from pimflow.simulators.gpu.samples import held_out, read_samples, validate
+from pimflow.simulators.gpu.samples import read_samples, validate
 
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"
 DTYPES = ("fp32", "fp16")

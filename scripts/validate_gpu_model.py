@@ -1,7 +1,7 @@
 """Errors of the GPU model on measured kernels: ``validate_gpu_model.py CSV --gpu NAME [--profiler best]``.
 
-Scores every row that the model was not fitted to; ``--split all`` takes every row. Of a file with rows of
-several GPUs, those of NAME count.
+Scores every row that the model was not fitted to, by the GPU's record (`simulators/fit_record.py`), without
+which it refuses; ``--split all`` takes every row. Of a file with rows of several GPUs, those of NAME count.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 import sys
 from collections import Counter
 
-from pimflow.errors import PimflowError
+from pimflow.errors import PimflowError, UsageError
 from pimflow.hardware import GpuSpec
+from pimflow.simulators.gpu.fit_record import held_out, record_path
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
-from pimflow.simulators.gpu.samples import format_accuracy, held_out, read_samples, validate
+from pimflow.simulators.gpu.samples import format_accuracy, read_samples, validate
 
 
 def main() -> int:
@@ -28,7 +29,13 @@ def main() -> int:
     try:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
-        scored = samples if arguments.split == "all" else held_out(samples, gpu)
+        every = arguments.split == "all"
+        scored = samples if every else held_out(samples, gpu, record_path(arguments.gpu))
+        if samples and not scored:
+            raise UsageError(
+                f"{arguments.csv}: gpu '{gpu.name}' was fitted to every one of its {len(samples)} rows; "
+                "--split all scores them, which says how well the model fits, not how well it predicts"
+            )
         found = validate(scored, gpu, PREDICTIONS[arguments.profiler])
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pimflow.errors import ProfilerError
 
 _SHOWN_CHARACTERS = 120
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
+# What the dynamic linker of GNU and of musl says of a library that it does not find.
+_MISSING_LIBRARY = re.compile(
+    r"error while loading shared libraries: ([^\s:]+): cannot open shared object file"
+    r"|Error loading shared library ([^\s:]+): No such file"
+)
 
 
 def run_simulator(
@@ -18,6 +26,8 @@ def run_simulator(
     who: str,
     timeout_seconds: float,
     environment: Mapping[str, str] | None = None,
+    ended: Callable[[Path], bool] | None = None,
+    libraries: Sequence[Path] = (),
 ) -> None:
     """Run `command` in the folder of `output`, the file that takes what it prints.
 
@@ -27,11 +37,16 @@ def run_simulator(
         What a failure is said of.
     environment : mapping of str to str, optional
         This process's by default.
+    ended : callable, optional
+        Whether an output is that of a run that came to its end; such a run did not fail, whatever its exit
+        status. By default the exit status alone decides.
+    libraries : sequence of path
+        Directories below which a shared library that is missing is looked for, to say where it is.
 
     Raises
     ------
     ProfilerError
-        If it cannot be run, fails, or takes longer than the timeout.
+        If it cannot be run, lacks a shared library, fails, or takes longer than the timeout.
     """
     try:
         with output.open("wb") as file:
@@ -48,11 +63,23 @@ def run_simulator(
         raise ProfilerError(f"{who}: no end after {timeout_seconds:g} s") from error
     except OSError as error:
         raise ProfilerError(f"{who}: cannot be run: {error.strerror or error}") from error
-    if done.returncode:
-        raise ProfilerError(f"{who}: failed ({_ending(done.returncode, done.stderr)})")
+    if done.returncode == 0 or (ended is not None and ended(output)):
+        return
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if match := _MISSING_LIBRARY.search(said):
+        path = (os.environ if environment is None else environment).get(_LIBRARY_PATH, "")
+        raise ProfilerError(f"{who}: {_missing_library(match[1] or match[2], path, libraries)}")
+    raise ProfilerError(f"{who}: failed ({_ending(done.returncode, said.removeprefix(f'{command[0]}: '))})")
 
 
-def _ending(code: int, stderr: bytes) -> str:
-    said = stderr.decode("utf-8", "replace").strip().splitlines()
+def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:
+    """What to do about a shared library that is not on `path`."""
+    found = next((file for place in libraries for file in sorted(place.rglob(name))), None)
+    where = f"'{found.parent}'" if found else "the directory that has it"
+    now = f"'{path}'" if path else "empty"
+    return f"no shared library '{name}': add {where} to {_LIBRARY_PATH}, which is {now}"
+
+
+def _ending(code: int, said: str) -> str:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}: {said[-1][:_SHOWN_CHARACTERS]}" if said else how
+    return f"{how}: {said.splitlines()[-1][:_SHOWN_CHARACTERS]}" if said else how

@@ -11,7 +11,7 @@ from pimflow.core.program import PimProgram
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
-from pimflow.simulators.pim.timing import TimingResult, time_program, time_trace
+from pimflow.simulators.pim.timing import TimingResult, require_timing, time_program, time_trace
 
 
 class PimProfiler(Protocol):
@@ -30,6 +30,9 @@ class PimProfiler(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    def require_device(self, pim: PimSpec) -> None:
+        """Raise `UsageError` or `SpecError` if it cannot time programs of `pim`, whatever they are."""
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time all channels of `program`."""
@@ -62,6 +65,9 @@ class BuiltIn:
     @property
     def identity(self) -> str:
         return self.timing + ("" if self.gwrite_hiding else " without hiding")
+
+    def require_device(self, pim: PimSpec) -> None:
+        require_timing(pim, self.timing)
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         return time_program(program, pim, self.timing, self.gwrite_hiding)

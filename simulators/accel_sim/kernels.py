@@ -12,6 +12,7 @@ a stream has a quarter of a byte for each byte that it moves, a depthwise convol
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,18 @@ REDUCE = "_reduce"
 _SIZES = ("window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 _TAGS = ("x", "t", "r", "macs", "in", "w", "out")
 
+# What `kernel_name` writes. Numbers have no leading zeros; a text that is a name by chance is found out.
+_NAME = re.compile(
+    r"(?P<kind>[a-z]+)"
+    r"(_m(?P<gemm_m>\d+)_n(?P<gemm_n>\d+)_k(?P<gemm_k>\d+))?"
+    r"(_(n(?P<n>\d+))?h(?P<h>\d+)w(?P<w>\d+)c(?P<c>\d+)o(?P<oc>\d+)(_f(?P<window>\d+x\d+))?"
+    r"(_s(?P<stride>\d+x\d+))?(_d(?P<dilation>\d+x\d+))?(_p(?P<padding>-?\d+(x-?\d+){3}))?"
+    r"(_g(?P<groups>\d+))?)?"
+    + "".join(rf"(_{tag}(?P<of_{name}>\d+))?" for name, tag in zip(_SIZES, _TAGS))
+    + r"_(?P<dtype>[a-z0-9]+)",
+    re.ASCII,
+)
+
 
 def kernel_name(kernel: Kernel, dtype: str) -> str:
     """The name by which Accel-Sim's logs call a kernel; no two kernels have the same.
@@ -62,6 +75,37 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
         if getattr(kernel, name) != getattr(usual, name):
             words.append(f"{tag}{getattr(kernel, name)}")
     return "_".join([*words, dtype])
+
+
+def named_kernel(name: str, dtype: str) -> Kernel | None:
+    """The kernel of that `kernel_name`; None if it is none, or of another dtype.
+
+    What a name does not say is as the name's: a kernel of several layers, or of a known tile, has none.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None or found["dtype"] != dtype:
+        return None
+    numbers = {key: [int(n) for n in text.split("x")] for key, text in found.groupdict().items() if _is(text)}
+    if "h" in numbers:
+        single = {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
+        pairs = {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
+        kh, kw = numbers.get("window", (1, 1))
+        geometry = ConvGeometry(**{"n": 1, **single}, kh=kh, kw=kw, **pairs)
+        kernel = convolution_kernel(geometry, dtype)
+    else:
+        sizes = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
+        kernel = Kernel(kind=found["kind"], input_bytes=0, output_bytes=0, **sizes)
+    stated = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
+    kernel = dataclasses.replace(kernel, **stated)
+    try:
+        return kernel if kernel_name(kernel, dtype) == name else None
+    except UsageError:
+        return None
+
+
+def _is(text: str | None) -> bool:
+    """Whether what a name says is numbers."""
+    return text is not None and (text[0].isdigit() or text[0] == "-")
 
 
 def _geometry_name(geometry: ConvGeometry) -> str:

@@ -189,6 +189,15 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     return reader.log()
 
 
+def has_ended(path: str | os.PathLike) -> bool:
+    """Whether a log has the line that ends a run.
+
+    The line decides, not the exit status: ``main`` of Accel-Sim returns 0, that of PIMFlow's branch 1.
+    Source: ``gpu-simulator/main.cc`` of accel-sim/accel-sim-framework and of its fork for PIMFlow.
+    """
+    return any(line.startswith(SENTINEL) for _, line in lines_of(path))
+
+
 _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 
 

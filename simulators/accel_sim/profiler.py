@@ -25,8 +25,16 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim.kernels import KERNELS_LIST, REDUCE, Emitted, kernel_name, write_kernel
-from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, read_log, with_power
+from pimflow.simulators.accel_sim.kernels import (
+    KERNELS_LIST,
+    REDUCE,
+    Emitted,
+    kernel_name,
+    named_kernel,
+    write_kernel,
+)
+from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
+from pimflow.simulators.accel_sim.scaling import Reference, scaled
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -47,6 +55,7 @@ _CONFIGURED = (
     f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
+_LIBRARIES = ("lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib")  # where a checkout builds its own
 _PARENTS = 4  # of an executable, as far up as its configuration is looked for
 POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
 # AccelWattch's components by what their energy goes into; the others are arithmetic, with what serves it.
@@ -65,8 +74,9 @@ class AccelSimLogs:
     """A `GpuProfiler` of logs that Accel-Sim left in a directory.
 
     A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
-    kernel without a log has the cost of the GPU model, and says that it is analytic. Where AccelWattch's
-    report of the run lies beside the log, the kernel's energy is what that says.
+    kernel without a log has the cost of the GPU model, scaled by what the logs show of that model
+    (`accel_sim_scaling`), and says so; all logs count for that, whatever is asked for in which order. Where
+    AccelWattch's report of the run lies beside the log, the kernel's energy is what that says.
 
     Parameters
     ----------
@@ -81,7 +91,7 @@ class AccelSimLogs:
     TraceError
         When costs are asked for: if a log is malformed, or its run did not end.
     SpecError
-        When costs are asked for: if a kernel's log is of another GPU.
+        When costs are asked for: if a log is of another GPU.
     """
 
     directory: str
@@ -89,6 +99,9 @@ class AccelSimLogs:
     computes: ClassVar[bool] = False
     primitives: ClassVar[bool] = False
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+    _references: dict[str, list[Reference]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
@@ -104,7 +117,24 @@ class AccelSimLogs:
         if not self._found:
             for path in self._files():
                 self._read(path)
-        return [self._cost(request.kernel, request.channels, gpu, dtype) for request in requests]
+        references = self._references_on(gpu, dtype)
+        return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
+
+    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[Reference]:
+        """What the logs show of the GPU model: every kernel of `kernel_name` that was run once."""
+        key = repr((dataclasses.replace(gpu, sources={}), dtype))
+        if key not in self._references:
+            found = []
+            for (name, channels), runs in sorted(self._found.items(), key=lambda item: item[0]):
+                kernel = named_kernel(name, dtype)
+                if kernel is None or len(runs) > 1 or channels > gpu.memory_channels:
+                    continue
+                (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+                simulated = _simulated(log, str(path), kernel, channels, gpu, dtype)
+                about = {"name": name, "kernel": kernel, "channels": channels}
+                found.append(Reference(**about, modelled=modelled, simulated=simulated))
+            self._references[key] = found
+        return self._references[key]
 
     def _files(self) -> list[Path]:
         return sorted(path for path in Path(self.directory).iterdir() if _LOG.fullmatch(path.name))
@@ -123,11 +153,14 @@ class AccelSimLogs:
             part = dataclasses.replace(log, kernels=kernels)
             self._found.setdefault((name, channels), []).append((path, part))
 
-    def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
+    def _cost(
+        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[Reference]
+    ) -> KernelCost:
         name = kernel_name(kernel, dtype)
         runs = self._found.get((name, channels), [])
         if not runs:
-            return kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+            modelled = kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+            return scaled(name, kernel, channels, modelled, references)
         if len(runs) > 1:
             raise ProfilerError(
                 f"{runs[1][0]}: kernel '{name}' with {channels} channels is in {runs[0][0]} too; keep one"
@@ -211,8 +244,9 @@ class AccelSim:
     Raises
     ------
     ProfilerError
-        If the executable or its configuration is not there; when it runs: if it fails, takes longer than
-        the timeout, or its log is not of the kernels that it was given.
+        If the executable or its configuration is not there; when it runs: if it lacks a shared library, its
+        log does not end as that of a whole run, it takes longer than the timeout, or its log is not of the
+        kernels that it was given. Its exit status does not matter.
     """
 
     path: str
@@ -222,6 +256,7 @@ class AccelSim:
     primitives: ClassVar[bool] = False
     executable: Path = field(init=False)
     configurations: tuple[Path, Path] = field(init=False)
+    libraries: tuple[Path, ...] = field(init=False)
     _known: dict[tuple[str, int], AccelSimLog] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -231,6 +266,8 @@ class AccelSim:
         configurations = tuple(self._look_for(name, roots) for name in CONFIGURATIONS)
         object.__setattr__(self, "executable", executable)
         object.__setattr__(self, "configurations", configurations)
+        libraries = tuple(root / place for root in roots for place in _LIBRARIES)
+        object.__setattr__(self, "libraries", libraries)
         object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
@@ -281,7 +318,14 @@ class AccelSim:
             command = [str(self.executable), "-trace", str(traces / KERNELS_LIST)]
             for configuration in CONFIGURATIONS:
                 command += ["-config", str(folder / configuration)]
-            run_simulator(command, output, who=self._who, timeout_seconds=self.timeout_seconds)
+            run_simulator(
+                command,
+                output,
+                who=self._who,
+                timeout_seconds=self.timeout_seconds,
+                ended=has_ended,
+                libraries=self.libraries,
+            )
             try:
                 log = read_log(output)
             except TraceError as error:

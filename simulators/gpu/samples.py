@@ -17,13 +17,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import kendalltau
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
-from pimflow.errors import SpecError, TraceError
+from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import has_rate
@@ -35,7 +34,6 @@ DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
 # What DeepBench calls storage in fp16: on tensor cores, or widened to fp32.
 STORAGE = {"fp16_tc": "fp16", "fp16_storage_fp32_math": "fp16"}
-FITTED = Path(__file__).parent / "fitted"
 STREAM = re.compile(r"(read|write|copy)(\d+)m(_r)?")
 
 
@@ -57,6 +55,8 @@ class Sample:
         Those of `CLASSES` it counts in.
     shape : str
         Key of the fit/held-out split: the same for both dtypes.
+    gpu : str
+        What its file says that it was measured on; empty if it does not.
     """
 
     kernel: Kernel
@@ -66,12 +66,18 @@ class Sample:
     measured_ns: float
     classes: tuple[str, ...]
     shape: str
+    gpu: str = ""
 
     @property
     def fused(self) -> bool:
         """Whether a residual addition is fused in; the library then has fewer kernels to choose from,
         which the analytic model does not know, so its constants are not fitted to such rows."""
         return "fused" in self.classes
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it is a run of Accel-Sim, whose memory channels are known."""
+        return self.channels is not None
 
     @property
     def fit(self) -> bool:
@@ -210,7 +216,7 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise TraceError(f"{path}:{line}: malformed row: {error}") from error
         if sample is not None:
-            samples.append(sample)
+            samples.append(dataclasses.replace(sample, gpu=row.get("gpu") or ""))
     return samples
 
 
@@ -218,47 +224,15 @@ def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike
     names = sorted({row.get("gpu") or "" for _, row in rows})
     if len(names) < 2:
         return rows
-    own = [(line, row) for line, row in rows if _plain(row.get("gpu") or "") == _plain(gpu.name)]
+    own = [(line, row) for line, row in rows if plain_name(row.get("gpu") or "") == plain_name(gpu.name)]
     if not own:
         raise TraceError(f"{path}: no rows of gpu '{gpu.name}'; there are {', '.join(filter(None, names))}")
     return own
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def held_out(samples: Iterable[Sample], gpu: GpuSpec) -> list[Sample]:
-    """Samples that no constant of `gpu` was fitted to.
-
-    Those are the samples of shapes that are not in the record of the fit, or of the half that may not be
-    fitted to, where there is no record.
-    """
-    samples, path = list(samples), FITTED / f"{gpu.name}.txt"
-    if not path.exists():
-        return [sample for sample in samples if not sample.fit]
-    known = set(path.read_text(encoding="ascii").split())
-    return [sample for sample in samples if not (sample.fit and shape_digest(sample.shape) in known)]
-
-
-def write_fitted(name: str, samples: Iterable[Sample]) -> None:
-    """Record the shapes that an embedded GPU was fitted to, besides those it has on record."""
-    path = FITTED / f"{name}.txt"
-    known = set(path.read_text(encoding="ascii").split()) if path.exists() else set()
-    lines = sorted(known | {shape_digest(sample.shape) for sample in samples})
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_text("\n".join([*lines, ""]), encoding="ascii")
-        os.replace(partial, path)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
-
-
-def shape_digest(shape: str) -> str:
-    """What the record of a fit calls a shape."""
-    return f"{zlib.crc32(shape.encode()):08x}"
 
 
 def analytic_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pimflow.core.commands import MAX_DEPTH
 from pimflow.core.program import PimProgram
-from pimflow.errors import SpecError, TraceError, UnknownNameError
+from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
@@ -29,6 +29,7 @@ __all__ = [
     "time_program",
     "time_trace",
     "timings",
+    "require_timing",
     "check_device",
     "distinct_channels",
     "issued",
@@ -189,6 +190,15 @@ def timings(spec: PimSpec) -> tuple[str, ...]:
     return TIMINGS if spec.gangs == _FORK_GANGS else ("strict",)
 
 
+def require_timing(spec: PimSpec, timing: str) -> None:
+    """Raise `UsageError` unless `timing` is one of `timings` of `spec`."""
+    if timing not in timings(spec):
+        raise UsageError(
+            f"pim '{spec.name}': timing '{timing}', which --accounting paper implies, knows {_FORK_GANGS} "
+            f"gangs, not {spec.gangs}; use --timing {' or '.join(timings(spec))}"
+        )
+
+
 def check_device(program: PimProgram, spec: PimSpec) -> None:
     """Raise `SpecError` unless `spec` has the parts of the device that `program` was lowered for.
 
@@ -263,11 +273,7 @@ def _engine(
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
         return _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
-    if timing not in timings(spec):
-        raise SpecError(
-            f"pim '{spec.name}': timing '{timing}' knows {_FORK_GANGS} gangs, not {spec.gangs}; "
-            f"use {' or '.join(timings(spec))}"
-        )
+    require_timing(spec, timing)
     latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, readres_bursts]
     return _ramulator(organisation, np.array(latencies, dtype=np.int64))
 

@@ -108,6 +108,9 @@ class Ramulator:
         digest = hashlib.sha256(Path(self.executable).read_bytes()).hexdigest()
         return f"{self.name} {digest}" + ("" if self.gwrite_hiding else " without hiding")
 
+    def require_device(self, pim: PimSpec) -> None:
+        _check_device(pim)
+
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time every channel; those with the same text run once."""
         _check_device(pim)

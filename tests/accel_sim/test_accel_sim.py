@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
@@ -79,6 +79,7 @@ total dram writes = {{50 * number}}
 ''')
 {more}
 print("GPGPU-Sim: *** exit detected ***")
+{last}
 """
 CONFIG = """-gpgpu_n_clusters 30
 -gpgpu_n_mem 12
@@ -87,12 +88,13 @@ CONFIG = """-gpgpu_n_clusters 30
 """
 
 
-def install(folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE) -> Path:
-    """A directory with the stand-in and its configuration."""
+def install(folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE, last: str = "") -> Path:
+    """A directory with the stand-in and its configuration; `more` is run before its closing line."""
     (folder / "bin").mkdir(parents=True)
     (folder / "config").mkdir()
     program = folder / "bin" / "accel-sim.out"
-    program.write_text(text.format(python=sys.executable, runs=str(folder / "runs"), more=more))
+    runs = str(folder / "runs")
+    program.write_text(text.format(python=sys.executable, runs=runs, more=more, last=last))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (folder / "config" / "gpgpusim.config").write_text(config)
     (folder / "config" / "trace.config").write_text("-trace_opcode_latency_initiation_int 4,1\n")
@@ -186,6 +188,62 @@ def test_failures_of_the_simulator(more, said, tmp_path):
     assert str(caught.value).startswith(f"accel-sim '{tmp_path / 'a'}'")
 
 
+@pytest.mark.parametrize("last", ["sys.exit(1)", "sys.exit('the end')", "import os; os._exit(0)"])
+def test_a_run_is_whole_by_its_closing_line(last, tmp_path):
+    """The `main` of PIMFlow's branch returns 1."""
+    last = f"sys.stdout.flush(); {last}"
+    returns_1 = AccelSim(str(install(tmp_path / "a", last=last)))
+    returns_0 = AccelSim(str(install(tmp_path / "b")))
+    assert returns_1.costs(REQUESTS, GPU, "fp16") == returns_0.costs(REQUESTS, GPU, "fp16")
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "the run was cut short"), (1, r"failed \(exit code 1\)")])
+@pytest.mark.parametrize("cut", ["kernel_launch_uid", "total dram writes", "GPGPU-Sim: ***"])
+def test_a_log_that_was_cut_off_is_refused_whatever_the_exit_status(cut, status, said, tmp_path):
+    stops = """
+import io
+class Cut(io.StringIO):
+    def write(self, text):
+        whole = sys.__stdout__.write(text.partition({cut!r})[0])
+        if {cut!r} in text:
+            sys.__stdout__.flush()
+            import os; os._exit({status})
+        return whole
+sys.stdout = Cut()
+"""
+    text = FAKE.replace("arguments = sys.argv[1:]", "{stops}\narguments = sys.argv[1:]")
+    text = text.replace("{stops}", stops.format(cut=cut, status=status).replace("{", "{{").replace("}", "}}"))
+    broken = AccelSim(str(install(tmp_path / "a", text=text)))
+    with pytest.raises(ProfilerError, match=said):
+        broken.costs(REQUESTS[-1:], GPU, "fp16")
+
+
+LINKER = """#!/bin/sh
+echo "$0: error while loading shared libraries: libcudart.so.11.0: cannot open shared object file: No such \
+file or directory" >&2
+exit 127
+"""
+
+
+@pytest.mark.parametrize(("place", "path"), [("gpu-simulator/gpgpu-sim/lib/gcc/release", "/a:/b"), ("", "")])
+def test_a_missing_library_is_named(place, path, tmp_path, monkeypatch):
+    """However long the path is with which the linker's sentence begins."""
+    folder = install(tmp_path / ("far" * 40), text=LINKER)
+    where = "the directory that has it"
+    if place:
+        (folder / place).mkdir(parents=True)
+        (folder / place / "libcudart.so.11.0").write_bytes(b"")
+        where = f"'{folder / place}'"
+    monkeypatch.setenv("LD_LIBRARY_PATH", path)
+    with pytest.raises(ProfilerError) as caught:
+        AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")
+    now = f"'{path}'" if path else "empty"
+    assert str(caught.value) == (
+        f"accel-sim '{folder}': no shared library 'libcudart.so.11.0': add {where} to LD_LIBRARY_PATH, "
+        f"which is {now}"
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -249,15 +307,19 @@ def real_log(directory: Path, name: str = "", channels: int = 32, file: str | No
     return path
 
 
-def test_a_log_is_the_cost_and_the_rest_is_the_model(tmp_path):
+def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     real_log(tmp_path)
     costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     assert [cost.known for cost in costs] == [
-        Known.ANALYTIC, Known.SIMULATED, Known.ANALYTIC, Known.ANALYTIC
+        Known.SCALED, Known.SIMULATED, Known.SCALED, Known.SCALED
     ]  # fmt: skip
-    for request, cost in zip(REQUESTS, costs):
-        if cost.known is Known.ANALYTIC:
-            assert cost == kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels)
+    modelled = [kernel_cost(each.kernel, GPU, dtype="fp16", channels=each.channels) for each in REQUESTS]
+    for what in ("execution_ns", "dram_bytes", "l2_bytes"):
+        ratio = getattr(costs[1], what) / getattr(modelled[1], what)
+        assert [getattr(cost, what) for cost in costs] == pytest.approx(
+            [ratio * getattr(cost, what) for cost in modelled]
+        )
+    assert {cost.launch_ns for cost in costs} == {GPU.launch_ns}
     cost = costs[1]
     assert cost.launch_ns == GPU.launch_ns
     assert cost.total_ns == pytest.approx(9217 / 1365 * 1e3)

@@ -17,7 +17,13 @@ from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch
-from pimflow.simulators.accel_sim.kernels import kernel_name, launches, write_kernel, write_traces
+from pimflow.simulators.accel_sim.kernels import (
+    kernel_name,
+    launches,
+    named_kernel,
+    write_kernel,
+    write_traces,
+)
 from pimflow.simulators.accel_sim.launch import Launch
 from pimflow.simulators.accel_sim.simd import (
     Convolution,
@@ -345,6 +351,22 @@ def test_no_two_kernels_have_the_same_name(one, other, dtype):
     names = kernel_name(one, "fp16"), kernel_name(other, dtype)
     assert (names[0] == names[1]) == (one == other and dtype == "fp16")
     assert all(re.fullmatch(r"[A-Za-z0-9_]{1,200}", name) for name in names)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(any_kernels(), st.sampled_from(("fp16", "fp32")))
+def test_a_name_says_which_kernel_it_is(kernel, dtype):
+    name = kernel_name(kernel, dtype)
+    assert named_kernel(name, dtype) == kernel
+    assert named_kernel(name, "fp32" if dtype == "fp16" else "fp16") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "pw_784x192x32", "gemm_m784_n192_k32_fp16_reduce", "gemm_m1_n2_k3_h28w28c32o192_fp16", "gemm_fp16x"],
+)
+def test_names_of_no_kernel(name):
+    assert named_kernel(name, "fp16") is None
 
 
 # --- on disk ---

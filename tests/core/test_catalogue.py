@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml

@@ -8,7 +8,7 @@ from skip_networks import hourglass
 
 from pimflow import frontend
 from pimflow.api import compile as api
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from pimflow.cli import main
+from pimflow.cli.main import main
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -104,9 +104,35 @@ def test_a_network_compiles_for_another_device(capsys):
     assert (code, err) == (0, "")
     assert "aim-gddr6 (strict)" in out and "outputs match" in out and "0 timing violations" in out
     assert "accounting paper, timing strict" in out
-    code, out, err = run(capsys, "compile", "toy", "--pim", "aim-gddr6", "--accounting", "paper", "--quiet")
-    assert (code, out) == (3, "")
-    assert "timing 'ramulator-pimflow' knows 4 gangs, not 1; use strict" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compile", "absent.onnx"],
+        ["profile", "absent.onnx"],
+        ["sweep", "absent.onnx", "--set", "pim_channels=8,16"],
+        ["timeline", "absent.onnx"],
+    ],
+)
+def test_a_timing_that_does_not_know_the_device_is_refused_at_once(command, capsys, tmp_path):
+    """Before the network is read, which is not there."""
+    out = ["-o", str(tmp_path / "out")] if command[0] in ("compile", "sweep") else []
+    options = ["--pim", "aim-gddr6", "--accounting", "paper", "--quiet", *out]
+    code, out, err = run(capsys, *command, *options)
+    assert (code, out) == (2, "")
+    assert err == (
+        "pimflow: error: pim 'aim-gddr6': timing 'ramulator-pimflow', which --accounting paper implies, "
+        "knows 4 gangs, not 1; use --timing strict\n"
+    )
+    code, _, err = run(capsys, *command, *options, "--timing", "strict")
+    assert code == 3 and "absent.onnx" in err
+
+
+def test_a_network_on_the_gpu_alone_needs_no_timing(capsys):
+    options = ["--pim", "aim-gddr6", "--accounting", "paper", "--modes", "gpu", "--quiet"]
+    code, _, err = run(capsys, "compile", "toy", *options)
+    assert (code, err) == (0, "")
 
 
 def test_explain_prints_candidates_and_why(capsys):

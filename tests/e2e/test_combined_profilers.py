@@ -8,7 +8,8 @@ import json
 import pytest
 
 from pimflow.api import compile as api
-from pimflow.cli import main
+from pimflow.api.report import table
+from pimflow.cli.main import main
 from pimflow.hardware import GpuSpec, PimSpec
 
 GPU, PIM = GpuSpec.load("rtx-2060-pim32"), PimSpec.load("newton-gddr6")
@@ -92,13 +93,19 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     report = json.loads(capsys.readouterr().out)
     assert report["gpu_profiler"].startswith("accel-sim-logs:")
     assert report["timing"] == "ramulator:ramulator"
-    assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["analytic"] > 0
+    assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["scaled"] > 0
+    assert "13 kernels simulated, " in table(report, None) and " kernels scaled)" in table(report, None)
     whole = [count for (_, channels), count in cycles.items() if channels == 32]
     assert report["latency_gpu_only_ns"] == pytest.approx(sum(whole) / GPU.clock_mhz * 1e3, rel=1e-4)
     energies_pj, gpu_ns = report["energies_gpu_only_pj"], sum(whole) / GPU.clock_mhz * 1e3
     for part, watts in (("gpu_leakage", 4), ("gpu_arithmetic", 6), ("gpu_dram", 0), ("gpu_l2", 0)):
         assert energies_pj[part] == pytest.approx(watts * gpu_ns * 1e3)
     assert report["verified"]
+    assert (report["timing_violations"], report["timing_violations_of"]) == (0, "strict")
+    assert (
+        "0 timing violations in the clocks of strict, which the times are not from: ramulator:ramulator says "
+        "no clocks"
+    ) in table(report, None)
     modes = {region["name"]: region["mode"] for region in report["regions"]}
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
 
@@ -107,7 +114,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
         candidates = {c["name"]: c for c in json.loads(capsys.readouterr().out)["candidates"]}
         (task,) = candidates["GPU"]["tasks"]
         if name == "down.conv":
-            assert task["known"] == "analytic"
+            assert task["known"] == "scaled"
         else:
             assert task["known"] == "simulated"
             taken_ns = task["launch_ns"] + task["execution_ns"]

@@ -8,7 +8,7 @@ import pytest
 from pimflow import frontend
 from pimflow.api import compile as api
 from pimflow.api import report
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition.factorisation import Request
 from pimflow.errors import UsageError

@@ -12,7 +12,7 @@ import pimflow
 from pimflow import frontend
 from pimflow.api import compile as api
 from pimflow.api import search
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice

@@ -10,7 +10,7 @@ from tvm import relax
 
 from pimflow import frontend
 from pimflow.api import compile as api
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
 from pimflow.decomposition.activations import with_fused_activations

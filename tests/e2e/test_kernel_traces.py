@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pimflow.api import compile as api
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler import artifact
 from pimflow.compiler.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer

@@ -11,7 +11,7 @@ from branching import randomly_wired, wide_branches
 from pimflow import frontend
 from pimflow.api import compile as api
 from pimflow.api.report import table
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.errors import PlanError, UsageError
 from pimflow.pim_backend.runtime import targets
 

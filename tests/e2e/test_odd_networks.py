@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler.artifact import file_stems
 
 

@@ -11,7 +11,7 @@ from skip_networks import hourglass
 from pimflow import frontend
 from pimflow.api import compile as api
 from pimflow.api import decompose as onnx_export
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose
 from pimflow.errors import UnsupportedOpError, VerificationError

@@ -9,7 +9,7 @@ from skip_networks import hourglass
 from pimflow import frontend
 from pimflow.api import compile as api
 from pimflow.api.memory import with_reduced_skips
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
 from pimflow.decomposition.factorisation import Request

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.errors import ArtifactError
 from pimflow.pim_backend.runtime import network_module
 

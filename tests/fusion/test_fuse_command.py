@@ -7,7 +7,7 @@ import pytest
 
 from pimflow import zoo
 from pimflow.api import fuse
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded

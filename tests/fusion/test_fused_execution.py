@@ -11,7 +11,7 @@ from onnx_networks import classifiers, every_tensor, models
 
 from pimflow import zoo
 from pimflow.api import fuse
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
 from pimflow.fusion import Accelerator, Group, Tiling, kernels, place, replay, unfolded
 from pimflow.fusion.channels import possible_runs

@@ -18,18 +18,16 @@ from scipy.stats import kendalltau
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu import samples as gpu_data
 from pimflow.simulators.gpu.fit import fit_launch, provenance, write_launch
+from pimflow.simulators.gpu.fit_record import held_out
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import (
     analytic_ns,
     convolution_classes,
     format_accuracy,
-    held_out,
     read_samples,
     validate,
-    write_fitted,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -181,21 +179,7 @@ def test_dtypes_without_a_rate_are_left_out_and_one_row_has_no_rank():
     assert format_accuracy(found).splitlines()[1].endswith("-")
 
 
-# --- what was fitted to ---
-
-
-def test_shapes_on_record_are_not_scored(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_data, "FITTED", tmp_path)
-    samples = read_samples(DEEPBENCH, P100)
-    may = [s for s in samples if s.fit]
-    assert 0 < len(may) < len(samples)
-    assert held_out(samples, P100) == [s for s in samples if not s.fit]
-    write_fitted("p100", may[:3])
-    seen = {s.shape for s in may[:3]}
-    assert held_out(samples, P100) == [s for s in samples if s.shape not in seen]
-    write_fitted("p100", may[3:])
-    assert held_out(samples, P100) == [s for s in samples if not s.fit]
-    assert [path.name for path in tmp_path.iterdir()] == ["p100.txt"]
+# --- halves ---
 
 
 def test_both_dtypes_of_a_shape_are_in_one_half():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
+from pimflow.simulators.gpu.fit_record import held_out
 from pimflow.simulators.gpu.learned_fit import learn, write_residual
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
@@ -27,7 +28,7 @@ from pimflow.simulators.gpu.learned_model import (
     residual_path,
 )
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import analytic_ns, held_out, read_samples, validate
+from pimflow.simulators.gpu.samples import analytic_ns, read_samples, validate
 
 V100 = GpuSpec.load("v100")
 EXCERPT = Path(__file__).parent / "data" / "v100_tensorrt_conv_excerpt.csv"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimflow import frontend
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler.measurement import cuda_profiler, single_kernels
 from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
 from pimflow.compiler.phases import lower

@@ -7,7 +7,7 @@ import pytest
 from conv_layers import ON_CUDA, layers_for
 
 import pimflow
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec

@@ -13,7 +13,7 @@ from conv_layers import ON_CPU, laid_out, layers_for, operands
 from tvm import relax
 
 import pimflow
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.compiler.c_code import builds, kernels
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.network import require_no_pim

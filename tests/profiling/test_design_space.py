@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import placement, system
 from pimflow.api.sweep import _with_pareto, sweep
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache

@@ -7,7 +7,7 @@ import pytest
 from pimflow import zoo
 from pimflow.api.profile import region_graph
 from pimflow.api.profilers import forms, parse_profilers
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.errors import UsageError
 from pimflow.host.result_cache import ResultCache
 

@@ -7,7 +7,7 @@ import pytest
 
 from pimflow.api import compile as api
 from pimflow.api import timeline
-from pimflow.cli import main
+from pimflow.cli.main import main
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import OutputError, UsageError
 

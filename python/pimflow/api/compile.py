@@ -20,7 +20,16 @@ from pimflow.api import search as network_search
 from pimflow.api import select as selecting
 from pimflow.api import trace as tracing
 from pimflow.api.published import occamy_operators
-from pimflow.api.search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
+from pimflow.api.search import (
+    AnyPlan,
+    as_plan,
+    by_operators,
+    order_part,
+    place,
+    planned_modes,
+    regions,
+    speedups,
+)
 from pimflow.compiler import artifact, build, phases
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_network
@@ -197,8 +206,10 @@ def compile(
     select = None if "primitives" in goal else select
     wanted = Goal(**goal)
     target_system.require_network_dtype()
+    profiling = profiling or Profiling()
+    profiling.require(target_system, planned_modes(wanted, plan))
     if wanted.primitives:
-        require_primitives(target_system, (profiling or Profiling()).gpu)
+        require_primitives(target_system, profiling.gpu)
     request = requested(decompose)
     skip_optimisation.check_criterion(optimize_skips)
     if calibration is not None and request is None:
@@ -212,7 +223,7 @@ def compile(
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     network, change = decomposed(network, request, progress)
-    costs = Costs(target_system, profiling or Profiling())
+    costs = Costs(target_system, profiling)
     choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
     change = choice.settled(change, target_system, costs, wanted, **choosing)
     network = change.network if change else network

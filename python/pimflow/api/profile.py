@@ -14,6 +14,7 @@ import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
+from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
@@ -53,6 +54,7 @@ def profile(
         results were ``kept`` and ``computed``; ``known``: GPU kernels by how they are known; seconds.
     """
     begin = time.perf_counter()
+    profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
     options = {"views": target_system.views, "batch": batch, "fuse": fuse}
     graphs = [region_graph(model, shapes or {}, profiling.cache, **options) for model in models]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,9 @@ def search(
     request, plan = requested(decompose), as_plan(plan)
     skips.check_criterion(optimize_skips)
     on = target_system or system()
-    costs = Costs(on, profiling or Profiling())
+    profiling = profiling or Profiling()
+    profiling.require(on, planned_modes(wanted, plan))
+    costs = Costs(on, profiling)
     network = frontend.load(model, shapes, batch)
     activations.require_decomposed(fuse_activations, request, network)
     network, change = decomposed(network, request)
@@ -115,9 +117,16 @@ def search_network(
 ) -> Searched:
     """`search` for a network that was loaded."""
     target_system = target_system or system()
-    costs = Costs(target_system, profiling or Profiling())
+    wanted, plan, profiling = Goal(**goal), as_plan(plan), profiling or Profiling()
+    profiling.require(target_system, planned_modes(wanted, plan))
+    costs = Costs(target_system, profiling)
     graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, target_system, as_plan(plan), costs, Goal(**goal))
+    return place(graph, target_system, plan, costs, wanted)
+
+
+def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
+    """What regions may be done by: what the goal allows, or what a plan says."""
+    return goal.modes if plan is None else tuple({choice.mode for choice in plan.choices})
 
 
 def as_plan(plan: AnyPlan | None) -> Plan | None:

@@ -150,7 +150,10 @@ def sweep(
     UsageError
         If a combination makes no system; nothing is searched then.
     """
+    goal = goal or Goal()
     systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
+    for _, system in systems:
+        profiling.require(system, goal.modes)
     points = []
     for model in models:
         graphs = {
@@ -158,7 +161,7 @@ def sweep(
             for views in sorted({system.views for _, system in systems})
         }
         points += [
-            Point(graph=graphs[system.views], system=system, settings=values, goal=goal or Goal())
+            Point(graph=graphs[system.views], system=system, settings=values, goal=goal)
             for values, system in systems
         ]
     grouped: dict[str, list[int]] = {}

@@ -21,6 +21,7 @@ from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.relay_passes.regions.extract_regions import filters
 from pimflow.simulators.simulation import program_violations
 
+JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
@@ -62,8 +63,9 @@ class Verification:
     bound : float
         On `max_relative_error`.
     timing_violations : int or None
-        Commands that the independent checker found issued too early, or None where the timing is
-        the published one, which is not legal.
+        Commands that the independent checker found issued illegally by the engine `JUDGED`, or None where
+        the system's timing is the published one, which is not legal. A simulator that was run for the times
+        says no clocks that could be judged: then too they are that engine's.
     """
 
     regions: tuple[RegionCheck, ...]
@@ -93,6 +95,16 @@ class Verification:
             )
         if self.timing_violations:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
+
+
+def legality_text(violations: int | None, judged: str | None, timing: str) -> str:
+    """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
+    if violations is None:
+        return "timing not checked (published timing)"
+    found = f"{violations} timing violations"
+    if judged == timing:
+        return found
+    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:
@@ -141,7 +153,7 @@ def verify(
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
     violations = None
-    if system.timing == "strict":
+    if system.timing == JUDGED:
         violations = sum(program_violations(program, system.pim) for program in programs.values())
     return Verification(
         regions=tuple(checks),

@@ -14,10 +14,14 @@ from pimflow.core.region import Region
 
 
 class Known(enum.Enum):
-    """How a figure is known, from best to worst."""
+    """How a figure is known, from best to worst.
+
+    ``SCALED`` is analytic, times what simulated kernels like it took over what the model says of those.
+    """
 
     MEASURED = "measured"
     SIMULATED = "simulated"
+    SCALED = "scaled"
     ANALYTIC = "analytic"
 
 

@@ -54,6 +54,15 @@ class Profiling:
     executor: Executor = field(default_factory=Serial)
     progress: Callable[[int, int], None] = lambda _done, _all: None
 
+    def of_pim(self, system: System) -> PimProfiler:
+        """What times PIM programs of `system`."""
+        return self.pim or BuiltIn(system.timing, system.gwrite_hiding)
+
+    def require(self, system: System, modes: Sequence[str]) -> None:
+        """Raise an error if some of `modes` is on PIM and no program of the system's device can be timed."""
+        if system.pim_channels and set(modes) - {"GPU"}:
+            self.of_pim(system).require_device(system.pim)
+
 
 @dataclass
 class Tally:
@@ -80,7 +89,7 @@ class Costs:
             pim=system.pim,
             channels=system.pim_channels,
             dtype=system.dtype,
-            profiler=profiling.pim or BuiltIn(system.timing, system.gwrite_hiding),
+            profiler=profiling.of_pim(system),
             level=system.scheduling,
         )
         self.tally = Tally()
