@@ -75,7 +75,7 @@ class AccelSimLogs:
 
     A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
     kernel without a log has the cost of the GPU model, scaled by what the logs show of that model
-    (`accel_sim_scaling`), and says so; all logs count for that, whatever is asked for in which order. Where
+    (`scaling`), and says so; all logs count for that, whatever is asked for in which order. Where
     AccelWattch's report of the run lies beside the log, the kernel's energy is what that says.
 
     Parameters

@@ -12,8 +12,8 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, system
 from pimflow.placement import Profiling
-from pimflow.simulators.accel_sim import AccelSimLogs
 from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
+from pimflow.simulators.accel_sim.profiler import AccelSimLogs
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.profiler import KernelRequest
 
