@@ -70,7 +70,9 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
 
 
 def _every(maker: Candidates, channels: int) -> list[Candidate]:
-    groups = maker.tilings.best(channels)
+    """The same groups whatever the channels: what keeps to a bound on memory does so on all of them."""
+    counts = {channels, maker.system.gpu_channels, maker.system.gpu.memory_channels}
+    groups = dict.fromkeys(each for count in sorted(counts) for each in maker.tilings.best(count))
     return runs(maker, channels) + [make(maker, each.covers, channels, each.tiling) for each in groups]
 
 
