@@ -40,7 +40,16 @@ from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.measure import gpu_part, inference_ns
 from pimflow.network_kernels import network_time
-from pimflow.network_search import AnyPlan, as_plan, by_operators, order_part, place, regions, speedups
+from pimflow.network_search import (
+    AnyPlan,
+    as_plan,
+    by_operators,
+    given_regions,
+    order_part,
+    place,
+    regions,
+    speedups,
+)
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates import require_primitives
 from pimflow.primitive_profiles import primitive_options, primitive_report
@@ -213,11 +222,16 @@ def compile(
     samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    given, other_given = (
+        given_regions(network, on, request, optimize_skips, **fusing) for on in (target_system, other_copies)
+    )
     network, change = decomposed(network, request, progress)
     costs = Costs(target_system, profiling or Profiling())
     choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
     change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
-    network = change.network if change else network
+    network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
@@ -243,11 +257,10 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    searched = place(graph, target_system, plan, costs, wanted)
+    searched = place(graph, target_system, plan, costs, wanted, given)
     search_seconds = time.perf_counter() - search_begin
-    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
     other_graph = regions(network, other_copies, fuse_activations=fuse_activations, fuse=fuse)
-    compare = speedups(searched, plan, other_graph, other_copies)
+    compare = speedups(searched, plan, other_graph, other_copies, given and other_given)
 
     selection = None
     if select is not None:

@@ -85,9 +85,11 @@ def search(
     costs = Costs(on, profiling or Profiling())
     network = frontend.load(model, shapes, batch)
     activation_fusion.require_decomposed(fuse_activations, request, network)
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    given = given_regions(network, on, request, optimize_skips, **fusing)
     network, change = decomposed(network, request)
     change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
-    network = change.network if change else network
+    network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
     if reduced := network_memory.with_reduced_skips(
         network, change, optimize_skips, on, fuse_activations=fuse_activations
@@ -97,7 +99,7 @@ def search(
     if reorder:
         network = network_memory.reordered(network, on, plan=plan).network
     graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, on, plan, costs, wanted)
+    return place(graph, on, plan, costs, wanted, given)
 
 
 def search_network(
@@ -137,33 +139,66 @@ def regions(
     return activation_fusion.with_runs(graph, network, on) if fuse_activations else graph
 
 
+def given_regions(
+    network: Network,
+    target_system: System,
+    decompose: Decomposing | None,
+    optimize_skips: str | None,
+    *,
+    fuse_activations: bool = False,
+    fuse: bool = False,
+) -> RegionGraph | None:
+    """`regions` of a network as the user gave it; None if nothing is asked for that changes it."""
+    if decompose is None and optimize_skips is None:
+        return None
+    runs = fuse_activations and decompose is None  # it came with chains
+    network = activation_fusion.with_phases_apart(network) if runs else network
+    return regions(network, target_system, fuse_activations=runs, fuse=fuse)
+
+
 def place(
     graph: RegionGraph,
     target_system: System,
     plan: Plan | None,
     costs: Costs,
     goal: Goal,
+    given: RegionGraph | None = None,
 ) -> Searched:
-    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds."""
+    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
+
+    `given` is the network as the user gave it, if it was changed: what plans are compared with.
+    """
     if plan is None:
-        return search_graph(graph, target_system, costs, goal)
-    applied = apply(graph, target_system, plan, costs, primitives=goal.primitives)
+        return search_graph(graph, target_system, costs, goal, given)
+    applied = apply(graph, target_system, plan, costs, primitives=goal.primitives, given=given)
     goal.require(graph.name, applied.evaluation)
     return applied
 
 
 def speedups(
-    searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
+    searched: Searched,
+    plan: Plan | None,
+    other_graph: RegionGraph,
+    other_copies: System,
+    other_given: RegionGraph | None = None,
 ) -> dict[str, float]:
-    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
+    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds.
+
+    All against the network as the user gave it: with `other_copies`, `other_given` if it was changed.
+    """
     own = searched.goal
     goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
 
-    def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
+    def speedup(
+        other: System,
+        shares: bool,
+        graph: RegionGraph = searched.graph,
+        given: RegionGraph | None = searched.given,
+    ) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = place(graph, other, plan and plan.carried_to(graph, other.views), costs, goal)
-        return found.gpu_only.latency_ns / found.evaluation.latency_ns
+        found = place(graph, other, plan and plan.carried_to(graph, other.views), costs, goal, given)
+        return found.baseline.latency_ns / found.evaluation.latency_ns
 
     base = searched.system
     gpu_ns = base.gpu.launch_ns
@@ -176,7 +211,7 @@ def speedups(
         "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
         "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
         f"accounting {other}, timing {timing}": speedup(converted, False),
-        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
+        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph, other_given),
     }
 
 
@@ -185,7 +220,7 @@ def by_operators(searched: Searched, plan: Plan | None) -> Searched:
     if plan is not None:
         plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
     goal = replace(searched.goal, primitives=False)
-    return place(searched.graph, searched.system, plan, searched.maker.costs, goal)
+    return place(searched.graph, searched.system, plan, searched.maker.costs, goal, searched.given)
 
 
 def order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def build(
     c_part : dict, optional
         What `CNetwork.summary` says, if there is C code.
     """
-    system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
+    system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
+    before_ns = _before_ns(searched, decomposition)
     regions = [
         {
             "name": region.name,
@@ -68,7 +69,7 @@ def build(
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
             "axis": candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
-            "latency_gpu_only_ns": gpu_only.region_ns[region.name],
+            "latency_gpu_only_ns": before_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
             "schedule": schedule_text(candidate),
@@ -97,17 +98,18 @@ def build(
         "copies": system.copies,
         "padding": system.padding,
         "splits": searched.maker.splitting,
-        "latency_gpu_only_ns": gpu_only.latency_ns,
+        **baseline_part(searched),
+        "latency_gpu_only_ns": baseline.latency_ns,
         "latency_ns": evaluation.latency_ns,
         **estimate_part(searched),
-        "speedup": gpu_only.latency_ns / evaluation.latency_ns,
+        "speedup": baseline.latency_ns / evaluation.latency_ns,
         "speedup_without_launch": speedup_without_launch,
         "conventions": conventions,
-        "energy_gpu_only_pj": gpu_only.energy_pj,
+        "energy_gpu_only_pj": baseline.energy_pj,
         "energy_pj": evaluation.energy_pj,
-        "energies_gpu_only_pj": gpu_only.energies_pj,
+        "energies_gpu_only_pj": baseline.energies_pj,
         "energies_pj": evaluation.energies_pj,
-        "savings_pj": savings_pj(evaluation, gpu_only),
+        "savings_pj": savings_pj(evaluation, baseline),
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
@@ -128,6 +130,29 @@ def build(
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
     }
+
+
+BASELINE = "the network as it was given, on the GPU with all memory channels"
+
+
+def baseline_part(searched: Searched) -> dict[str, Any]:
+    """What the plan is compared with; and, where the network was changed, what that takes on the GPU alone."""
+    changed = None if searched.given is None else searched.gpu_only
+    return {
+        "baseline": BASELINE,
+        "changed_gpu_only": changed and {"latency_ns": changed.latency_ns, "energy_pj": changed.energy_pj},
+    }
+
+
+def _before_ns(searched: Searched, decomposition: dict[str, Any] | None) -> dict[str, float]:
+    """By region, what the baseline takes for it; for a chain, what the layer took stands at its first."""
+    given_ns = dict(searched.baseline.region_ns)
+    found = {region.name: given_ns.pop(region.name, 0.0) for region in searched.graph.regions}
+    for layer in decomposition["layers"] if decomposition else ():
+        first = next((name for name in layer["chain"] if name in found), None)
+        if first is not None:
+            found[first] += given_ns.pop(layer["name"], 0.0)
+    return found
 
 
 def estimate_part(searched: Searched) -> dict[str, Any]:
@@ -240,6 +265,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        *_baseline_lines(report),
         _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
@@ -264,6 +290,18 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
+
+
+def _baseline_lines(report: dict[str, Any]) -> list[str]:
+    """What the first figures are of, where that is another network than the plan's."""
+    changed = report["changed_gpu_only"]
+    if changed is None:
+        return []
+    latency_ms, energy_mj = changed["latency_ns"] / 1e6, changed["energy_pj"] / 1e9
+    return [
+        f"baseline  {report['baseline']}; the changed network takes {latency_ms:.4f} ms and {energy_mj:.2f} mJ "
+        "there"
+    ]
 
 
 def _search_line(report: dict[str, Any]) -> str:

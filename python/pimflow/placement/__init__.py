@@ -55,9 +55,14 @@ class Searched:
         Chosen, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
-        Of the plan, and of the whole network on the GPU with all memory channels.
+        Of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
         What was searched for; where a plan was given, the default.
+    given : RegionGraph, optional
+        The network as the user gave it, if `graph` is what became of it: of decomposed layers, for one.
+    baseline : Evaluation
+        Of the network as the user gave it, on the GPU with all memory channels: what the plan is compared
+        with. `gpu_only` unless there is a `given`.
     """
 
     graph: RegionGraph
@@ -69,6 +74,8 @@ class Searched:
     evaluation: Evaluation
     gpu_only: Evaluation
     goal: Goal
+    given: RegionGraph | None
+    baseline: Evaluation
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
@@ -143,7 +150,11 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
 
 @collector.paused()
 def search(
-    graph: RegionGraph, system: System, costs: Costs | None = None, goal: Goal | None = None
+    graph: RegionGraph,
+    system: System,
+    costs: Costs | None = None,
+    goal: Goal | None = None,
+    given: RegionGraph | None = None,
 ) -> Searched:
     """The best plan: the best mixed one, or the whole network on the GPU with all channels.
 
@@ -154,6 +165,8 @@ def search(
     goal : Goal, optional
         What is minimised, how, within which bounds, and by which modes: by default the latency, by the
         solver that suits the network, by all modes.
+    given : RegionGraph, optional
+        See `Searched`.
 
     Raises
     ------
@@ -163,7 +176,7 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
-    alone = gpu_alone(maker, table, goal)
+    alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     found = minimiser.best()
@@ -173,7 +186,7 @@ def search(
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
     solution = mixed.solution if mixed else alone.solution
-    return _searched(maker, table, solution, gpu_only, minimiser)
+    return _searched(maker, table, solution, gpu_only, minimiser, given)
 
 
 def apply(
@@ -183,6 +196,7 @@ def apply(
     costs: Costs | None = None,
     *,
     primitives: bool = False,
+    given: RegionGraph | None = None,
 ) -> Searched:
     """An edited or stored plan on `system`.
 
@@ -191,6 +205,8 @@ def apply(
     primitives : bool
         Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
         names any.
+    given : RegionGraph, optional
+        See `Searched`.
 
     Raises
     ------
@@ -220,13 +236,13 @@ def apply(
     goal = Goal(primitives=primitives or any(choice.primitive for choice in plan.choices))
     maker = Candidates(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, maker)
-    gpu_only = gpu_alone(maker, table, goal).evaluation
+    gpu_only = gpu_alone(maker, goal).evaluation
     if all(choice.mode == "GPU" for choice in plan.choices):
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
     solution = known(candidates, evaluate(graph, candidates, table, system))
-    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal))
+    return _searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
@@ -307,11 +323,13 @@ def _searched(
     solution: Solution,
     gpu_only: Evaluation,
     minimiser: Minimiser,
+    given: RegionGraph | None,
 ) -> Searched:
     graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
+    which = "no mixed plan" if given is None else "no mixed plan of the changed network"
     choices = tuple(
         Choice(
             region=candidate.covers[0],
@@ -320,7 +338,7 @@ def _searched(
             schedule=candidate.rewrite.schedule,
             axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=_reason(table, candidate, gpu_only, mixed),
+            reason=_reason(table, candidate, gpu_only, mixed, which),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
@@ -347,10 +365,12 @@ def _searched(
         evaluation=evaluation,
         gpu_only=gpu_only,
         goal=minimiser.goal,
+        given=given,
+        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
     )
 
 
-def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool) -> str:
+def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str) -> str:
     """Why a region stayed on the GPU; empty if it did not."""
     name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":
@@ -358,7 +378,7 @@ def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bo
     if name in table.refused:
         return table.refused[name]
     if not mixed:
-        return f"no mixed plan beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
+        return f"{which} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
     if len(chosen.covers) > 1:
         return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
     alone = [c for c in table.candidates[name] if len(c.covers) == 1]
