@@ -229,7 +229,7 @@ def compile(
     )
     network, change = decomposed(network, request, progress)
     costs = Costs(target_system, profiling or Profiling())
-    choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
+    choosing = {"plan": plan, "progress": progress, **fusing}
     change = decomposition_choice.settled(change, target_system, costs, wanted, **choosing)
     network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = decomposition_choice.left(change, optimize_skips, fuse_activations)

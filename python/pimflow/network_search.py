@@ -88,7 +88,7 @@ def search(
     fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
     given = given_regions(network, on, request, optimize_skips, **fusing)
     network, change = decomposed(network, request)
-    change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
+    change = settled(change, on, costs, wanted, plan=plan, **fusing)
     network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
     if reduced := network_memory.with_reduced_skips(

@@ -136,7 +136,7 @@ BASELINE = "the network as it was given, on the GPU with all memory channels"
 
 
 def baseline_part(searched: Searched) -> dict[str, Any]:
-    """What the plan is compared with; and, where the network was changed, what that takes on the GPU alone."""
+    """What the plan is compared with, and what a network that was changed takes on the GPU alone."""
     changed = None if searched.given is None else searched.gpu_only
     return {
         "baseline": BASELINE,
@@ -297,11 +297,8 @@ def _baseline_lines(report: dict[str, Any]) -> list[str]:
     changed = report["changed_gpu_only"]
     if changed is None:
         return []
-    latency_ms, energy_mj = changed["latency_ns"] / 1e6, changed["energy_pj"] / 1e9
-    return [
-        f"baseline  {report['baseline']}; the changed network takes {latency_ms:.4f} ms and {energy_mj:.2f} mJ "
-        "there"
-    ]
+    taken = f"{changed['latency_ns'] / 1e6:.4f} ms and {changed['energy_pj'] / 1e9:.2f} mJ"
+    return [f"baseline  {report['baseline']}; the changed network takes {taken} there"]
 
 
 def _search_line(report: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Does the row of a memory budget count what a plan really makes, so that no plan is refused that keeps to it?"""
+"""Does a memory budget count what a plan really makes, so that no plan is refused that keeps to it?"""
 
 from dataclasses import replace
 
