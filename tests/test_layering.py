@@ -55,6 +55,7 @@ LAYERS = (
         "layer_order",
         "network_memory",
         "network_search",
+        "option_pairs",
         "allocation",
         "operator_memory",
         "fusion",

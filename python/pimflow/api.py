@@ -50,6 +50,7 @@ from pimflow.network_search import (
     regions,
     speedups,
 )
+from pimflow.option_pairs import require_effect
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates import require_primitives
 from pimflow.primitive_profiles import primitive_options, primitive_report
@@ -200,6 +201,8 @@ def compile(
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
     in_c, target = target == targets.C, targets.executed(target)
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    require_effect(Goal(**goal), plan=plan, in_c=in_c, **fusing)
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
@@ -223,7 +226,6 @@ def compile(
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
     other_copies = replace(target_system, copies="made" if target_system.views else "elided")
-    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
     given, other_given = (
         given_regions(network, on, request, optimize_skips, **fusing) for on in (target_system, other_copies)
     )

@@ -17,8 +17,10 @@ from pimflow.frontend import Network
 from pimflow.fused_execution.relax_layers import regions_of
 from pimflow.hardware import System, system
 from pimflow.layer_order import LayerOrder
+from pimflow.option_pairs import require_effect
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
+from pimflow.placement.plan_memory import PlanMemory
 from pimflow.primitive_profiles import primitive_options
 from pimflow.simulators.timing import timings
 
@@ -80,6 +82,7 @@ def search(
     """
     wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
     request, plan = requested(decompose), as_plan(plan)
+    require_effect(wanted, plan=plan)
     skip_optimisation.check_criterion(optimize_skips)
     on = target_system or system()
     costs = Costs(on, profiling or Profiling())
@@ -113,10 +116,12 @@ def search_network(
     **goal: Any,
 ) -> Searched:
     """`search` for a network that was loaded."""
+    wanted, plan = Goal(**goal), as_plan(plan)
+    require_effect(wanted, plan=plan)
     target_system = target_system or system()
     costs = Costs(target_system, profiling or Profiling())
     graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, target_system, as_plan(plan), costs, Goal(**goal))
+    return place(graph, target_system, plan, costs, wanted)
 
 
 def as_plan(plan: AnyPlan | None) -> Plan | None:
@@ -170,8 +175,10 @@ def place(
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
-    applied = apply(graph, target_system, plan, costs, primitives=goal.primitives, given=given)
-    goal.require(graph.name, applied.evaluation)
+    of_the_gpu = {"primitives": goal.primitives, "max_memory_bytes": goal.max_memory_bytes}
+    applied = apply(graph, target_system, plan, costs, given=given, **of_the_gpu)
+    memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
+    goal.require(graph.name, applied.evaluation, memory_bytes)
     return applied
 
 

@@ -196,6 +196,7 @@ def apply(
     costs: Costs | None = None,
     *,
     primitives: bool = False,
+    max_memory_bytes: float | None = None,
     given: RegionGraph | None = None,
 ) -> Searched:
     """An edited or stored plan on `system`.
@@ -205,6 +206,8 @@ def apply(
     primitives : bool
         Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
         names any.
+    max_memory_bytes : float, optional
+        What the GPU alone keeps to, if it can.
     given : RegionGraph, optional
         See `Searched`.
 
@@ -233,7 +236,8 @@ def apply(
                 f"region '{choice.region}': a primitive computes one region that is wholly on the GPU, not "
                 f"{choice.mode} of {len(choice.regions)} regions"
             )
-    goal = Goal(primitives=primitives or any(choice.primitive for choice in plan.choices))
+    named_too = any(choice.primitive for choice in plan.choices)
+    goal = Goal(primitives=primitives or named_too, max_memory_bytes=max_memory_bytes)
     maker = Candidates(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, maker)
     gpu_only = gpu_alone(maker, goal).evaluation
