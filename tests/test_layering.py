@@ -47,6 +47,7 @@ LAYERS = (
         "verify",
         "output_error",
         "report",
+        "baseline_report",
         "timeline",
         "devices",
         "profilers",

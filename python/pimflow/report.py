@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pimflow.baseline_report import baseline_lines, baseline_part, by_region_ns
 from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
@@ -61,7 +62,7 @@ def build(
         What `CNetwork.summary` says, if there is C code.
     """
     system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
-    before_ns = _before_ns(searched, decomposition)
+    before_ns = by_region_ns(searched, decomposition)
     regions = [
         {
             "name": region.name,
@@ -130,29 +131,6 @@ def build(
         "search_seconds": search_seconds,
         "wall_seconds": wall_seconds,
     }
-
-
-BASELINE = "the network as it was given, on the GPU with all memory channels"
-
-
-def baseline_part(searched: Searched) -> dict[str, Any]:
-    """What the plan is compared with, and what a network that was changed takes on the GPU alone."""
-    changed = None if searched.given is None else searched.gpu_only
-    return {
-        "baseline": BASELINE,
-        "changed_gpu_only": changed and {"latency_ns": changed.latency_ns, "energy_pj": changed.energy_pj},
-    }
-
-
-def _before_ns(searched: Searched, decomposition: dict[str, Any] | None) -> dict[str, float]:
-    """By region, what the baseline takes for it; for a chain, what the layer took stands at its first."""
-    given_ns = dict(searched.baseline.region_ns)
-    found = {region.name: given_ns.pop(region.name, 0.0) for region in searched.graph.regions}
-    for layer in decomposition["layers"] if decomposition else ():
-        first = next((name for name in layer["chain"] if name in found), None)
-        if first is not None:
-            found[first] += given_ns.pop(layer["name"], 0.0)
-    return found
 
 
 def estimate_part(searched: Searched) -> dict[str, Any]:
@@ -265,7 +243,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
-        *_baseline_lines(report),
+        *baseline_lines(report),
         _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
@@ -290,15 +268,6 @@ def table(report: dict[str, Any], out: str | None) -> str:
     if out:
         lines.append(f"wrote     {out}")
     return "\n".join(lines)
-
-
-def _baseline_lines(report: dict[str, Any]) -> list[str]:
-    """What the first figures are of, where that is another network than the plan's."""
-    changed = report["changed_gpu_only"]
-    if changed is None:
-        return []
-    taken = f"{changed['latency_ns'] / 1e6:.4f} ms and {changed['energy_pj'] / 1e9:.2f} mJ"
-    return [f"baseline  {report['baseline']}; the changed network takes {taken} there"]
 
 
 def _search_line(report: dict[str, Any]) -> str:

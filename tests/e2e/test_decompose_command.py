@@ -118,6 +118,15 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
         assert ratios["copies made"] == pytest.approx(given(other).latency_ns / plan.latency_ns)
 
 
+@pytest.mark.parametrize("options", [{"optimize_skips": "pool"}, {"fuse_activations": True}])
+def test_what_works_on_chains_changes_no_baseline(options):
+    found = api.search("toy", decompose="tucker:0.5", modes="gpu", **options)
+    assert found.baseline == api.search("toy", modes="gpu").gpu_only
+    assert found.gpu_only != found.baseline
+    reasons = {choice.reason for choice in found.plan.choices}
+    assert any("no mixed plan of the changed network beats" in reason for reason in reasons)
+
+
 def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}

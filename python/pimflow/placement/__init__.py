@@ -24,6 +24,7 @@ from pimflow.placement.evaluate import Evaluation, evaluate
 from pimflow.placement.gpu_alone import gpu_alone, known
 from pimflow.placement.objectives import Goal, Minimiser
 from pimflow.placement.pim_runs import check_rows
+from pimflow.placement.reasons import reason
 from pimflow.placement.solve import Solution
 from pimflow.placement.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
@@ -342,7 +343,7 @@ def _searched(
             schedule=candidate.rewrite.schedule,
             axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=_reason(table, candidate, gpu_only, mixed, which),
+            reason=reason(table, candidate, gpu_only, mixed, which),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
@@ -372,27 +373,6 @@ def _searched(
         given=given,
         baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
     )
-
-
-def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str) -> str:
-    """Why a region stayed on the GPU; empty if it did not."""
-    name = chosen.covers[0]
-    if chosen.rewrite.mode != "GPU":
-        return ""
-    if name in table.refused:
-        return table.refused[name]
-    if not mixed:
-        return f"{which} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
-    if len(chosen.covers) > 1:
-        return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
-    alone = [c for c in table.candidates[name] if len(c.covers) == 1]
-    others = [c for c in alone if c.rewrite.mode != "GPU"]
-    if not others:
-        return "none of the modes that were asked for does it alone in another way"
-    best = min(others, key=lambda c: table.cost(name, c).latency_ns)
-    here, there = Cost.of(chosen).latency_ns, table.cost(name, best).latency_ns  # an edited plan's may be new
-    reason = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"
-    return reason if there >= here else f"{reason}, but transitions around it cost more than that saves"
 
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:
