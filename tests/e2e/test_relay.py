@@ -112,7 +112,11 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     with tvm.transform.PassContext(opt_level=3, config=config):
         assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
     (tmp_path / "plan.json").write_text(found.plan.to_json())
-    with tvm.transform.PassContext(config={**config, "pimflow.plan": str(tmp_path / "plan.json")}):
+    config["pimflow.plan"] = str(tmp_path / "plan.json")
+    with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="--solver has no effect"):
+        relay.build(mod, target="llvm+pim", params=params)
+    del config["pimflow.solver"]
+    with tvm.transform.PassContext(config=config):
         again = relay.build(mod, target="llvm+pim", params=params).plan
     assert [c.mode for c in again.choices] == [c.mode for c in found.plan.choices]
 

@@ -19,11 +19,13 @@ from pimflow.api import run as inference
 from pimflow.api import search as network_search
 from pimflow.api import select as selecting
 from pimflow.api import trace as tracing
+from pimflow.api.option_pairs import require_effect
 from pimflow.api.published import occamy_operators
 from pimflow.api.search import (
     AnyPlan,
     as_plan,
     by_operators,
+    given_regions,
     order_part,
     place,
     planned_modes,
@@ -198,6 +200,8 @@ def compile(
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
     in_c, target = target == targets.C, targets.executed(target)
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    require_effect(Goal(**goal), plan=plan, in_c=in_c, **fusing)
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
@@ -222,11 +226,15 @@ def compile(
     samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
+    given, other_given = (
+        given_regions(network, on, request, optimize_skips, **fusing) for on in (target_system, other_copies)
+    )
     network, change = decomposed(network, request, progress)
     costs = Costs(target_system, profiling)
-    choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
+    choosing = {"plan": plan, "progress": progress, **fusing}
     change = choice.settled(change, target_system, costs, wanted, **choosing)
-    network = change.network if change else network
+    network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
@@ -252,11 +260,10 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    searched = place(graph, target_system, plan, costs, wanted)
+    searched = place(graph, target_system, plan, costs, wanted, given)
     search_seconds = time.perf_counter() - search_begin
-    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
     other_graph = regions(network, other_copies, fuse_activations=fuse_activations, fuse=fuse)
-    compare = speedups(searched, plan, other_graph, other_copies)
+    compare = speedups(searched, plan, other_graph, other_copies, given and other_given)
 
     selection = None
     if select is not None:

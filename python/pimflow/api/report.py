@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pimflow.api.baseline_report import baseline_lines, baseline_part, by_region_ns
 from pimflow.compiler.verification import JUDGED, Verification, legality_text
 from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.plan import MODES
@@ -60,7 +61,8 @@ def build(
     c_part : dict, optional
         What `CNetwork.summary` says, if there is C code.
     """
-    system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
+    system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
+    before_ns = by_region_ns(searched, decomposition)
     regions = [
         {
             "name": region.name,
@@ -68,7 +70,7 @@ def build(
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
             "axis": candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
-            "latency_gpu_only_ns": gpu_only.region_ns[region.name],
+            "latency_gpu_only_ns": before_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
             "known": Cost.of(candidate).known.value,
             "schedule": schedule_text(candidate),
@@ -97,17 +99,18 @@ def build(
         "copies": system.copies,
         "padding": system.padding,
         "splits": searched.maker.splitting,
-        "latency_gpu_only_ns": gpu_only.latency_ns,
+        **baseline_part(searched),
+        "latency_gpu_only_ns": baseline.latency_ns,
         "latency_ns": evaluation.latency_ns,
         **estimate_part(searched),
-        "speedup": gpu_only.latency_ns / evaluation.latency_ns,
+        "speedup": baseline.latency_ns / evaluation.latency_ns,
         "speedup_without_launch": speedup_without_launch,
         "conventions": conventions,
-        "energy_gpu_only_pj": gpu_only.energy_pj,
+        "energy_gpu_only_pj": baseline.energy_pj,
         "energy_pj": evaluation.energy_pj,
-        "energies_gpu_only_pj": gpu_only.energies_pj,
+        "energies_gpu_only_pj": baseline.energies_pj,
         "energies_pj": evaluation.energies_pj,
-        "savings_pj": savings_pj(evaluation, gpu_only),
+        "savings_pj": savings_pj(evaluation, baseline),
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
@@ -238,6 +241,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        *baseline_lines(report),
         _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),

@@ -178,6 +178,11 @@ class Candidate:
         return self.covers if self.rewrite.mode != "GPU" else ()
 
     @property
+    def in_one(self) -> bool:
+        """Whether it does several regions at once, so that what these pass to one another is never made."""
+        return len(self.covers) > 1 and (self.form is not None or self.rewrite.mode == "GPU")
+
+    @property
     def stays_on_pim(self) -> bool:
         """Whether its result is finished without the GPU, so that a submission may go on with it."""
         on_gpu = any(task.resource == "gpu" for task in self.tasks)

@@ -91,6 +91,7 @@ class DecomposedNetwork:
             "layers": [
                 {
                     "name": layer.layer,
+                    "chain": list(self.chains[layer.layer]),
                     "method": layer.method,
                     "ranks": list(layer.ranks),
                     "reconstruction_error": layer.relative_error,
