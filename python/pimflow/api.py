@@ -315,6 +315,7 @@ def compile(
                 dtype=target_system.dtype,
                 padding=target_system.padding,
             ),
+            pim=target_system.pim,
             timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
             programs=programs,

@@ -284,9 +284,9 @@ def _simulate(args: argparse.Namespace) -> None:
 def _trace(args: argparse.Namespace) -> None:
     from pimflow import tracing
 
-    if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
-        options = "--dtype, --pim-channels and --scheduling"
-        raise UsageError(f"{args.layer} has its own dtype, channels and loop orders; leave out {options}")
+    if Path(args.layer).is_dir():
+        why = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
+        arguments.refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], why)
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with bar("writing", args.quiet) as advance:
