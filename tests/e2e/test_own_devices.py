@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import pimflow
 from pimflow import api, artifact, cli, frontend, inference
 from pimflow.core.program import PimProgram
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware import PimSpec, system
 from pimflow.hardware.reader import SPECS
 from pimflow.simulation import program_violations, simulate
@@ -71,13 +71,14 @@ def on_pim(target_system, out=None):
 def example(tmp_path_factory):
     """The toy network, compiled for the device of the page, whose file is then gone."""
     folder = tmp_path_factory.mktemp("own")
+    own, net = folder / "mydev.toml", folder / "net"
     toml = re.search(r"<!-- example begin.*?```toml\n(.*?)```", PAGE, re.DOTALL)[1]
-    (folder / "mydev.toml").write_text(toml, encoding="utf-8")
-    code = cli.main(["compile", "toy", "--pim", str(folder / "mydev.toml"), "-o", str(folder / "net"), "--quiet"])
-    spec = PimSpec.load(folder / "mydev.toml")
-    (folder / "mydev.toml").unlink()
+    own.write_text(toml, encoding="utf-8")
+    code = cli.main(["compile", "toy", "--pim", str(own), "-o", str(net), "--quiet"])
+    spec = PimSpec.load(own)
+    own.unlink()
     assert code == 0
-    return folder / "net", spec
+    return net, spec
 
 
 def test_the_example_of_the_page_compiles(example):
@@ -122,10 +123,10 @@ def test_a_damaged_device_is_refused(example, tmp_path):
     copy = shutil.copytree(example[0], tmp_path / "copy")
     text = (copy / "pim.json").read_text()
     (copy / "pim.json").write_text(text.replace('"gangs": 8', '"gangs": 4'))
-    with pytest.raises(ArtifactError, match="pim.json is missing or was changed"):
+    with pytest.raises(ArtifactError, match=r"pim\.json is missing or was changed"):
         simulate(next((copy / "programs").iterdir()))
     (copy / "pim.json").unlink()
-    with pytest.raises(ArtifactError, match="pim.json is missing or was changed"):
+    with pytest.raises(ArtifactError, match=r"pim\.json is missing or was changed"):
         simulate(next((copy / "programs").iterdir()))
 
 
@@ -145,7 +146,7 @@ def test_a_known_name_does_not_stand_for_another_device(change, tmp_path):
     for path in (tmp_path / "net" / "programs").iterdir():
         assert simulate(path) == simulate(path, mine)
         loose = shutil.copy(path, tmp_path / "loose.pimprog")
-        with pytest.raises(pimflow.errors.UsageError, match="another pim 'newton-gddr6' than the catalogue's"):
+        with pytest.raises(UsageError, match="another pim 'newton-gddr6' than the catalogue's"):
             simulate(loose)
 
 

@@ -263,7 +263,7 @@ class PimSpec:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what programs, clocks and energies follow from: not of names, sources and other words."""
+        """SHA-256 of what programs, clocks and energies follow from: not of names, sources, descriptions."""
         rules = tuple(replace(rule, source="") for rule in self.constraints)
         plain = replace(self, name="", description="", not_modelled=(), sources={}, constraints=rules)
         text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
