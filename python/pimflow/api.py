@@ -25,6 +25,7 @@ from pimflow import (
     pipeline,
     primitive_selection,
     report,
+    simulation,
     targets,
     timeline,
     tracing,
@@ -54,6 +55,7 @@ search = network_search.search
 search_network = network_search.search_network
 trace_plan = timeline.trace_plan
 trace = tracing.trace
+simulate = simulation.simulate
 plan_memory = network_memory.plan_memory
 count_operators = operator_memory.count_operators
 torch_peak_bytes = operator_memory.torch_peak_bytes
