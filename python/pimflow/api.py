@@ -332,10 +332,7 @@ def compile(
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    reorder: bool = False,
-    fuse: bool = False,
-    **goal: Any,
+    **options: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -345,10 +342,9 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
-    reorder, fuse : bool
-        As in `compile`.
-    **goal
-        As in `search`.
+    **options
+        ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``profiling`` and the
+        goal, as in `search`.
 
     Raises
     ------
@@ -362,10 +358,8 @@ def relax_pipeline(
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        network = frontend.load(mod)
-        if reorder:
-            network = network_memory.reordered(network, target_system, targets.name_of(target), plan).network
-        searched = search_network(network, target_system, plan, fuse=fuse, **goal)
+        own = {"target": targets.name_of(target), **options}
+        network, searched = search_network(frontend.load(mod), target_system, plan, **own)
         return pipeline.lower(compilation.planned(network.module, searched), target, target_system)
 
     return run_pipeline

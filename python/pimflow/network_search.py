@@ -78,26 +78,24 @@ def search(
         ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``,
         ``primitives``: see `placement.Goal`.
     """
-    wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
+    goal |= primitive_options.for_plan(select)
+    # Refused before the work, not after it.
+    Goal(**goal)
     request, plan = requested(decompose), as_plan(plan)
     skip_optimisation.check_criterion(optimize_skips)
-    on = target_system or system()
-    costs = Costs(on, profiling or Profiling())
-    network = frontend.load(model, shapes, batch)
-    activation_fusion.require_decomposed(fuse_activations, request, network)
-    network, change = decomposed(network, request)
-    change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
-    network = change.network if change else network
-    optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
-    if reduced := network_memory.with_reduced_skips(
-        network, change, optimize_skips, on, fuse_activations=fuse_activations
-    ):
-        network = reduced.network
-    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
-    if reorder:
-        network = network_memory.reordered(network, on, plan=plan).network
-    graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, on, plan, costs, wanted)
+    _, searched = search_network(
+        frontend.load(model, shapes, batch),
+        target_system,
+        plan,
+        reorder=reorder,
+        decompose=request,
+        optimize_skips=optimize_skips,
+        fuse_activations=fuse_activations,
+        fuse=fuse,
+        profiling=profiling,
+        **goal,
+    )
+    return searched
 
 
 def search_network(
@@ -105,16 +103,39 @@ def search_network(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
     *,
+    target: str = "llvm+pim",
+    reorder: bool = False,
+    decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
     fuse_activations: bool = False,
     fuse: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
-) -> Searched:
-    """`search` for a network that was loaded."""
-    target_system = target_system or system()
-    costs = Costs(target_system, profiling or Profiling())
-    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, target_system, as_plan(plan), costs, Goal(**goal))
+) -> tuple[Network, Searched]:
+    """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
+
+    Parameters
+    ----------
+    target : str
+        Whose pools `reorder` and `optimize_skips` make smaller, as `targets.name_of` says it.
+    """
+    on, wanted, request, plan = target_system or system(), Goal(**goal), requested(decompose), as_plan(plan)
+    skip_optimisation.check_criterion(optimize_skips)
+    costs = Costs(on, profiling or Profiling())
+    activation_fusion.require_decomposed(fuse_activations, request, network)
+    network, change = decomposed(network, request)
+    change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
+    network = change.network if change else network
+    optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
+    if reduced := network_memory.with_reduced_skips(
+        network, change, optimize_skips, on, target, fuse_activations=fuse_activations
+    ):
+        network = reduced.network
+    network = activation_fusion.with_phases_apart(network) if fuse_activations else network
+    if reorder:
+        network = network_memory.reordered(network, on, target, plan).network
+    graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
+    return network, place(graph, on, plan, costs, wanted)
 
 
 def as_plan(plan: AnyPlan | None) -> Plan | None:
