@@ -277,8 +277,8 @@ def test_fp32_mode_matches_to_rounding():
 
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     def corrupt(function):
-        def wrapped(program, weights, pim):
-            image = function(program, weights, pim)
+        def wrapped(program, weights):
+            image = function(program, weights)
             image.table[0, 0] = -1
             return image
 

@@ -45,8 +45,8 @@ def ran(request, tmp_path_factory):
     search = api.search_network
 
     def remembered(network, *args, **options):
-        found.append((network, search(network, *args, **options)))
-        return found[-1][1]
+        found.append(search(network, *args, **options))
+        return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "search_network", remembered)

@@ -88,3 +88,15 @@ def test_pytorch_can_be_imported_after_tvm(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_every_public_name_is_there():
+    """In a fresh process, as ``from pimflow import *`` asks for them."""
+    script = "from pimflow import *; import pimflow; print(*(set(pimflow.__all__) - set(globals())))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    import pimflow
+    from pimflow.simulators import simulation
+
+    assert all(callable(getattr(pimflow, name)) for name in pimflow.__all__)
+    assert pimflow.simulate is simulation.simulate

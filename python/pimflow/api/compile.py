@@ -18,6 +18,7 @@ from pimflow.api import memory, report, timeline
 from pimflow.api import run as inference
 from pimflow.api import search as network_search
 from pimflow.api import select as selecting
+from pimflow.api import simulate as simulation
 from pimflow.api import trace as tracing
 from pimflow.api.option_pairs import require_effect
 from pimflow.api.published import occamy_operators
@@ -63,6 +64,7 @@ search = network_search.search
 search_network = network_search.search_network
 trace_plan = timeline.trace_plan
 trace = tracing.trace
+simulate = simulation.simulate
 plan_memory = memory.plan_memory
 count_operators = occamy_operators.count_operators
 torch_peak_bytes = occamy_operators.torch_peak_bytes
@@ -334,6 +336,7 @@ def compile(
                 dtype=target_system.dtype,
                 padding=target_system.padding,
             ),
+            pim=target_system.pim,
             timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
             programs=programs,
@@ -358,10 +361,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    reorder: bool = False,
-    fuse: bool = False,
-    **goal: Any,
+    **options: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -371,10 +371,9 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
-    reorder, fuse : bool
-        As in `compile`.
-    **goal
-        As in `search`.
+    **options
+        ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``profiling`` and the
+        goal, as in `search`.
 
     Raises
     ------
@@ -388,10 +387,8 @@ def relax_pipeline(
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        network = frontend.load(mod)
-        if reorder:
-            network = memory.reordered(network, target_system, targets.name_of(target), plan).network
-        searched = search_network(network, target_system, plan, fuse=fuse, **goal)
+        own = {"target": targets.name_of(target), **options}
+        network, searched = search_network(frontend.load(mod), target_system, plan, **own)
         return phases.lower(build.planned(network.module, searched), target, target_system)
 
     return run_pipeline

@@ -83,15 +83,57 @@ def search(
         ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``,
         ``primitives``: see `placement.Goal`.
     """
-    wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
+    goal |= primitive_options.for_plan(select)
+    # Refused before the work, not after it.
+    Goal(**goal)
     request, plan = requested(decompose), as_plan(plan)
+    wanted = Goal(**goal)
     require_effect(wanted, plan=plan)
     skips.check_criterion(optimize_skips)
-    on = target_system or system()
+    on, profiling = target_system or system(), profiling or Profiling()
+    profiling.require(on, planned_modes(wanted, plan))
+    _, searched = search_network(
+        frontend.load(model, shapes, batch),
+        on,
+        plan,
+        reorder=reorder,
+        decompose=request,
+        optimize_skips=optimize_skips,
+        fuse_activations=fuse_activations,
+        fuse=fuse,
+        profiling=profiling,
+        **goal,
+    )
+    return searched
+
+
+def search_network(
+    network: Network,
+    target_system: System | None = None,
+    plan: AnyPlan | None = None,
+    *,
+    target: str = "llvm+pim",
+    reorder: bool = False,
+    decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
+    fuse_activations: bool = False,
+    fuse: bool = False,
+    profiling: Profiling | None = None,
+    **goal: Any,
+) -> tuple[Network, Searched]:
+    """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
+
+    Parameters
+    ----------
+    target : str
+        Whose pools `reorder` and `optimize_skips` make smaller, as `targets.name_of` says it.
+    """
+    on, wanted, request, plan = target_system or system(), Goal(**goal), requested(decompose), as_plan(plan)
+    require_effect(wanted, plan=plan)
+    skips.check_criterion(optimize_skips)
     profiling = profiling or Profiling()
     profiling.require(on, planned_modes(wanted, plan))
     costs = Costs(on, profiling)
-    network = frontend.load(model, shapes, batch)
     activations.require_decomposed(fuse_activations, request, network)
     fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
     given = given_regions(network, on, request, optimize_skips, **fusing)
@@ -100,35 +142,14 @@ def search(
     network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
     if reduced := memory.with_reduced_skips(
-        network, change, optimize_skips, on, fuse_activations=fuse_activations
+        network, change, optimize_skips, on, target, fuse_activations=fuse_activations
     ):
         network = reduced.network
     network = activations.with_phases_apart(network) if fuse_activations else network
     if reorder:
-        network = memory.reordered(network, on, plan=plan).network
+        network = memory.reordered(network, on, target, plan).network
     graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, on, plan, costs, wanted, given)
-
-
-def search_network(
-    network: Network,
-    target_system: System | None = None,
-    plan: AnyPlan | None = None,
-    *,
-    fuse_activations: bool = False,
-    fuse: bool = False,
-    profiling: Profiling | None = None,
-    **goal: Any,
-) -> Searched:
-    """`search` for a network that was loaded."""
-    wanted, plan = Goal(**goal), as_plan(plan)
-    require_effect(wanted, plan=plan)
-    target_system = target_system or system()
-    wanted, plan, profiling = Goal(**goal), as_plan(plan), profiling or Profiling()
-    profiling.require(target_system, planned_modes(wanted, plan))
-    costs = Costs(target_system, profiling)
-    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, target_system, plan, costs, wanted)
+    return network, place(graph, on, plan, costs, wanted, given)
 
 
 def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:

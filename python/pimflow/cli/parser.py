@@ -98,7 +98,9 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("simulate", "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
     sub.add_argument(
-        "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
+        "--pim",
+        metavar="NAME|FILE",
+        help="device (default: what the file was compiled for; of a .pim trace elsewhere newton-gddr6)",
     )
     sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
     sub.add_argument(

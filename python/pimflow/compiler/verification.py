@@ -19,7 +19,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.relay_passes.regions.extract_regions import filters
-from pimflow.simulators.simulation import program_violations
+from pimflow.simulators.pim.legality import program_violations
 
 JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
