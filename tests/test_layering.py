@@ -46,6 +46,7 @@ LAYERS = (
         "tracing",
         "verify",
         "output_error",
+        "conditioning",
         "report",
         "timeline",
         "devices",

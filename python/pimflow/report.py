@@ -13,6 +13,7 @@ from pimflow.core.stages import whole_name
 from pimflow.decomposed.decomposition_report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
+from pimflow.output_error import error_text
 from pimflow.placement import Searched
 from pimflow.placement.evaluate import overlapped_ns, savings_pj
 from pimflow.primitive_profiles.primitive_report import c_text, primitives_text
@@ -111,6 +112,8 @@ def build(
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
+        "reference_deviation": verification.worst.reference_deviation,
+        "outputs": [asdict(output) for output in verification.outputs],
         "regions_verified": len(_verified(verification)),
         "timing_violations": verification.timing_violations,
         "weight_load_ns": weight_load_ns(system, placed_bytes),
@@ -244,7 +247,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
-        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
+        f"({error_text(report)}, {report['dtype']}); {legality}",
     ]
     lines.append(_memory_line(report["memory"]))
     if report["order"]:
