@@ -19,7 +19,7 @@ from pimflow.execution import infer
 from pimflow.frontend import Network
 from pimflow.frontend.reference import Stored
 from pimflow.hardware import System
-from pimflow.output_error import OutputCheck, worst
+from pimflow.output_error import OUTPUT_BOUND, OutputCheck, worst
 from pimflow.pim_backend import codegen
 from pimflow.relay_passes.extract_regions import filters
 from pimflow.simulation import program_violations
@@ -85,6 +85,11 @@ class Verification:
     def bound(self) -> float:
         """On `max_relative_error`."""
         return self.worst.bound
+
+    def wider_bounds(self, dtype: str) -> tuple[float, ...]:
+        """Of every output, if one may be farther off than `OUTPUT_BOUND` says; else none."""
+        bounds = tuple(output.bound for output in self.outputs)
+        return bounds if max(bounds) > OUTPUT_BOUND[dtype] else ()
 
     @property
     def verified(self) -> bool:

@@ -265,16 +265,16 @@ def _called(node: onnx.NodeProto) -> str:
 def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    return Reference(lambda: _session(model, without_weights(model)))
+    return Reference(lambda: session_of(model, without_weights(model)))
 
 
 def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:
     """Outputs of what `read` gives by ONNX Runtime, with random roundings; see `perturbed_onnx.perturbed`."""
     model = read()
-    return _session(model, perturbed(model, roundings))
+    return session_of(model, perturbed(model, roundings))
 
 
-def _session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
+def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     """ONNX Runtime with the graph of `light` and the weights of `model`."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its warnings are not the user's
