@@ -167,7 +167,7 @@ class Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table["bounds"])}
+        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
         return cls(**table | kept)
 
     def to_json(self) -> str:

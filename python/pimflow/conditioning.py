@@ -1,15 +1,15 @@
 """How far outputs may be from their reference where the network amplifies rounding.
 
 The bound of a storage type, `output_error.OUTPUT_BOUND`, stands for networks that do not. If an output is
-beyond it, the reference runs again `RUNS` times, each time with other random roundings of what the build stores
-narrower and of sums (`frontend.perturbed_onnx`), and every output may be `MULTIPLE` times as far off as the
-farthest of these. Where no output is beyond the bound, nothing runs again.
+beyond it, the reference runs again `RUNS` times, each time with other random roundings of sums and of what
+the build stores narrower (`frontend.perturbed_onnx`), and every output may be `MULTIPLE` times as far off
+as the farthest of these. Where no output is beyond the bound, nothing runs again.
 
-Both numbers are for the worst case: an output whose error has one degree of freedom, such as a scalar. If the
-errors of the build and of the runs are drawn from one normal distribution, the first is more than twice the
-largest of eight others in 0.8 % of networks; with ten degrees of freedom, in 0.01 %. The runs round at random,
-which moves a tensor 1.7 times as far (root mean square) as taking the nearest value, as a build does; with
-that, fewer than 0.1 % of right builds are refused in the worst case.
+Both numbers are for the worst case: an output whose error has one degree of freedom, such as a scalar. If
+the errors of the build and of the runs are drawn from one normal distribution, the first is more than twice
+the largest of eight others in 0.8 % of networks; with ten degrees of freedom, in 0.01 %. The runs round to
+fp16 at random, which moves a tensor 1.7 times as far (root mean square) as taking the nearest value, as a
+build does; with that, fewer than 0.1 % of right builds are refused in the worst case.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pimflow import api, frontend, zoo
 from pimflow.artifact import Placed
 from pimflow.cli import main
 from pimflow.compilation import Build
-from pimflow.conditioning import RUNS, output_checks
+from pimflow.conditioning import RUNS, output_checks, reference_deviations
 from pimflow.core.commands import Comp
 from pimflow.core.program import PimProgram
 from pimflow.errors import VerificationError
@@ -306,6 +306,48 @@ def test_shapes_and_masks_keep_their_values():
         (found,) = run_once(perturbed(model, stored), model, x)
         assert (found[:, [1, 3]] == 0).all() and (found != exact).any()
         np.testing.assert_allclose(found, exact, rtol=1e-2 if stored.kernels else 1e-5)
+
+
+def test_a_torch_program_has_roundings_too(tmp_path):
+    """As far off as the same network in ONNX is."""
+    torch = pytest.importorskip("torch")
+    nn, whole = torch.nn, model("amplifies")
+    weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in whole.graph.initializer}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(16, 64, 3, padding=1)
+            self.left, self.right = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1)
+            self.last = nn.Conv2d(64, 32, 3, padding=1, bias=False)
+
+        def forward(self, x):
+            b = self.first(x).relu()
+            return self.last((self.left(b) - self.right(b)).relu()).relu()
+
+    net = Net().eval()
+    names = {"weight": "w", "bias": "b"}
+    net.load_state_dict({k: weights[f"{k.split('.')[0]}.{names[k.split('.')[1]]}"] for k in net.state_dict()})
+    torch.export.save(torch.export.export(net, (torch.zeros(1, 16, 12, 12),)), tmp_path / "net.pt2")
+    network = frontend.load(tmp_path / "net.pt2")
+    inputs = network.example_inputs()
+    expected, other = network.reference(inputs), frontend.load(whole)
+    assert reference_deviations(network.perturbed(Stored()), inputs, expected)[0] < 1e-5
+    for stored in (Stored(layers=frozenset(ON_PIM)), Stored(kernels=True), Stored(layers=frozenset({"?"}))):
+        (found,) = reference_deviations(network.perturbed(stored), inputs, expected)
+        (wanted,) = reference_deviations(other.perturbed(stored), {"x": inputs["x"]}, expected)
+        assert 0.5 * wanted < found < 2 * wanted
+    found = verify(network, built(network), SYSTEMS["fp16"], inputs, expected)
+    found.require()
+    assert found.max_relative_error > OUTPUT_BOUND["fp16"] and found.worst.reference_deviation
+
+
+@pytest.mark.parametrize("wider, most", [(1.0, 0.01), (1.5, 0.001)])
+def test_few_right_builds_are_refused(wider, most):
+    """If the errors of build and runs are draws of one normal distribution, of one degree of freedom."""
+    draws = abs(np.random.default_rng(0).standard_normal((1 << 20, 1 + RUNS)))
+    refused = draws[:, 0] > MULTIPLE * wider * draws[:, 1:].max(axis=1)
+    assert 0 < refused.mean() < most
 
 
 def test_layers_are_found_by_their_nodes():

@@ -15,7 +15,7 @@ import tvm
 
 from pimflow import zoo
 from pimflow.errors import UsageError
-from pimflow.frontend import onnx_graph, relax_module, torch_program
+from pimflow.frontend import onnx_graph, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Network:
         Of inputs that pick rows of a table, such as token ids, how many rows it has; see
         `zoo.index_bounds`.
     perturbed : Perturbed, optional
-        The reference with random roundings, of ONNX models as they are given; reads the model anew.
+        The reference with random roundings, which reads the model anew; None of Relax modules and of
+        decomposed networks.
     """
 
     name: str
@@ -107,7 +108,13 @@ def load(
     if program:
         module, reference = torch_program.load(model, shapes)
         return Network(
-            name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
+            name=_stem(model),
+            module=module,
+            inputs=relax_module.inputs(module),
+            reference=reference,
+            perturbed=functools.partial(
+                perturbed_torch.perturbed_reference, functools.partial(torch_program.opened, model)
+            ),
         )
     # Weights are drawn where they are kept.
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False)
