@@ -1,7 +1,9 @@
 """Are outputs bounded by what rounding does to the network, and wrong builds refused all the same?"""
 
 import json
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -182,6 +184,23 @@ def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
     assert Placed.load(tmp_path / "out").bounds == (0.05,)
     monkeypatch.setattr("pimflow.inference.OUTPUT_BOUND", {"fp16": -1.0})
     assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05
+
+
+def test_the_table_of_networks(tmp_path, monkeypatch):
+    """Of an installed package's file, what installed it; of a file that is none, the line and the code."""
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    script = runpy.run_path(str(scripts / "verify_networks.py"))
+    installed, info = tmp_path / "some_package", tmp_path / "some_package-1.2.dist-info"
+    installed.mkdir(), info.mkdir()
+    onnx.save(model("damps"), installed / "net.onnx")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.2\n")
+    (info / "RECORD").write_text("some_package/net.onnx,,\n")
+    words = [str(installed / "net.onnx"), "x=1,16,12,12", str(tmp_path / "none.onnx")]
+    (path, shapes), (other, _) = script["networks"](words)
+    right, wrong = script["row"](path, shapes, "fp16", "full"), script["row"](other, {}, "fp16", "full")
+    assert right[:4] == ("some-package 1.2", "net", "x 1x16x12x12", "fp16") and right[-1] == "verified"
+    assert len(right) == len(wrong) == len(script["HEADER"]) and wrong[-1].startswith("code 3: ")
 
 
 # ---- when the reference runs again ----

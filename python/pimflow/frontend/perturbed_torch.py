@@ -21,7 +21,8 @@ _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand
 def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored: Stored) -> Run:
     """Outputs of what `read` gives by PyTorch, with random roundings; see `perturbed_onnx.perturbed`.
 
-    Here the results of all operators but products count as arithmetic, and as stored where kernels store fp16.
+    Here the results of all operators but products count as arithmetic, and all results as stored where
+    kernels store fp16.
     """
     import torch
     from torch.utils import _pytree
