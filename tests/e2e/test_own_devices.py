@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
-from pimflow import api, cli, frontend
+from pimflow import frontend
+from pimflow.api import compile as api
 from pimflow.api import run as inference
 from pimflow.api.simulate import simulate
+from pimflow.cli.main import main
 from pimflow.compiler import artifact
 from pimflow.core.program import PimProgram
 from pimflow.errors import ArtifactError, UsageError
@@ -30,7 +32,7 @@ NEWTON = PimSpec.load("newton-gddr6")
 
 
 def run(capsys, *argv):
-    code = cli.main([str(arg) for arg in argv])
+    code = main([str(arg) for arg in argv])
     out = capsys.readouterr()
     return code, out.out, out.err
 
@@ -77,7 +79,7 @@ def example(tmp_path_factory):
     own, net = folder / "mydev.toml", folder / "net"
     toml = re.search(r"<!-- example begin.*?```toml\n(.*?)```", PAGE, re.DOTALL)[1]
     own.write_text(toml, encoding="utf-8")
-    code = cli.main(["compile", "toy", "--pim", str(own), "-o", str(net), "--quiet"])
+    code = main(["compile", "toy", "--pim", str(own), "-o", str(net), "--quiet"])
     spec = PimSpec.load(own)
     own.unlink()
     assert code == 0

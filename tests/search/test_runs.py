@@ -11,6 +11,7 @@ from problems import covers, graph_of, longest_path_ns, problems, runs
 from pimflow import frontend, placement
 from pimflow.api import report
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
+from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
@@ -107,8 +108,15 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert again.candidates == found.candidates
     assert again.evaluation.latency_ns == found.evaluation.latency_ns
 
+    output = OutputCheck(relative_error=0.0, bound=1.0)
     verification = SimpleNamespace(
-        verified=True, max_relative_error=0.0, bound=1.0, regions=(), timing_violations=0
+        verified=True,
+        max_relative_error=0.0,
+        bound=1.0,
+        worst=output,
+        outputs=(output,),
+        regions=(),
+        timing_violations=0,
     )
     told = report.build(
         found,

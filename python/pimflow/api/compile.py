@@ -172,8 +172,9 @@ def compile(
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
-        How far outputs may be from the reference, as a fraction of its largest value; 2e-3 for fp16 and
-        1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
+        How far outputs may be from the reference, as a fraction of its largest value. By default 2e-3 for
+        fp16 and 1e-5 for fp32, or, if an output is beyond that, twice what roundings move the reference
+        (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     reorder : bool
@@ -335,6 +336,7 @@ def compile(
                 gpu=target_system.gpu.name,
                 dtype=target_system.dtype,
                 padding=target_system.padding,
+                bounds=verification.wider_bounds(target_system.dtype),
             ),
             pim=target_system.pim,
             timeline=timeline.to_json(timeline.trace(searched)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pimflow.api.baseline_report import baseline_lines, baseline_part, by_region_ns
 from pimflow.compiler.verification import JUDGED, Verification, legality_text
 from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
@@ -114,6 +115,8 @@ def build(
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
+        "reference_deviation": verification.worst.reference_deviation,
+        "outputs": [asdict(output) for output in verification.outputs],
         "regions_verified": len(_verified(verification)),
         "timing_violations": verification.timing_violations,
         "timing_violations_of": None if verification.timing_violations is None else JUDGED,
@@ -246,7 +249,7 @@ def table(report: dict[str, Any], out: str | None) -> str:
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
-        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
+        f"({error_text(report)}, {report['dtype']}); {legality}",
     ]
     lines.append(_memory_line(report["memory"]))
     if report["order"]:

@@ -43,7 +43,8 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "--tolerance",
         metavar="X",
         type=float,
-        help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
+        help="largest error of the outputs, as a fraction of their largest value (default: 2e-3 fp16, "
+        "1e-5 fp32, or twice what roundings alone do to the reference)",
     )
 
     _decompose_option(sub)

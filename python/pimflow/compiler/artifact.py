@@ -147,19 +147,23 @@ class Placed:
     graph : RegionGraph
     gpu, dtype, padding : str
         Name of the GPU, storage type, and how convolutions pad (`System.padding`).
+    bounds : tuple of float
+        How far each output may be from another, if that is more than `output_error.OUTPUT_BOUND`.
     """
 
     graph: RegionGraph
     gpu: str
     dtype: str
     padding: str = PADDINGS[0]
+    bounds: tuple[float, ...] = ()
 
     @classmethod
     def load(cls, directory: Path) -> Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        return cls(**table | {"graph": stored_graph(table["graph"])})
+        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
+        return cls(**table | kept)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -171,7 +171,7 @@ def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, .
     changed = network
     if layers:
         module = Decompose({each.layer: each for each in layers})(network.module)
-        changed = replace(network, module=module, reference=relax_module.reference(module))
+        changed = replace(network, module=module, reference=relax_module.reference(module), perturbed=None)
     return DecomposedNetwork(
         network=changed,
         original=network,
