@@ -18,7 +18,14 @@ from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.gpu_data import read_samples, validate, write_fitted
-from pimflow.simulators.gpu_fit import fit, fit_launch, provenance, write_efficiency, write_launch
+from pimflow.simulators.gpu_fit import (
+    efficiency_sources,
+    fit,
+    fit_launch,
+    launch_source,
+    write_efficiency,
+    write_launch,
+)
 from pimflow.simulators.gpu_learned_fit import learn_dtypes
 
 
@@ -48,8 +55,11 @@ def main() -> int:
             print(json.dumps(validate(judged, gpu), indent=1))
             if not arguments.dry_run:
                 path = embedded if embedded.exists() else Path(arguments.gpu)
-                write = write_launch if arguments.launch else write_efficiency
-                write(path, gpu, provenance(gpu, used, data, arguments.split, arguments.launch))
+                if arguments.launch:
+                    write_launch(path, gpu, launch_source(used, data, arguments.split))
+                else:
+                    sources = efficiency_sources(gpu, used, data, arguments.split)
+                    write_efficiency(path, gpu, sources)
         if embedded.exists() and not every and not arguments.dry_run:
             write_fitted(gpu.name, fitted)
     except PimflowError as error:

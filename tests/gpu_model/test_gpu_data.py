@@ -28,7 +28,7 @@ from pimflow.simulators.gpu_data import (
     validate,
     write_fitted,
 )
-from pimflow.simulators.gpu_fit import fit_launch, provenance, write_launch
+from pimflow.simulators.gpu_fit import fit_launch, launch_source, write_launch
 from pimflow.simulators.gpu_learned import PREDICTIONS
 from pimflow.simulators.gpu_model import kernel_cost
 
@@ -245,7 +245,7 @@ def test_a_fitted_launch_replaces_only_its_line(tmp_path):
     path.write_text(text)
     changed = dataclasses.replace(P100, launch_ns=1234.5)
     samples = read_samples(DEEPBENCH, P100)
-    write_launch(path, changed, provenance(changed, samples, "rows.csv", "hash", launch=True))
+    write_launch(path, changed, launch_source(samples, "rows.csv", "hash"))
     found = GpuSpec.load(path)
     assert found.launch_ns == 1234.5
     assert "rows.csv (half of its shapes, by hash)" in found.sources["launch_ns"]
@@ -259,7 +259,8 @@ def test_a_fitted_launch_replaces_only_its_line(tmp_path):
 def test_a_transfer_holds_on_rows_it_was_not_fitted_to(name):
     gpu = GpuSpec.load(name)
     assert gpu.efficiency == V100.efficiency
-    assert gpu.sources["efficiency"].startswith("assumed: as v100")
+    sources = {gpu.sources[f"efficiency.{key}"] for key in gpu.efficiency}
+    assert len(sources) > 1 and all(source.startswith("assumed: as v100; ") for source in sources)
     samples = held_out(read_samples(DEEPBENCH, gpu), gpu)
     found = validate(samples, gpu)["fp32"]["all"]
     assert found["count"] == 20

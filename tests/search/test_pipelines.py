@@ -13,10 +13,10 @@ from pimflow.core.plan import Plan
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
+from pimflow.explanation import explain
 from pimflow.hardware import PimSpec
 from pimflow.placement import Candidates, apply, pipelines, search
 from pimflow.relay_passes.extract_regions import extract_regions
-from pimflow.report import explain
 
 EXPAND, DEPTHWISE, PROJECT = (f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
 BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=("PIM", "GPU", "PIM"), cuts=(4, 10))
