@@ -12,6 +12,7 @@ from statistics import geometric_mean
 
 import pimflow
 from pimflow.hardware.system import SPLITS
+from pimflow.placement import Searched
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CONVENTIONS = [
@@ -43,24 +44,27 @@ LAUNCHES_NS = (0.0, 500.0, 1000.0)  # of a PIM submission; and the system's own,
 
 def rows(model: str) -> list[tuple[str, ...]]:
     """Latency and energy of `model`, a row a convention."""
-    table = []
-    for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1]):
-        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing, splits=splits))
-        before, after = found.gpu_only, found.evaluation
-        table.append(
-            (
-                model,
-                accounting,
-                timing,
-                splits,
-                f"{before.latency_ns / 1e6:.4f}",
-                f"{after.latency_ns / 1e6:.4f}",
-                f"{before.latency_ns / after.latency_ns:.3f}x",
-                f"{before.energy_pj / 1e9:.2f}",
-                f"{after.energy_pj / 1e9:.2f}",
-            )
-        )
-    return table
+    systems = [
+        pimflow.system(accounting=accounting, timing=timing, splits=splits)
+        for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1])
+    ]
+    return [row(model, pimflow.search(model, on)) for on in systems]
+
+
+def row(model: str, found: Searched) -> tuple[str, ...]:
+    """Latency and energy of `model` under the convention that it was searched under."""
+    before, after, on = found.gpu_only, found.evaluation, found.system
+    return (
+        model,
+        on.accounting,
+        on.timing,
+        on.splits,
+        f"{before.latency_ns / 1e6:.4f}",
+        f"{after.latency_ns / 1e6:.4f}",
+        f"{before.latency_ns / after.latency_ns:.3f}x",
+        f"{before.energy_pj / 1e9:.2f}",
+        f"{after.energy_pj / 1e9:.2f}",
+    )
 
 
 def copies_row(model: str) -> tuple[str, ...]:
