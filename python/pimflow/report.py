@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pimflow.core.candidate import Cost, Known
+from pimflow.core.candidate import Cost
 from pimflow.core.plan import MODES
 from pimflow.core.stages import whole_name
 from pimflow.decomposed.decomposition_report import agreement_text, decomposition_text, skips_text
@@ -304,16 +304,16 @@ def order_text(order: dict[str, Any]) -> str:
 
 
 def _known_line(regions: list[dict[str, Any]]) -> str:
-    """By resource, of how many regions the times are known in which way."""
+    """By resource, how the times are known; where in several ways, of how many regions in each."""
     counts: dict[str, Counter[str]] = {}
     for region in regions:
         for resource, known in region["known"].items():
             counts.setdefault(resource, Counter())[known] += 1
-    parts = (
-        f"{resource} " + ", ".join(f"{ways[each.value]} {each.value}" for each in Known if ways[each.value])
-        for resource, ways in sorted(counts.items())
-    )
-    return f"known     times by region: {'; '.join(parts)}"
+    parts = []
+    for resource, ways in sorted(counts.items()):
+        told = [f"{known} ({count} of the regions)" for known, count in ways.items()]
+        parts.append(f"{resource} {', '.join(told if len(told) > 1 else ways)}")
+    return f"known     {'; '.join(parts)}"
 
 
 def _known(report: dict[str, Any]) -> str:
