@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend, placement
-from pimflow.api import report
+from pimflow.api import explanation, report
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
@@ -138,9 +138,9 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert sum(row["latency_ns"] for row in rows.values()) == pytest.approx(told["latency_ns"])
     assert f"with {names[0]}" in report.table(told, None)
     for name in names:
-        explained = report.explanation(found, graph.region(name))
+        explained = explanation.explanation(found, graph.region(name))
         assert [c["covers"] for c in explained["candidates"] if c["chosen"]] == [list(names)]
-        assert report.explain(found, graph.region(name))
+        assert explanation.explain(found, graph.region(name))
     assert makespan_ns(fused.tasks) == Cost.of(fused).latency_ns
 
 

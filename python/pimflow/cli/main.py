@@ -151,7 +151,7 @@ def _check_compile(args: argparse.Namespace) -> None:
 
 def _compile(args: argparse.Namespace) -> None:
     from pimflow.api import compile as api
-    from pimflow.api import report
+    from pimflow.api import explanation, report
 
     _check_compile(args)
     goal = _goal(args)
@@ -168,9 +168,9 @@ def _compile(args: argparse.Namespace) -> None:
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
-            _print_json(report.explanation(searched, region))
+            _print_json(explanation.explanation(searched, region))
         else:
-            print(report.explain(searched, region))
+            print(explanation.explain(searched, region))
         return
     with _progress(args.quiet) as progress, _profiling(args) as profile:
         compiled = api.compile(

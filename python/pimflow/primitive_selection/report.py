@@ -33,7 +33,7 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
                 "launches": len(candidate.tasks),
                 "time_ns": own.latency_ns,
                 "operator_ns": Cost.of(operator).latency_ns,
-                "known": own.known.value,
+                "known": own.known["gpu"].value,
                 "workspace_bytes": candidate.workspace_bytes,
                 "filter_bytes": candidate.filter_bytes,
             }
