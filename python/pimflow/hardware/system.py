@@ -47,7 +47,7 @@ class System:
         Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
         reaches the global buffers of one channel.
     accounting : str
-        ``full`` or ``paper``: what is charged (docs/architecture.md has the table). ``paper`` and some of
+        ``full`` or ``paper``: what is charged (docs/charging.md has the table). ``paper`` and some of
         `CHARGES`, such as ``paper+crossbar``, is what lies between.
     timing : str
         Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.

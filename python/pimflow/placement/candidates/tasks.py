@@ -1,6 +1,6 @@
 """What the parts of candidates are charged: kernels, PIM programs, the crossbar, and what follows them.
 
-The rules are the table "What is charged" of docs/architecture.md.
+The rules are the table of docs/charging.md.
 """
 
 from __future__ import annotations
