@@ -8,11 +8,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-BLOCK = 16  # channels side by side in NCHW16c
 
 
 class _Permuted:

@@ -11,16 +11,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules.loops import reduced
 
-# Marks that the kernels carry; `pimflow.primitives.kernels.stages` says what they mean.
-TILE = "pimflow.tile"
-SPREAD = "pimflow.spread"
-SLAB = "pimflow.slab"
-ADDED = "pimflow.added"
-UNROLLED = "pimflow.unrolled"
-INSIDE = "pimflow.inside"
-SHARED = "pimflow.shared"
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
 TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do

@@ -10,17 +10,10 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import BLOCK, bind, reduced
-from pimflow.relay_passes.schedules.schedule_primitives import (
-    ADDED,
-    SHARED,
-    SPREAD,
-    TILE,
-    UNROLLED,
-    mark,
-    result_of,
-)
+from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places and lanes whose sums a thread holds
 DEPTH = 16  # of the slices of both operands in shared memory, at most
