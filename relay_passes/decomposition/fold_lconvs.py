@@ -69,7 +69,7 @@ def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Site:
+class _FoldSite:
     """An fconv, and what it reads.
 
     Attributes
@@ -90,7 +90,7 @@ class _Site:
         return (self.reducing.astype(np.float64) @ of.astype(np.float64)).astype(self.reducing.dtype)
 
 
-def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
+def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
     """By variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
@@ -107,7 +107,7 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
         if role.get(lconv) != "lconv" or counts[lconv] != 1:
             continue
         if branch := Branch.of(values[lconv]):
-            found[var] = _Site(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
+            found[var] = _FoldSite(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
     return found
 
 

@@ -75,7 +75,7 @@ class SeparatePhases:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PhaseRun:
     """``lconv``, what is elementwise behind the interleaving of `rows` x `columns` phases, ``fconv``."""
 
     first: relax.VarBinding
@@ -89,7 +89,7 @@ class _Run:
         return self.rest[-1]
 
 
-def _runs(mod: tvm.IRModule) -> list[_Run]:
+def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
     graph, found = Graph.of(mod), []
     for first in main_bindings(mod):
         if not graph.has_role(first, "lconv"):
@@ -105,14 +105,14 @@ def _runs(mod: tvm.IRModule) -> list[_Run]:
             continue
         run = graph.grown(moves)
         if run and not any(operator(b.value) in POOLS for b in run):
-            found.append(_Run(first, moves[3].var, run[4:], blocks[4], blocks[5]))
+            found.append(_PhaseRun(first, moves[3].var, run[4:], blocks[4], blocks[5]))
     return found
 
 
 def _phase(
     mod: tvm.IRModule,
     builder: relax.BlockBuilder,
-    run: _Run,
+    run: _PhaseRun,
     number: int,
     x: relax.Expr,
     names: dict[str, str],

@@ -57,7 +57,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
+class KernelStep:
     """A call that computes: the kernel, if it is one of this module, and the buffers that it is given."""
 
     kernel: tvm.ir.GlobalVar | None
@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Given:
+class ExternalTensor:
     """An input or a weight: a constant operand of calls [`begin`, `end`)."""
 
     name: str
@@ -80,27 +80,27 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Buffers:
-    """Buffers of ``main`` by the variable that first holds each, and what uses them.
+class MainBuffers:
+    """MainBuffers of ``main`` by the variable that first holds each, and what uses them.
 
     Attributes
     ----------
     by_var : dict of Var to Buffer
         Allocations and joins.
-    steps : list of Step
+    steps : list of KernelStep
     overwritten : dict of Buffer to Buffer
         Results that take over the bytes of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write where they read.
-    given : list of Given
+    given : list of ExternalTensor
         Inputs and weights, which the network does not compute.
     """
 
     by_var: dict[relax.Var, Buffer]
-    steps: list[Step]
+    steps: list[KernelStep]
     overwritten: dict[Buffer, Buffer]
     kernels_in_place: set[tvm.ir.GlobalVar]
-    given: list[Given]
+    given: list[ExternalTensor]
 
     @property
     def names(self) -> dict[Buffer, str]:
@@ -153,7 +153,7 @@ class Buffers:
         return Liveness(steps=len(self.steps), lifetimes=tuple(lifetimes))
 
 
-def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
+def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
     """Of `mod` after ``CallTIRRewrite``.
 
     A call is a step; the first that takes a buffer writes it. What ``main`` returns is live to the end.
@@ -167,8 +167,8 @@ def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
     return _overwriting(mod, found) if in_place else found
 
 
-def _read(mod: tvm.IRModule) -> Buffers:
-    reader, body = _Reader(mod["main"].params), mod["main"].body
+def _read(mod: tvm.IRModule) -> MainBuffers:
+    reader, body = _BindingReader(mod["main"].params), mod["main"].body
     for binding in (b for block in body.blocks for b in block.bindings):
         reader.bind(binding.var, binding.value)
     for buffer in reader.holds(body.body):
@@ -177,16 +177,16 @@ def _read(mod: tvm.IRModule) -> Buffers:
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Read through the whole: the parts are still needed.
             buffer.end = max(buffer.end, buffer.home.end)
-    return Buffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.given.values())))
+    return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.given.values())))
 
 
-class _Reader:
+class _BindingReader:
     """What variables hold, binding by binding."""
 
     def __init__(self, params: Sequence[relax.Var]):
         self.by_var: dict[relax.Var, Buffer] = {}
-        self.steps: list[Step] = []
-        self.given = {param: Given(f"%{param.name}", tensor_bytes(param), False) for param in params}
+        self.steps: list[KernelStep] = []
+        self.given = {param: ExternalTensor(f"%{param.name}", tensor_bytes(param), False) for param in params}
         self._held: dict[relax.Var, tuple[Buffer, ...]] = {}  # several for a tuple
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
@@ -233,13 +233,13 @@ class _Reader:
                 buffer.begin = number if buffer.begin < 0 else buffer.begin
                 buffer.end = max(buffer.end, number + 1)
             if _is_weight(arg) and arg not in self.given:
-                self.given[arg] = Given(f"weight {len(self.given)}", tensor_bytes(arg), True)
+                self.given[arg] = ExternalTensor(f"weight {len(self.given)}", tensor_bytes(arg), True)
             if arg in self.given:
                 self.given[arg].use(number)
         operands = tuple(next(iter(self.holds(arg)), None) for arg in call.args)
         kernel = call.op if isinstance(call.op, tvm.ir.GlobalVar) else None
         if kernel is not None or any(operands):
-            self.steps.append(Step(kernel, operands))
+            self.steps.append(KernelStep(kernel, operands))
 
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
@@ -256,7 +256,7 @@ def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
     return whole
 
 
-def _overwriting(mod: tvm.IRModule, found: Buffers) -> Buffers:
+def _overwriting(mod: tvm.IRModule, found: MainBuffers) -> MainBuffers:
     """`found`, with results that take over operands which die where they are made."""
     members: dict[Buffer, list[Buffer]] = {}
     for buffer in found.by_var.values():
@@ -283,7 +283,7 @@ def _overwriting(mod: tvm.IRModule, found: Buffers) -> Buffers:
     return found
 
 
-def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
+def _candidates(step: KernelStep, number: int) -> Iterator[tuple[Buffer, Buffer]]:
     """Results of `step` that lie anywhere yet, and operands that it alone takes, once."""
     results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
     operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]

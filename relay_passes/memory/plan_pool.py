@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.memory.buffers import Buffer, Buffers, buffers
+from pimflow.relay_passes.memory.buffers import Buffer, MainBuffers, buffers
 from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
-class Placement(Protocol):
+class PoolPlacement(Protocol):
     """Where buffers lie.
 
     Attributes
@@ -45,7 +45,7 @@ class PlanPool:
     Preserves: values, names.
     """
 
-    def __init__(self, planner: Callable[[Liveness], Placement]):
+    def __init__(self, planner: Callable[[Liveness], PoolPlacement]):
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -59,7 +59,7 @@ class PlanPool:
 
 def placed(
     main: relax.Function,
-    found: Buffers,
+    found: MainBuffers,
     places: Mapping[Buffer, tuple[str, int]],
     storages_bytes: Mapping[str, int],
     *,
@@ -111,7 +111,7 @@ def placed(
     return builder.get()["pimflow_placed"].with_attrs(dict(main.attrs))
 
 
-def with_main(mod: tvm.IRModule, main: relax.Function, found: Buffers) -> tvm.IRModule:
+def with_main(mod: tvm.IRModule, main: relax.Function, found: MainBuffers) -> tvm.IRModule:
     """`mod` with another ``main``; kernels that write where they read promise no separate operands."""
     functions = dict(mod.functions_items())
     functions[mod.get_global_var("main")] = main

@@ -23,7 +23,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Tile:
+class CpuTile:
     """Rows and columns of the result, and channels of the last sum that are there at once."""
 
     rows: int
@@ -110,7 +110,7 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     return stage.main, over[0]
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
     _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
@@ -137,7 +137,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]
     most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
     if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
         most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
-    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
+    return CpuTile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:

@@ -73,7 +73,7 @@ class PipelineRows:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PipelineRun:
     """A pipeline in a module.
 
     Attributes
@@ -100,7 +100,7 @@ def _is_convolution(group: KernelGroup) -> bool:
     return group.anchor is not None and operator(group.anchor.value) == "nn.conv2d"
 
 
-def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _Run:
+def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _PipelineRun:
     """`pipeline` if it can be applied; raises `PlanError`, naming the region that stands against it."""
     for position, (name, group) in enumerate(zip(pipeline.regions, groups)):
         problem = _problem(group)
@@ -122,7 +122,7 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
             )
     maps = [row_map(group.anchor.value, ROWS) for group in groups]
     try:
-        return _Run(pipeline, groups, maps, stage_rows(maps, pipeline.cuts))
+        return _PipelineRun(pipeline, groups, maps, stage_rows(maps, pipeline.cuts))
     except ValueError as error:
         raise PlanError(f"region '{pipeline.regions[-1]}' cannot be pipelined: {error}") from error
 
@@ -166,7 +166,7 @@ def _uses(group: KernelGroup, var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
-def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
+def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
     """Emit all parts, in the order in which they are issued; returns the whole of the last region."""
     whole: dict[tuple[int, int], relax.Var] = {}  # what is there of a region once a stage is done
     for position, stage in run.pipeline.steps:
@@ -187,7 +187,7 @@ def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
 
 
 def _part(
-    builder: relax.BlockBuilder, run: _Run, position: int, stage: int, source: relax.Var, env: Env
+    builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
 ) -> relax.Var:
     """The rows of a convolution that a stage computes, of the rows of its operand that are there."""
     group, (begin, end) = run.groups[position], run.rows[position][stage]

@@ -34,7 +34,7 @@ from pimflow.simulators.accel_sim.kernels import (
     write_kernel,
 )
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
-from pimflow.simulators.accel_sim.scaling import Reference, scaled
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -101,7 +101,7 @@ class AccelSimLogs:
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    _references: dict[str, list[Reference]] = field(
+    _references: dict[str, list[SimulatedKernel]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
@@ -120,7 +120,7 @@ class AccelSimLogs:
         references = self._references_on(gpu, dtype)
         return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
 
-    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[Reference]:
+    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
         """What the logs show of the GPU model: every kernel of `kernel_name` that was run once."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
@@ -132,7 +132,7 @@ class AccelSimLogs:
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
                 simulated = _simulated(log, str(path), kernel, channels, gpu, dtype)
                 about = {"name": name, "kernel": kernel, "channels": channels}
-                found.append(Reference(**about, modelled=modelled, simulated=simulated))
+                found.append(SimulatedKernel(**about, modelled=modelled, simulated=simulated))
             self._references[key] = found
         return self._references[key]
 
@@ -154,7 +154,7 @@ class AccelSimLogs:
             self._found.setdefault((name, channels), []).append((path, part))
 
     def _cost(
-        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[Reference]
+        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[SimulatedKernel]
     ) -> KernelCost:
         name = kernel_name(kernel, dtype)
         runs = self._found.get((name, channels), [])

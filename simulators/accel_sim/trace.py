@@ -41,7 +41,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SassInstruction:
     """One warp's instruction.
 
     Attributes
@@ -106,7 +106,7 @@ def stridable(mask: int) -> bool:
     return not run & run + 1
 
 
-def compressed(instruction: Instruction) -> Instruction:
+def compressed(instruction: SassInstruction) -> SassInstruction:
     """The same with its addresses in the shorter of modes 1 and 2."""
     if not instruction.addresses:
         return instruction
@@ -181,7 +181,7 @@ class ThreadBlock:
     """The instructions of one thread block, by warp."""
 
     index: tuple[int, int, int]
-    warps: tuple[tuple[Instruction, ...], ...]
+    warps: tuple[tuple[SassInstruction, ...], ...]
 
     def __str__(self) -> str:
         return block_text(self.index, [(len(warp), "".join(f"{i}\n" for i in warp)) for warp in self.warps])
@@ -331,7 +331,7 @@ def _value(path: str | os.PathLike, lines: Iterator[tuple[int, str]], name: str)
     return number, line.partition(" = ")[2].strip()
 
 
-def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>") -> Instruction:
+def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>") -> SassInstruction:
     """The instruction of line `number` of a file."""
     match = _INSTRUCTION.fullmatch(line)
     if not match:
@@ -348,7 +348,9 @@ def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>
             raise ValueError("addresses without a width")
     except ValueError as error:
         raise TraceError(f"{path}:{number}: {error}: {_shown(line)}") from None
-    return Instruction(int(pc, 16), opcode, destinations, sources, int(mask, 16), int(width), addresses, mode)
+    return SassInstruction(
+        int(pc, 16), opcode, destinations, sources, int(mask, 16), int(width), addresses, mode
+    )
 
 
 def _addresses(mask: int, words: list[str]) -> tuple[int, tuple[int, ...]]:

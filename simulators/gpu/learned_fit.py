@@ -13,7 +13,7 @@ import xgboost
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import group
+from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Residual,
@@ -85,7 +85,7 @@ def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
     tables, residuals, used = [], [], []
-    for members in group(s for s in samples if s.kernel.geometry is not None and s.channels is None):
+    for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
         residuals.append(-members.error(gpu))
