@@ -57,13 +57,13 @@ def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
 
     Layers that a decomposition made, which have a role, are not among them.
     """
-    found, taken, spread_over = [], roles(mod), upsamplings(mod)
+    layers, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
         if layer is not None and layer.name not in taken and decomposable(layer.geometry):
             _, upsampling = spread_over.get(binding.var, (None, None))
-            found.append(replace(layer, upsampling=upsampling))
-    return found
+            layers.append(replace(layer, upsampling=upsampling))
+    return layers
 
 
 def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> DecomposableLayer | None:

@@ -141,7 +141,7 @@ def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Sp
     ]
     if not reducing:
         return []
-    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, []
+    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, []
     for binding in reducing:
         value = binding.value
         plain = operator(value) == "nn.conv2d" and isinstance(value.args[1], tvm.ir.GenericConst)
@@ -159,8 +159,8 @@ def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Sp
             continue
         parts = list(getattr(joined.args[0], "fields", ()))
         if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
-            found.append(_SplitSite(parts, behind, binding))
-    return found
+            sites.append(_SplitSite(parts, behind, binding))
+    return sites
 
 
 def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax.Expr) -> relax.Var:

@@ -40,8 +40,8 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
     """
     *before, last = stages
     tile, widths = _tile(sch, stages)
-    given = sch.get_producers(stages[0].main)
-    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "global")
+    producers = sch.get_producers(stages[0].main)
+    operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "global")
     fitting = [_lanes(width) % VECTOR == 0 for width in widths]
     by_pixels = _by_pixels(sch, before, fitting)
     pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
@@ -79,10 +79,10 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
 
 def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[bool]) -> list[bool]:
     """Whether vectors of a stage are of pixels: of a pooling as its operand lies, else where full."""
-    found = list[bool]()
+    by_pixels = list[bool]()
     for stage, fits in zip(before, fitting, strict=True):
-        found.append(fits if is_dense(sch.get(stage.main)) else found[-1])
-    return found
+        by_pixels.append(fits if is_dense(sch.get(stage.main)) else by_pixels[-1])
+    return by_pixels
 
 
 def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:

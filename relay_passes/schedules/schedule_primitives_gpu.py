@@ -61,8 +61,8 @@ def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether others read what `nest` makes, such as the operand of the convolution that it finishes."""
-    made, own = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
-    return not any(made.same_as(each) for each in own)
+    made, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(made.same_as(each) for each in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:

@@ -158,8 +158,8 @@ def _source(group: KernelGroup) -> relax.Var | None:
     """What the convolution reads, through its prologue; None if that is more than one tensor."""
     leading = group.bindings[: _at(group) + 1]
     made = {b.var for b in leading}
-    found = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
-    return next(iter(found)) if len(found) == 1 else None
+    sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
+    return next(iter(sources)) if len(sources) == 1 else None
 
 
 def _uses(group: KernelGroup, var: relax.Var) -> int:
@@ -213,14 +213,17 @@ def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, nam
 def _elementwise(
     builder: relax.BlockBuilder,
     bindings: list[relax.VarBinding],
-    of: relax.Var,
+    source: relax.Var,
     part: relax.Var,
     rows: tuple[int, int],
     env: Env,
     stage: int,
 ) -> relax.Var:
-    """`bindings` for some rows, given these rows of what they start `of`; just those if there are none."""
-    inside: Env = {of: part}
+    """Emit `bindings` for some `rows`; `part` has these rows of `source`, which the first of them reads.
+
+    Without bindings it is `part` itself.
+    """
+    inside: Env = {source: part}
     height = shape(bindings[0].var)[ROWS] if bindings else 0
 
     def of_rows(operand: relax.Expr, name: str) -> relax.Expr:

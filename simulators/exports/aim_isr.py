@@ -205,13 +205,13 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
 
 def counts(path: str | os.PathLike) -> Counter[str]:
     """PIM commands that a trace stands for, over all channels: GWRITE, COMP (a column each), READRES."""
-    found: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
+    totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
             columns = instruction.operands["opsize"] if name == "COMP" else 1
-            found[name] += columns * instruction.operands["mask"].bit_count()
-    return found
+            totals[name] += columns * instruction.operands["mask"].bit_count()
+    return totals
 
 
 def _parse(text: str) -> AimInstruction | None:

@@ -92,10 +92,10 @@ class SampleGroup:
 
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
     """Samples by what the model evaluates at once."""
-    found: dict[tuple, list[Sample]] = {}
+    by_key: dict[tuple, list[Sample]] = {}
     for sample in samples:
         key = (family(sample.kernel), sample.dtype, sample.channels or 0, sample.tile or ())
-        found.setdefault(key, []).append(sample)
+        by_key.setdefault(key, []).append(sample)
     return [
         SampleGroup(
             family=name,
@@ -106,7 +106,7 @@ def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
             batch=Batch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
         )
-        for (name, dtype, channels, tile), members in sorted(found.items())
+        for (name, dtype, channels, tile), members in sorted(by_key.items())
     ]
 
 
@@ -196,10 +196,10 @@ def _solve(
         candidate = _with(gpu, dict(zip(start, np.exp(point))))
         return np.concatenate([member.error(candidate) for member in members])
 
-    found = least_squares(
+    solution = least_squares(
         error, first, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
-    return _with(gpu, constants(found.x))
+    return _with(gpu, constants(solution.x))
 
 
 def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> GpuSpec:
@@ -245,12 +245,12 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
             fitted.add(f"split_limit{suffix}")
     runs = "Accel-Sim runs" if all(sample.channels for sample in samples) else "measured kernels"
     source = f"fitted to {runs}: {len(samples)} rows of {data} ({_part(split)}), scripts/fit_gpu_model.py"
-    found = {}
+    sources = {}
     for key in gpu.efficiency:
         reason = gpu.sources.get(f"efficiency.{key}", "")
         reason = reason if "assumed" in reason else f"assumed: not fitted; no row of {data} tells it"
-        found[key] = source if key in fitted else reason
-    return found
+        sources[key] = source if key in fitted else reason
+    return sources
 
 
 def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str, str]) -> None:

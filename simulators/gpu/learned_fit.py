@@ -70,7 +70,7 @@ def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
 
 def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
     """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored in the package."""
-    found = []
+    residuals = []
     for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
         rows = [sample for sample in samples if sample.dtype == dtype]
         source = (
@@ -79,8 +79,8 @@ def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool
         residual = learn(gpu, rows, source)
         if write:
             write_residual(residual_path(gpu.name, dtype), residual)
-        found.append(residual)
-    return found
+        residuals.append(residual)
+    return residuals
 
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:

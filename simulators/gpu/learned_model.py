@@ -247,10 +247,10 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
 
 def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMachine) -> np.ndarray:
     batch = Batch(kernels)
-    found = demands(kind, batch, machine)
-    cycles = execution_cycles(found[0], machine)
-    total = np.min([execution_cycles(d, machine).min(axis=1) for d in found], axis=0)
-    terms = [getattr(found[0], name).min(axis=1) for name in TERMS]
+    ways = demands(kind, batch, machine)
+    cycles = execution_cycles(ways[0], machine)
+    total = np.min([execution_cycles(d, machine).min(axis=1) for d in ways], axis=0)
+    terms = [getattr(ways[0], name).min(axis=1) for name in TERMS]
     times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
     if kind != "gemm":
         return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])

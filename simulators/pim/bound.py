@@ -183,8 +183,8 @@ class _Channel:
         """
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1:
-            own = -(-self.chunks // self.per_row)
-            return max(rows, -(-units // self.buffers) * (own - 1) + 1)
+            rows_of_unit = -(-self.chunks // self.per_row)
+            return max(rows, -(-units // self.buffers) * (rows_of_unit - 1) + 1)
         again = -(-units // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
 
