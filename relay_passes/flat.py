@@ -83,7 +83,7 @@ def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
 def roles(mod: tvm.IRModule) -> dict[str, str]:
     """What `with_roles` keeps: the roles of layers that have one.
 
-    Passes keep the attribute, and layers keep their names, so a role reaches whoever knows the layer.
+    Passes keep the attribute, and layers keep their names, so a role can be looked up by layer at any time.
     """
     attrs = mod["main"].attrs
     found = attrs[ROLES] if attrs and ROLES in attrs else {}
@@ -239,13 +239,13 @@ def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
 
 
 def element_bytes(expr: relax.Expr) -> int:
-    """Of one element of a tensor."""
+    """Bytes of one element of a tensor."""
     dtype = tvm.DataType(str(expr.ty.dtype))
     return (dtype.bits * dtype.lanes + 7) // 8
 
 
 def tensor_bytes(tensor: relax.Expr) -> int:
-    """Of a tensor."""
+    """Bytes of a tensor."""
     return math.prod(shape(tensor)) * element_bytes(tensor)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of TIR as calls of small functions, which any C compiler can be given."""
+"""Vector operations of TIR as calls of small C functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-LANES = (4, 8, 16)  # of vectors that there are functions for
+LANES = (4, 8, 16)  # vector lengths that there are functions for
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 COMPARISONS = {"GT": "gt", "GE": "ge", "LT": "lt", "LE": "le", "EQ": "eq", "NE": "ne"}
 FUNCTIONS = ("exp", "log", "sqrt", "tanh", "erf", "floor", "ceil", "round", "trunc", "fabs")
@@ -15,10 +15,10 @@ _BINARY = tuple(getattr(tirx, name) for name in OPERATORS)
 
 @tvm.transform.module_pass(opt_level=0, name="VectorCalls")
 class VectorCalls:
-    """Calls in place of what computes, loads and stores vectors of fp32.
+    """Calls in place of arithmetic, loads and stores of fp32 vectors.
 
-    To be run at the end, behind ``LowerIntrin``: what generates C has no vectors but names their types. A
-    function that holds other vectors (of integers, cast) keeps them; `has_vectors` tells.
+    Run it last, after ``LowerIntrin``: TVM's C generator names vector types, but cannot compute with them.
+    Other vectors (of integers, of casts) stay; `has_vectors` finds them.
 
     Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
     -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``, a choice
@@ -64,7 +64,7 @@ def _lanes(expr: tirx.Expr) -> int:
 
 
 def _name(expr: tirx.Expr) -> str:
-    """Of the operator that `expr` calls, without its dialect; empty if it calls none."""
+    """Name of the operator that `expr` calls, without its dialect; empty if it calls none."""
     called = isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op)
     return expr.op.name.rpartition(".")[2] if called else ""
 

@@ -16,8 +16,8 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 class FlattenProducts:
     """Products with a constant matrix in the form that PIM and the GPU's GEMMs take: rows of vectors.
 
-    What works element by element, or along the last axis, between such products follows them, so that
-    reshapes remain where heads are split, and no kernel that the network did not have.
+    Elementwise operators and normalisations of the last axis between such products work on matrices too.
+    So reshapes remain only where heads are split, and no kernel is added.
 
     Rewrite: ``matmul(x[a, b, k], w[k, n]) -> reshape(matmul(reshape(x, [a * b, k]), w), [a, b, n])``,
     ``op(reshape(x, [a, b, n])) -> reshape(op(x), [a, b, n])`` for elementwise operators and
@@ -55,7 +55,7 @@ def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
 
 
 def _product(value: relax.Expr) -> bool:
-    """Whether it is one with a constant matrix, of a tensor that is none."""
+    """Whether `value` multiplies a tensor of more than two axes by a constant matrix."""
     if operator(value) != "matmul":
         return False
     x, weights = value.args

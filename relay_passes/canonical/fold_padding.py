@@ -10,10 +10,10 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, repadded
 
 @tvm.transform.module_pass(opt_level=0, name="FoldPadding")
 class FoldPadding:
-    """No kernel that copies a tensor between zeros for convolutions, which have padding of their own.
+    """Zero padding in front of convolutions becomes padding of the convolutions, which saves a copy.
 
-    Only where all that read the padded tensor are convolutions: else it is there anyway. Windows that would
-    lie in padding alone stay as they are.
+    Only where convolutions alone read the padded tensor: otherwise it has to exist anyway. A convolution
+    with windows that would lie in padding alone stays as it is.
 
     Rewrite: ``conv2d(pad(x, zeros), w, padding) -> conv2d(x, w, padding + zeros)``.
     Preserves: values bit by bit, names.
@@ -34,7 +34,7 @@ class FoldPadding:
 
 
 def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
-    """By convolution that reads zeros which it can add itself, all the padding that it has then."""
+    """Padding after the rewrite, for each convolution that can take over the zeros in front of it."""
     bindings = main_bindings(mod)
     pads = {b.var: b.value for b in bindings if operator(b.value) == "nn.pad"}
     padding_of: dict[relax.Var, list[int]] = {}
@@ -53,7 +53,7 @@ def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
 
 
 def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
-    """Top, left, bottom and right of convolution `call` with the zeros of `pad`; None if it cannot be."""
+    """Top, left, bottom and right padding of `call` with the zeros of `pad`; None if it cannot take them."""
     widths, layout = [int(width) for width in pad.attrs.pad_width], str(call.attrs.data_layout)
     around = {axis: (widths[2 * index], widths[2 * index + 1]) for index, axis in enumerate(layout)}
     zeros = str(pad.attrs.pad_mode) == "constant" and float(pad.attrs.pad_value) == 0.0

@@ -14,8 +14,8 @@ class PushBias:
     """Biases pushed through convolutions without padding, products and additions.
 
     A linear layer without activation, such as the projection of an inverted residual, then ends with
-    its convolution, and PIM has nothing to leave undone. A bias is pushed only if every reader takes
-    it, so no tensor is needed both with and without; the kernel that it ends in adds one anyway.
+    its convolution, and PIM computes all of it. A bias is pushed only if every reader takes
+    it, so no tensor is needed both with and without; the kernel that finally adds it adds a bias anyway.
 
     Parameters
     ----------

@@ -16,20 +16,20 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 class _Permuted:
-    """A layout that is kept, of which one transpose makes the other."""
+    """A kept layout that one transpose turns into the other."""
 
     def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, other: str):
         self.into, self.out, self.name, self.other = into, out, name, other
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
-        """Axes of the other layout as those of ours; None if they have no like here."""
+        """Axes of the other layout as axes of the kept one; None if one has no counterpart."""
         return [self.out[axis % 4] for axis in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         return array.transpose(self.into)
 
     def chain(self, value: relax.Call) -> tuple[str, ...]:
-        """Of a step of a transform: which way it goes, and which step it is."""
+        """Direction of a transform (``into`` or ``out``), and which step `value` is; empty if it is none."""
         axes = _permutation(value)
         return ("into",) if axes == self.into else ("out",) if axes == self.out else ()
 
@@ -124,8 +124,8 @@ class SinkLayout:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         kept, at = self.kept, self.at
-        twins: dict[relax.Var, relax.Expr] = {}  # a variable in the other layout to the same tensor in ours
-        begun: dict[relax.Var, relax.Expr] = {}  # half a transform to what it would be whole
+        twins: dict[relax.Var, relax.Expr] = {}  # variables of the other layout to the kept one
+        begun: dict[relax.Var, relax.Expr] = {}  # the first step of a transform to the result of both
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
             if at is not None and name not in at:
@@ -191,7 +191,7 @@ def _moved(
     twins: dict[relax.Var, relax.Expr],
     begun: dict[relax.Var, relax.Expr],
 ) -> relax.Expr:
-    """A transform, or a step of one: what it makes is known already, or will be."""
+    """Emit a transform, or a step of one, or find the variable that already holds its result."""
     way, *step = step
     source = value.args[0]
     if way == "into":
@@ -218,7 +218,7 @@ def _pooled(kept: _Permuted | _Blocked, value: relax.Call, x: relax.Expr) -> rel
 
 
 def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
-    """A concatenation; of channels, of whole blocks of them."""
+    """A concatenation in the kept layout; one of channels joins whole blocks."""
     return relax.op.concat(fields, axis=(kept.axes([axis]) or [1])[0])
 
 
@@ -233,7 +233,7 @@ def _operand(
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
-    if array.ndim < 4 and kept.other == "NHWC":  # broadcast along the last axes of what we have, not of ours
+    if array.ndim < 4 and kept.other == "NHWC":  # it broadcasts along the last axes of NHWC
         array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     made = kept.constant(array) if array.ndim == 4 else None
     return None if made is None else relax.const(np.ascontiguousarray(made))

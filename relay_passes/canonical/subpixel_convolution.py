@@ -20,11 +20,11 @@ _MOVES = ("reshape", "permute_dims", "strided_slice")
 
 @tvm.transform.module_pass(opt_level=0, name="SubpixelConvolution")
 class SubpixelConvolution:
-    """Transposed convolutions as what PIM runs.
+    """Transposed convolutions as convolutions, which PIM runs.
 
     A transposed convolution of stride s has s*s phases, each a convolution with every s-th tap. One
-    convolution computes them all, as s*s times the channels; moving them between the pixels is all that
-    is left. A filter whose size is no multiple of s is padded with zeros.
+    convolution computes them all, as s*s times the channels; after it, elements only move to their pixels.
+    A filter whose size is no multiple of s is padded with zeros.
 
     Rewrite: ``conv2d_transpose(x, w) -> strided_slice(depth_to_space(conv2d(x, w')))``, NHWC.
     Preserves: values up to the order of sums, names.
@@ -32,7 +32,7 @@ class SubpixelConvolution:
     Raises
     ------
     UnsupportedOpError
-        If a filter is computed.
+        If a filter is not constant.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -132,7 +132,7 @@ class _Axis:
 
 
 def _axes(call: relax.Call, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> list[_Axis]:
-    """Of the convolution over `inputs` pixels whose phases make up `outputs`.
+    """Both axes of the convolution over `inputs` pixels whose phases make up `outputs`.
 
     Output u of the unpadded transposed convolution sums ``x[u // s - t] * w[u % s + s * t]`` over t.
     """

@@ -1,4 +1,4 @@
-"""Layers with what follows them channel by channel: what layer transformations move as one."""
+"""1x1 convolutions with the per-channel operators behind them, which layer transformations move as one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ByChannel:
 
     @classmethod
     def of(cls, value: relax.Expr, channels: int) -> ByChannel | None:
-        """What `value` is; None if it is none."""
+        """`value` as such an operator; None if it is another."""
         kind = operator(value)
         if kind in UNARY and kind != "nn.prelu":
             return cls(value)
@@ -57,7 +57,7 @@ class ByChannel:
         return operator(self.call), self.position, self.constant is None, *scalars, str(self.call.attrs)
 
     def applied(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
-        """To `x`, with another constant."""
+        """The call on `x`, with another constant if one is given."""
         args = list(self.call.args)
         args[self.position] = x
         if constant is not None:
@@ -91,7 +91,7 @@ class Branch:
 
     @classmethod
     def of(cls, value: relax.Expr) -> Branch | None:
-        """Of a dense 1x1 convolution of stride 1 with constant filters; None of all else."""
+        """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for others."""
         if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
             return None
         attrs, filters = value.attrs, value.args[1].value.numpy()

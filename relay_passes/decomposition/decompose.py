@@ -37,11 +37,11 @@ class DecomposableLayer:
     filters : ndarray, [OC, KH, KW, C // groups]
         Those of the module: not copied.
     geometry : ConvGeometry
-        Of a product: its rows are the batch.
+        The rows of a product are its batch.
     fc : bool
         Whether it is a product.
     upsampling : Upsampling, optional
-        Of a transposed convolution.
+        What moves the channels of a transposed convolution to pixels.
     """
 
     name: str
@@ -52,10 +52,10 @@ class DecomposableLayer:
 
 
 def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
-    """Of a canonical module, in order: convolutions with more channels than groups, transposed ones among
-    them, and products with constant matrices.
+    """Layers of a canonical module that can be decomposed, in order.
 
-    Layers that a decomposition made, which have a role, are not among them.
+    These are convolutions with more channels than groups, transposed ones among them, and products with
+    constant matrices. Layers that a decomposition made, which have a role, are not among them.
     """
     layers, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
@@ -86,7 +86,7 @@ def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> DecomposableLayer | 
 
 @tvm.transform.module_pass(opt_level=0, name="Decompose")
 class Decompose:
-    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last.
+    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last link.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Decompose:
         sources = {b.var: b.value for b in main_bindings(mod)}
         # By the variable that the end of a chain stands for: a convolution, or what is spread behind one.
         ends = {result: var for var, (result, _) in upsamplings(mod).items()}
-        made: dict[relax.Var, relax.Expr] = {}  # what convolutions read that are spread behind
+        made: dict[relax.Var, relax.Expr] = {}  # operand of each convolution whose result is spread
 
         def rewrite(builder, var, value):
             head = ends.get(var, var)

@@ -27,7 +27,7 @@ from pimflow.relay_passes.flat import (
 class FoldLconvs:
     """The result of an lconv that an fconv alone reads is never made: the filter is the product of both.
 
-    So it is where a layer without an activation is followed by another, such as a transposed convolution
+    This happens where a layer without an activation is followed by another, such as a transposed convolution
     whose part of a concatenation `SplitConcat` has given an fconv of its own. A stride of the fconv stays.
 
     Rewrite: ``fconv(add(lconv(x), b)) -> add(conv(x), fconv @ b)``, its filter ``fconv @ lconv``. The new
@@ -86,7 +86,7 @@ class _FoldSite:
     bias: np.ndarray | None
 
     def product(self, operand: np.ndarray) -> np.ndarray:
-        """What the fconv makes of it, in double precision on the way."""
+        """The fconv applied to `operand`, computed in double precision."""
         return (self.reducing.astype(np.float64) @ operand.astype(np.float64)).astype(self.reducing.dtype)
 
 
@@ -112,7 +112,7 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
 
 
 def _reduces(value: relax.Expr) -> bool:
-    """Whether it is a dense 1x1 convolution with constant filters, of any stride."""
+    """Whether `value` is a dense 1x1 convolution with constant filters, of any stride."""
     if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
         return False
     attrs = value.attrs

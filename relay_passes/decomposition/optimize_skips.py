@@ -34,7 +34,7 @@ RESTORED = "pimflow.restored"
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """A tensor that outlives its making by far, and what makes it anew.
+    """A skip connection: a tensor with a distant use, and the operators that restore it.
 
     Attributes
     ----------
@@ -49,13 +49,13 @@ class Skip:
     reduced : tuple of str
         Variables that they read: results of cores, and inputs of the network.
     flops : int
-        Of one copy (`layer_flops`).
+        Operations of one copy (`layer_flops`).
     flops_original : int
-        Of the layers, before they were decomposed, that the restoring ones are of: the paper's threshold.
+        Operations of the original layers of the restoring ones, before decomposition: the paper's threshold.
     peak_bytes : int
-        Live at once while it is restored.
+        Bytes live at once while it is restored.
     operands_bytes : int
-        Its own, and of what its operator reads: what making it takes without a copy.
+        Its own bytes, and those that its operator reads: what computing it takes without a copy.
     """
 
     name: str
@@ -143,7 +143,7 @@ class _Program:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
 
     def live(self, made: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
-        """Of the operators that make `made`, one after the other."""
+        """Liveness of the operators that make `made`, one after the other."""
         steps = [([v.name for v in self.reads[var]], [var.name]) for var in made]
         return Liveness.of(steps, self.size_bytes, inputs=inputs, outputs=outputs)
 
@@ -268,7 +268,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
     names, role_of, copies = layer_names(mod), roles(mod), restored(mod)
     taken = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
     new_of: dict[relax.Var, relax.Expr] = {}  # variables of `mod` to those of the result
-    latest: dict[relax.Var, relax.Expr] = {}  # of a skip connection, which copy is read from now on
+    latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that is read from here on
 
     def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
         for each in skip.restores:

@@ -37,7 +37,7 @@ INTERLEAVED = [
 
 @tvm.transform.module_pass(opt_level=0, name="SeparatePhases")
 class SeparatePhases:
-    """What `SubpixelConvolution` makes of a transposed convolution, once decomposed, a phase at a time.
+    """A decomposed transposed convolution (`SubpixelConvolution`), computed a phase at a time.
 
     A phase is one place of each s x s block of the larger map; its channels are a part of those of
     ``lconv``. Up to ``fconv`` every place is computed alike, so its few results are interleaved instead.

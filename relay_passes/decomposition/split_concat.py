@@ -34,11 +34,11 @@ class _SplitSite:
     Attributes
     ----------
     parts : list of Var
-        Of the old module.
+        Variables of the old module.
     behind : list of ByChannel
     fconv : VarBinding
     total : Var, optional
-        Of the new module: the sum of the parts that are done.
+        The sum of the parts that are done, a variable of the new module.
     """
 
     parts: list[relax.Var]
@@ -49,7 +49,7 @@ class _SplitSite:
 
     @functools.cached_property
     def channels(self) -> list[int]:
-        """Of the parts."""
+        """Channels of each part."""
         return [shape(part)[3] for part in self.parts]
 
 
@@ -131,7 +131,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
 
 
 def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_SplitSite]:
-    """Of the fconvs with variables called as in `wanted`; of all by default."""
+    """Sites of the fconvs whose variables `wanted` names; all by default."""
     bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [

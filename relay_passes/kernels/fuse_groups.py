@@ -46,12 +46,12 @@ class FuseGroups:
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
-    """Of a decomposed module, the runs ``lconv``, what is elementwise, a pooling or none, ``fconv``.
+    """Runs ``lconv``, elementwise operators, at most one pooling, ``fconv`` of a decomposed module.
 
-    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: the map
-    that is pooled is never there in full either. Layers are known by their roles. What is elementwise takes
-    constants besides: a tensor of the full size would have to be there anyway. The convolutions take every
-    pixel once. What others read too, such as a skip connection, is no run.
+    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: this also
+    avoids the map in front of the pooling. Layers are found by their roles. The other operands of elementwise
+    operators are constants: a second tensor would be a full map. The convolutions take every pixel once.
+    A run has no result but its last: a tensor that others read too, such as a skip connection, ends it.
     """
     graph, chains = Graph.of(mod), []
     for binding in main_bindings(mod):
@@ -62,7 +62,7 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """Of `activation_chains`, those whose regions (`extract_regions`) follow one another; by region name."""
+    """The runs of `activation_chains` whose regions (`extract_regions`) follow one another; by region name."""
     groups = region_groups(mod, views=views)
     order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
@@ -77,7 +77,7 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
 
 @dataclass(frozen=True)
 class Graph:
-    """What a search for runs asks of ``main`` again and again, found once.
+    """Facts about ``main`` that a search for runs needs, computed once.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Graph:
 
 
 def _fusible_pooling(call: relax.Call) -> bool:
-    """Whether its windows all count alike: those of a mean that leaves padding out do not."""
+    """Whether all windows have the same divisor: those of a mean that leaves padding out do not."""
     attrs = call.attrs
     fixed = operator(call) == "nn.max_pool2d" or not any(map(int, attrs.padding)) or attrs.count_include_pad
     return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode

@@ -23,7 +23,7 @@ class OutlineGroups:
     groups : mapping of tuple of str to str
         Tilings by the regions of each group, in execution order. None but the last may be read outside.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``a = conv2d(x, v); y = conv2d(relu(a), w) -> y = tiled_y(x)``, with the attributes `TILES` and
     `LAYERS`.

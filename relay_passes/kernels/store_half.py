@@ -41,7 +41,7 @@ class StoreHalf:
     Convolutions and matrix products take fp16 operands, which is what tensor cores multiply, and
     accumulate in fp32. Data movement and maxima need no cast. Everything else reads fp16, computes in fp32
     and rounds what it stores. Filters, matrices and gathered tables become fp16; other constants stay
-    fp32: biases and scales are vectors, whose bytes do not count but whose digits do.
+    fp32: biases and scales are small vectors, for which precision matters more than size.
 
     Functions for PIM take and give fp16 as well. What ``main`` takes and returns keeps its type, and so
     does what calls of foreign functions take and give; the kernels on either side cast.

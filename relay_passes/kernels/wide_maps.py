@@ -1,4 +1,4 @@
-"""Maps of a fused run as wide as vectors are, and no windows that reach beyond them."""
+"""Maps of a fused run widened to whole vectors, so that no window reaches beyond them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Margins:
 
 
 def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margins]]:
-    """What the map that a run reads is widened by, for its last to have `wide_width`; what windows read.
+    """By how much to widen the map that a run reads, so that its result has `wide_width`.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
     Returns
     -------
     Margins
-        Of the operand of the first.
+        By how much to widen the operand of the first.
     dict of Var to Margins
         By pooling, places outside of the map that its windows reach, for results of the network: what a
         widened map holds there has to be what the pooling takes padding for.

@@ -1,4 +1,4 @@
-"""An allocation for each tensor of a network: what one pool for all is compared with."""
+"""An allocation for each tensor of a network: the baseline for one pool of all."""
 
 from __future__ import annotations
 

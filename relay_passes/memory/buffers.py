@@ -20,7 +20,7 @@ _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor that ``main`` allocates, or joins of others.
+    """A tensor that ``main`` allocates, or makes of others by concatenation.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class Buffer:
     pinned : bool
         Whether ``main`` returns it.
     home : Buffer
-        What it lies inside, itself for most.
+        The buffer that it lies inside; itself for most.
     within_bytes : int
-        Where in there.
+        Its offset in `home`.
     """
 
     var: relax.Var
@@ -49,7 +49,7 @@ class Buffer:
         self.home = self
 
     def place(self) -> tuple[Buffer, int]:
-        """The outermost buffer that it lies inside, and where."""
+        """The outermost buffer that it lies inside, and its offset there."""
         if self.home is self:
             return self, 0
         home, within_bytes = self.home.place()
@@ -81,7 +81,7 @@ class ExternalTensor:
 
 @dataclass(frozen=True)
 class MainBuffers:
-    """MainBuffers of ``main`` by the variable that first holds each, and what uses them.
+    """Buffers of ``main`` by the variable that first holds each, and what uses them.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ class MainBuffers:
 
 
 def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
-    """Of `mod` after ``CallTIRRewrite``.
+    """Buffers of ``main`` after ``CallTIRRewrite``.
 
     A call is a step; the first that takes a buffer writes it. What ``main`` returns is live to the end.
 
@@ -181,7 +181,7 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
 
 
 class _BindingReader:
-    """What variables hold, binding by binding."""
+    """Reads ``main`` binding by binding, and keeps which buffers each variable holds."""
 
     def __init__(self, params: Sequence[relax.Var]):
         self.by_var: dict[relax.Var, Buffer] = {}
@@ -286,7 +286,7 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
 
 
 def _candidates(step: KernelStep, number: int) -> Iterator[tuple[Buffer, Buffer]]:
-    """Results of `step` that lie anywhere yet, and operands that it alone takes, once."""
+    """Pairs of a result of `step` without a place yet, and an operand that may give it its own."""
     results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
     operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]
     taken: set[Buffer] = set()

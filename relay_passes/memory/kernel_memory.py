@@ -24,16 +24,15 @@ def kernel_liveness(mod: tvm.IRModule, element_bytes: int = 4, *, views: bool = 
 
     An estimate for searches: lowering, which takes seconds, finds more workspaces and results that
     overwrite their operands. What a kernel computes in front of its anchor, such as the batch norm and
-    activation of a concatenation, is a workspace. A call of another function is a kernel whose result
-    alone counts: whatever makes kernels that keep tensors to themselves, such as fused chains, has only
-    to run before.
+    activation of a concatenation, is a workspace. A call of another function counts as a kernel with a
+    result and no workspace; so run passes that fuse chains before.
 
     Parameters
     ----------
     element_bytes : int
-        Of a stored floating-point number.
+        Bytes of a stored floating-point number.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
     """
     account = _Account(mod, element_bytes)
     for group in kernel_groups(mod, views=views):
@@ -126,7 +125,7 @@ def _aligned(life: Lifetime) -> Lifetime:
 
 
 def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
-    """Of a tensor, or a tuple of such; floats take `element_bytes`, and what is no tensor takes none."""
+    """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`; other values take none."""
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
     total = 0
     for ty in fields:

@@ -17,10 +17,10 @@ WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its resu
 
 @tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")
 class LiftWorkspaces:
-    """Tensors in a kernel become results of it that nothing reads, so that whoever plans memory sees them.
+    """Tensors in a kernel become results of it that nothing reads, so that memory planning includes them.
 
-    What has a scope of its own (registers, shared memory) stays, and on a CPU what fits on the stack. So
-    does what is declared in a loop: each turn has its own, a part of the tensor.
+    A buffer with a scope of its own (registers, shared memory) stays, and on a CPU one that fits on the
+    stack. So does a buffer declared in a loop: each turn has its own.
 
     Rewrite: ``y = call_tir(f, x, Y) -> r = call_tir(f', x, (Y, Workspace)); y = r[0]``; ``f'`` has the
     attribute `WORKSPACES`.

@@ -21,11 +21,11 @@ def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
         return False
     body = kernel.body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
-        return False  # a loop nest that does not say what it accesses
+        return False  # a loop nest without declared accesses
     writing = []
     for block in _blocks(kernel):
         if not block.iter_vars:
-            return False  # another such
+            return False  # again without declared accesses
         read, written = _accessed(block.reads, source), _accessed(block.writes, target)
         if _accessed(block.reads, target) or _accessed(block.writes, source) or block.match_buffers:
             return False

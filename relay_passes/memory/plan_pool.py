@@ -40,8 +40,8 @@ class PlanPool:
         Decides where buffers lie.
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(pool, offset, shape)``, one ``alloc_storage`` at the
-    beginning; calls of `KeepViews` become tensors inside others. A kernel that writes where it reads
-    loses the promise that its operands do not alias.
+    beginning; calls of `KeepViews` become tensors inside others. A kernel that overwrites an operand
+    loses its ``noalias`` attribute.
     Preserves: values, names.
     """
 
@@ -70,7 +70,7 @@ def placed(
     Parameters
     ----------
     places : mapping of Buffer to (str, int)
-        Storage that each lies in, and where in there.
+        Storage that each lies in, and its offset there.
     storages_bytes : mapping of str to int
         Size of each storage.
     at_once : bool
@@ -112,7 +112,7 @@ def placed(
 
 
 def with_main(mod: tvm.IRModule, main: relax.Function, main_buffers: MainBuffers) -> tvm.IRModule:
-    """`mod` with another ``main``; kernels that write where they read promise no separate operands."""
+    """`mod` with another ``main``; kernels that overwrite an operand lose their ``noalias`` attribute."""
     functions = dict(mod.functions_items())
     functions[mod.get_global_var("main")] = main
     for kernel in main_buffers.kernels_in_place:

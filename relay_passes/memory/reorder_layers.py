@@ -21,7 +21,7 @@ class ReorderLayers:
     names : sequence of str
         Every region of the module once, each after those that it reads and those that `waits` names.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``a = f(x); b = g(x); c = add(a, b) -> b = g(x); a = f(x); c = add(a, b)``.
     Preserves: values bit by bit, names, regions.

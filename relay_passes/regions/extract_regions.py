@@ -24,9 +24,9 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     mod : IRModule
         In canonical form.
     name : str
-        Of the network.
+        Name of the network.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
 
 
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
-    """Of a convolution with constant filter, or a product with a constant matrix; None of all else."""
+    """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None."""
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
         return None
@@ -207,7 +207,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
 
 
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
-    """Of a pooling over NHWC; what a ceiling rounds up counts as padding."""
+    """Geometry of a pooling over NHWC, else None; what a ceiling rounds up counts as padding."""
     value = anchor.value
     if operator(value) not in ("nn.max_pool2d", "nn.avg_pool2d") or value.attrs.layout != "NHWC":
         return None

@@ -52,8 +52,8 @@ class KernelGroup:
     run : list of VarBinding
         Layers that `flat.fused` names, with several anchors, of which `anchor` is the first; empty for most.
     follows : set of Var
-        Variables whose kernels have to come before it, although it does not read them: earlier, it would
-        take in what they read first.
+        Variables whose kernels have to come before it, although it does not read them: if it came first,
+        it would absorb operators that belong to them.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Copied:
     ----------
     layer : str
     size_bytes : int
-        Of the copy.
+        Bytes of the copy.
     reason : str
     """
 
@@ -140,7 +140,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in UNARY + BINARY + MOVES + GATHERS:
             open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
-            # Others wait for what it keeps: it cannot wait for them.
+            # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
@@ -193,7 +193,7 @@ def _take_in(
     readers: dict[relax.Var, dict[int, relax.Var]],
     counts: Mapping[relax.Var, int],
 ) -> None:
-    """Move into `group`, in front of its `anchor`, the elementwise kernels that nobody else reads yet."""
+    """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet."""
     wanted = list(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
@@ -270,7 +270,7 @@ def _written(var: relax.Var, group: KernelGroup) -> bool:
 
 
 def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:
-    """Of a flat module, slices and concatenations that a kernel makes."""
+    """Slices and concatenations of a flat module that kernels copy."""
     return tuple(
         Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
         for group in kernel_groups(mod, views=views)

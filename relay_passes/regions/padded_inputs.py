@@ -14,7 +14,7 @@ from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
 def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, str]:
     """By convolution that pads rows, why its input cannot lie between rows of zeros; empty if it can.
 
-    It can where a kernel or PIM writes it, whatever a plan decides. A tensor lies in one place: of several
+    It can where a kernel or PIM writes it, under every plan. A tensor lies in one place: of several
     convolutions that pad it, the first by name has it, in whatever order they run.
 
     Parameters
@@ -22,7 +22,7 @@ def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, s
     mod : IRModule
         In canonical form, before a plan is applied.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
     """
     values = {b.var: b.value for b in main_bindings(mod)}
     concats = [value for value in values.values() if operator(value) == "concat"]

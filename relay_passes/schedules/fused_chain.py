@@ -1,4 +1,4 @@
-"""What the rules for kernels of several convolutions share: which they are, and what one reads of another."""
+"""Analysis that schedules of kernels with several convolutions share: the stages, and what each reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stage:
 
 
 def chain(sch: s_tir.Schedule) -> list[Stage]:
-    """The reductions of a kernel that computes one convolution after the other; empty if it is none such.
+    """The reductions of a kernel that computes one convolution after the other; empty for other kernels.
 
     The first is a convolution, the last is one or a pooling. Elementwise operators join the last one behind
     each reduction, or before the first.
@@ -55,12 +55,12 @@ def pixels_side_by_side(sch: s_tir.Schedule, writers: Sequence[SBlockRV]) -> Non
 
 
 def is_dense(block: s_tir.SBlock) -> bool:
-    """Whether it sums over channels: a convolution, and no pooling, which has each channel for itself."""
+    """Whether `block` sums over channels: a convolution does, a pooling does not."""
     return len(block.reads) == 2 and len(block.iter_vars) == 7 and len(reduced(block)) == 3
 
 
 def reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
-    """Of rows and columns, if its operand and result are maps, and it reads evenly spaced places."""
+    """What `block` reads of its operand's rows and columns; None unless places are evenly spaced."""
     axes, (written,) = block.iter_vars, block.writes
     spatial = [axis.var for axis in axes if axis.iter_type == tirx.IterVar.DataPar]
     if len(spatial) != 4 or len(written.region) != 4 or len(block.reads[0].region) != 4:
@@ -77,7 +77,7 @@ def reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
 
 
 def names(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> list[str]:
-    """Of each block, which is unique in its kernel."""
+    """Name of each block, unique in its kernel."""
     return [sch.get(block).name_hint for block in blocks]
 
 

@@ -9,7 +9,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from pimflow.relay_passes.schedules.own_barriers import OwnBarriers
 
-ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else asked of the runtime
+ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 
 
@@ -17,8 +17,8 @@ PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 class KeepRegisters:
     """Buffers of scope ``local`` in kernels for the CPU stay where LLVM makes registers of them.
 
-    TVM would ask its runtime for those of 1024 bytes or more, each time around the loop that they are in. To
-    be run right before ``LowerTVMBuiltin``.
+    TVM would ask its runtime for those of 1024 bytes or more, each time around the loop that they are in.
+    Run it right before ``LowerTVMBuiltin``.
 
     Rewrite: ``alloc_buffer(tile, scope="local") -> the same, marked``.
     Preserves: everything else.

@@ -1,4 +1,4 @@
-"""What the rules for kernels share: finding the reduction of a kernel, and binding loops to threads."""
+"""What schedules share: finding the reduction of a kernel, and binding loops to threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
 
 
 def reduced(block: s_tir.SBlock) -> set[tirx.Var]:
-    """Axes that are summed over, or the like."""
+    """Axes that `block` reduces."""
     return {i.var for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce}
 
 

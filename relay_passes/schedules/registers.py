@@ -1,4 +1,4 @@
-"""Registers of TVM's own GPU kernels."""
+"""Registers of the GPU kernels that TVM schedules itself."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
-    """`sch` after `rule`; as it was, if a primitive refuses."""
+    """`sch` after `rule`; as it was, if `rule` does not apply."""
     attempt = sch.copy()
     try:
         rule(attempt, nest)
@@ -175,7 +175,7 @@ def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
     """A pool a row of the result at a time, of one plane: LLVM makes vectors of pixels.
 
-    Rows of the operand are padded when they are read, so that no pixel asks where it lies.
+    Rows of the operand are padded when they are read, so that the innermost loop tests no bounds.
     """
     loops, size = sch.get_loops(main), _size(sch, main)
     *outer, column, row_over, column_over = loops
@@ -228,7 +228,7 @@ def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: i
 
 
 def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
-    """By what `axis` is divided, as it is by the channels of a group, which a vector should not leave."""
+    """Divisors of `axis` in indices, such as the channels of a group, which a vector should not cross."""
     divisors: list[int] = []
 
     def division(expr: tirx.FloorDiv | tirx.FloorMod) -> None:

@@ -14,7 +14,7 @@ from pimflow.relay_passes.schedules.fused_chain import Stage, extent, is_dense, 
 from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
-VECTOR = 4  # elements of such
+VECTOR = 4  # fp32 elements of such a register
 GATHERED = 8  # channels of a vector: their filters are far apart, gathered one by one
 CHUNK = 8  # channels, at least, that share the work of reading and writing the last sums
 CACHE_BYTES = 8192  # of a tensor of a tile: several share the first level of a cache (32 KiB, assumed)
@@ -57,7 +57,7 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
         *window, over = window
         over, chunk = sch.split(over, [None, tile.chunk])
         window.append(chunk)
-    else:  # a pooling has each channel for itself: a chunk of them is finished at once
+    else:  # a pooling treats each channel alone: a chunk of them is finished at once
         over, channel = sch.split(channel, [None, tile.chunk])
     channel, channels = sch.split(channel, [None, _block(extent(sch, channel), tile.columns)])
     sch.reorder(n, y, x, over, channel, rows, *window, channels, columns)
@@ -122,7 +122,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[i
         extents.append(horizontal.extent(extents[-1]))
 
     def places(rows: int) -> int:
-        """Of the largest tensor between the stages, of one channel."""
+        """Places, in one channel, of the largest tensor between the stages."""
         sizes = []
         for (vertical, _), wide in zip(reaches[:-1], extents[1:], strict=True):
             rows = vertical.extent(rows)
@@ -141,7 +141,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[i
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:
-    """Rows of all stages that a tile of so many rows computes, for each of them."""
+    """Rows of all stages that a tile of `rows` rows computes, for each of its rows."""
     total, computed, scale = 1.0, rows, 1
     for each in reaches[:-1]:
         computed, scale = each.extent(computed), scale * each.stride

@@ -59,11 +59,11 @@ def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
         *window, over = window
         over, chunk = sch.split(over, [None, tile.chunk])
         window.append(chunk)
-    else:  # a pooling has each channel for itself: a chunk of them is finished at once
+    else:  # a pooling treats each channel alone: a chunk of them is finished at once
         over, channel = sch.split(channel, [None, tile.chunk])
     pixels = tile.rows * tile.columns
     beside = divisors(extent(sch, channel), max(1, THREADS // pixels))[-1]
-    # Those of a thread lie side by side: what it writes is a range, which would have others' in it.
+    # Channels of a thread lie side by side, so that the range that it writes has no other thread's in it.
     lane, channels = sch.split(channel, [beside, None])
     sch.reorder(n, y, x, lane, rows, columns, over, *window, channels)
     block, thread = sch.fuse(n, y, x), sch.fuse(lane, rows, columns)

@@ -34,7 +34,7 @@ class ScheduleGpu:
     Parameters
     ----------
     multiprocessors : int
-        Of the GPU; tiles are chosen so that there is work for all.
+        Multiprocessors of the GPU; tiles are chosen so that all have work.
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
     Preserves: values up to the order of sums, signatures; what is marked as scheduled already, but for
@@ -78,7 +78,7 @@ class ScheduleGpu:
                 if sch is not None:
                     _bind_rest(sch)
                     return sch.mod["main"].with_attr("tirx.is_scheduled", True)
-            except Exception:  # rules raise whatever their analyses and primitives do; the next one may fit
+            except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")
 
@@ -93,7 +93,7 @@ class Depthwise(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be threads for.
+        Multiprocessors that should all have threads.
     """
 
     THREADS = 512  # wanted on a multiprocessor: half of what Turing holds
@@ -182,11 +182,11 @@ class Reduce(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be blocks for.
+        Multiprocessors that should all have blocks.
     """
 
-    SHORT = 32
-    BLOCK = 512
+    SHORT = 32  # elements of a reduction that one thread computes
+    MOST_THREADS = 512  # of a block
 
     def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
@@ -230,11 +230,11 @@ class Reduce(GPUScheduleRule):
         if side_by_side:
             return (4, WARP) if results >= 4 * self.multiprocessors else (1, BLOCK)
         width = next((w for w in (WARP, 16) if results >= w * self.multiprocessors), 8)
-        return width, min(self.BLOCK // width, 1 << (length - 1).bit_length())
+        return width, min(self.MOST_THREADS // width, 1 << (length - 1).bit_length())
 
 
 class Simple(GPUScheduleRule):
-    """Whatever is left, as it is; see `_bind_rest`."""
+    """Any other kernel, unchanged; `_bind_rest` gives it threads."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         return s_tir.Schedule(func) if self.is_target_available(target) else None

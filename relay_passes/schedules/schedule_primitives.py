@@ -16,7 +16,7 @@ from pimflow.relay_passes.schedules.loops import reduced
 
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
-TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do
+TASKS = 16  # of a kernel at least: 2, 4 or 8 cores then have about equal work
 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -142,7 +142,7 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 def _dealt(
     sch: s_tir.Schedule, slab: Sequence[int] | None, outer: dict[int, LoopRV], panel: LoopRV, other: LoopRV
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Loops over tasks and those inside a task, with enough tasks for every core to have as much to do.
+    """Loops over tasks and those inside a task, with enough tasks for equal work on all cores.
 
     `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
     """
@@ -306,10 +306,10 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
 
 
 def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with room for one of the products that are formed when they are added, outside all loops.
+    """`func` with a buffer, outside all loops, for one of the products that are formed when they are added.
 
     TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
-    too late for whoever plans memory.
+    after memory was planned.
     """
     sums: list[s_tir.SBlock] = []
     names: list[tirx.Buffer] = []

@@ -71,8 +71,8 @@ def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    """Blocks and threads for a loop; that over the threads. No thread is left over, whose pieces would have
-    to be guarded, which reductions inside may not be."""
+    """Bind `loop` to blocks and threads; returns the loop over threads. Threads divide the turns evenly:
+    a guard for a rest is not allowed around reductions."""
     return bind(sch, [loop], _divisor(int(sch.get(loop).extent), BLOCK))
 
 

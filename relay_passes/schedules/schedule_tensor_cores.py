@@ -44,7 +44,7 @@ class TensorCores(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be blocks for.
+        Multiprocessors that should all have blocks.
     """
 
     TILES = (16, 32, 64, 128)
@@ -74,7 +74,7 @@ class TensorCores(GPUScheduleRule):
         return _tensorized(sch, main, tile, k_is_last)
 
     def _tile(self, s: int, i: int, j: int, k: int, shared_bytes: int) -> Tile:
-        """Of `s` products of `i` x `j` x `k`."""
+        """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
 
         def cost(tile: Tile) -> int:
             ti, tj, tk = tile

@@ -19,10 +19,10 @@ def task_workspaces(mod: tvm.IRModule, stack_bytes: int) -> tvm.IRModule:
     Parameters
     ----------
     mod : IRModule
-        Of scheduled kernels.
+        Scheduled kernels.
     stack_bytes : int
-        What has fewer stays in the loop: it lies on the stack. Of the others, the kernel gets one tensor with
-        a part for each turn of the parallel loop, which `LiftWorkspaces` finds.
+        A smaller tensor stays in the loop, on the stack. In place of a larger one, the kernel gets one tensor
+        with a part for each turn of the parallel loop, which `LiftWorkspaces` finds.
     """
     return tvm.IRModule(
         {gv: _outside(f, stack_bytes) for gv, f in COMPACTED(mod).functions_items()}, attrs=mod.attrs

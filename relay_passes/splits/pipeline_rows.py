@@ -26,7 +26,7 @@ class PipelineRows:
     """Cut a run of regions into stages, so that both devices work on it (PIMFlow, "Pipelined Execution").
 
     A stage computes the rows of every region that it needs and no stage before has computed; the rows of a
-    tensor that are there by then are a concatenation of parts, which needs no copy. A region on the GPU
+    tensor that exist by then are a concatenation of parts, which needs no copy. A region on the GPU
     begins with its elementwise prologue and ends with its epilogue. That of one on PIM begins the kernel
     that reads it, or stays behind the last.
 
@@ -168,7 +168,7 @@ def _uses(group: KernelGroup, var: relax.Var) -> int:
 
 def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
     """Emit all parts, in the order in which they are issued; returns the whole of the last region."""
-    whole: dict[tuple[int, int], relax.Var] = {}  # what is there of a region once a stage is done
+    whole: dict[tuple[int, int], relax.Var] = {}  # rows of a region that exist once a stage is done
     for position, stage in run.pipeline.steps:
         group = run.groups[position]
         begin, end = run.rows[position][stage]
@@ -189,7 +189,7 @@ def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.V
 def _part(
     builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
 ) -> relax.Var:
-    """The rows of a convolution that a stage computes, of the rows of its operand that are there."""
+    """The rows of a convolution that a stage computes, from the rows of its operand that exist."""
     group, (begin, end) = run.groups[position], run.rows[position][stage]
     name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
     before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
