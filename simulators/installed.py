@@ -12,7 +12,7 @@ from pimflow.errors import ProfilerError
 
 _SHOWN_CHARACTERS = 120
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
-# What the dynamic linker of GNU and of musl says of a library that it does not find.
+# What the dynamic linkers of GNU and of musl print when they do not find a library.
 _MISSING_LIBRARY = re.compile(
     r"error while loading shared libraries: ([^\s:]+): cannot open shared object file"
     r"|Error loading shared library ([^\s:]+): No such file"
@@ -34,14 +34,14 @@ def run_simulator(
     Parameters
     ----------
     who : str
-        What a failure is said of.
+        What error messages begin with.
     environment : mapping of str to str, optional
         This process's by default.
     ended : callable, optional
         Whether an output is that of a run that came to its end; such a run did not fail, whatever its exit
         status. By default the exit status alone decides.
     libraries : sequence of path
-        Directories below which a shared library that is missing is looked for, to say where it is.
+        Directories below which a missing shared library is searched, for the error message.
 
     Raises
     ------

@@ -23,7 +23,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     Parameters
     ----------
     program : PimProgram
-        It says itself how the device is organised: code generation needs no file of it.
+        It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
         Filters in (kh, kw, c) order; rounded to the program's storage type.
 
@@ -61,7 +61,7 @@ def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:
     for chunk in range(tiling.chunks):
         for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
             end = min(begin + BAND, (chunk + 1) * width, reduction)
-            with np.errstate(over="ignore"):  # infinity, which the verification says
+            with np.errstate(over="ignore"):  # becomes infinity, which verification finds
                 band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
             to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
             tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)

@@ -88,7 +88,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The inverse of ``str``; raises `ValueError` if `text` is none."""
+        """The inverse of ``str``; raises `ValueError` if `text` is no schedule."""
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
@@ -135,19 +135,19 @@ class BankTiling:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> BankTiling:
-        """On `pim`, with output channels over so many gangs; 0 for all."""
+        """The tiling on `pim`, with output channels over `gangs` gangs; 0 for all."""
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
         return cls._cut(geometry, pim.columns_per_row, pim.buffer_columns, elements, outputs)
 
     @classmethod
     def of_program(cls, program: PimProgram) -> BankTiling:
-        """That of `program`, by the organisation that it carries."""
+        """The tiling of `program`, by the organisation that it carries."""
         row, buffer = program.columns_per_row, program.buffer_columns
         return cls._cut(program.geometry, row, buffer, program.elements_per_column, program.tile_banks)
 
     @classmethod
     def _cut(cls, geometry: ConvGeometry, row: int, buffer: int, elements: int, outputs: int) -> BankTiling:
-        """With rows and buffers of so many columns, of so many elements each."""
+        """The tiling for rows and buffers of so many columns, with so many elements each."""
         columns = -(-geometry.reduction // elements)
         chunks = -(-columns // buffer)
         columns = -(-columns // chunks)

@@ -1,7 +1,7 @@
 """The order in which a channel opens rows, and what the buffers hold meanwhile.
 
-A `Visit` is one open row. The nests below say which visits a block of work makes, one after the other,
-and how they repeat; `lowering` turns visits into commands.
+A `Visit` is one open row. A `Nest` lists the visits of a block of work, one after the other, and how they
+repeat; `lowering` turns visits into commands.
 """
 
 from __future__ import annotations

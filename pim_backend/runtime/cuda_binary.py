@@ -51,12 +51,12 @@ def compile_kernels(executable: relax.VMExecutable, target: tvm.target.Target) -
     Raises
     ------
     UsageError
-        If the environment asks for a compiler that there is not.
+        If the environment names an unknown compiler.
     """
     for parent in _modules(executable.mod):
         for module in parent.imports:
             if module.kind == "cuda":
-                with target:  # the compiler's wrapper asks for it
+                with target:  # the compiler's wrapper reads it
                     return _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
     return Kernels()
 

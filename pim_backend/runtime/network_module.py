@@ -86,7 +86,7 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     Parameters
     ----------
     weight_bytes : int
-        Of the network: what the library will hold, roughly.
+        Bytes of the network's weights: what the library will hold, roughly.
     options
         Those of TVM's ``export_library``.
     """

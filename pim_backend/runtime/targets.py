@@ -42,7 +42,7 @@ TARGETS = {
 def register() -> None:
     """Make ``tvm.target.Target`` know the names of `TARGETS`, and CUDA kernels load without a device.
 
-    They cannot run there, but whoever tries is told so by the network, not by a missing loader.
+    They cannot run there; but then the network raises that error, not a missing loader.
     """
     import tvm
 
@@ -70,7 +70,7 @@ def executed(name: str) -> str:
 
 
 def this_cpu() -> tvm.target.Target:
-    """``llvm+pim`` with all that this machine's CPU knows: what is built for it runs on its like alone."""
+    """``llvm+pim`` with all instructions of this machine's CPU; the result runs on such CPUs alone."""
     import tvm
 
     return tvm.target.Target(TARGETS["llvm+pim"] | {"mcpu": cpu_name()})

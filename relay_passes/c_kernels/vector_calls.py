@@ -21,9 +21,9 @@ class VectorCalls:
     Other vectors (of integers, of casts) stay; `has_vectors` finds them.
 
     Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
-    -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``, a choice
-    by a comparison ``gt`` and its like, of four operands; a function of numbers (`FUNCTIONS`) one with a v;
-    elements with a stride between them ``gather`` and ``scatter``.
+    -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``; a choice
+    by a comparison, a call of four operands (`COMPARISONS`); a function (`FUNCTIONS`), a call of its name
+    with a v in front; elements with a stride between them, ``gather`` and ``scatter``.
     Preserves: values, but that compilers may now contract products into sums; signatures, everything else.
     """
 

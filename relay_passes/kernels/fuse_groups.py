@@ -62,7 +62,7 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """The runs of `activation_chains` whose regions (`extract_regions`) follow one another; by region name."""
+    """The runs of `activation_chains` whose regions (`extract_regions`) follow one another, by region."""
     groups = region_groups(mod, views=views)
     order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}

@@ -71,7 +71,7 @@ def operator_liveness(mod: tvm.IRModule, element_bytes: int = 4) -> Liveness:
 
 
 def _workspaces(group: KernelGroup) -> list[relax.Var]:
-    """What a kernel with an anchor computes for it and does not compute anew for every use."""
+    """Operands of the anchor that a kernel computes once and keeps."""
     if group.anchor is None:
         return []
     inside = {b.var: operator(b.value) for b in group.bindings[: group.bindings.index(group.anchor)]}

@@ -17,7 +17,7 @@ PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 class KeepRegisters:
     """Buffers of scope ``local`` in kernels for the CPU stay where LLVM makes registers of them.
 
-    TVM would ask its runtime for those of 1024 bytes or more, each time around the loop that they are in.
+    TVM would have its runtime allocate those of 1024 bytes or more in every turn of the loop around them.
     Run it right before ``LowerTVMBuiltin``.
 
     Rewrite: ``alloc_buffer(tile, scope="local") -> the same, marked``.

@@ -116,7 +116,7 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether computing `nest` anew wherever it is read costs little."""
+    """Whether it is cheap to compute `nest` again wherever it is read."""
     consumers = sch.get_consumers(nest)
     if reduced(sch.get(nest)) or not consumers:
         return False
@@ -166,7 +166,7 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` is what `_planes` computes anew for every row that a pool reads."""
+    """Whether `nest` pads for a pool: `_planes` computes it again for every row that the pool reads."""
     readers = sch.get_consumers(nest)
     cheap = not reduced(sch.get(nest)) and not _is_costly(sch.get(nest))
     return cheap and len(readers) == 1 and _is_plane(sch, readers[0])

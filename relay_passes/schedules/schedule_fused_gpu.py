@@ -27,8 +27,8 @@ THREADS = 128  # of a block
 class FusedRun(GPUScheduleRule):
     """Runs of convolutions, such as ``lconv``, activation, pooling, ``fconv`` (TeMCO, Listing 1).
 
-    A block computes all channels of a tile of pixels, so that nothing before is computed anew for other
-    channels. Its threads form a chunk of channels of each earlier result in shared memory, then add its
+    A block computes all channels of a tile of pixels, so that earlier results are not computed again for
+    other channels. Its threads form a chunk of channels of each earlier result in shared memory, then add its
     products to sums in registers; neighbouring threads have neighbouring pixels.
     """
 

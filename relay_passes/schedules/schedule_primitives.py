@@ -229,7 +229,7 @@ def piece(
 ) -> None:
     """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`.
 
-    `dealt` deals the loop over pieces to cores or threads, and says inside which loop a piece is.
+    `dealt` deals the loop over pieces to cores or threads, and returns the loop inside which a piece is.
     """
     *pairs, lane_axis = marked
     count = len(reduced(sch.get(nest)))

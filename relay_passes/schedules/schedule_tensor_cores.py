@@ -240,7 +240,7 @@ def _shared_bytes(tile: Tile) -> int:
 def _result_row(tile: Tile) -> int:
     """Length of a row of the result in shared memory.
 
-    Longer than bank conflicts ask for: TVM's StorageRewrite would give an operand's buffer of the same
+    Longer than bank conflicts require: TVM's StorageRewrite would give an operand's buffer of the same
     size or more to the result, and then refuse its element type.
     """
     ti, tj, tk = tile

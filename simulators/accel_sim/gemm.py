@@ -62,7 +62,7 @@ class Gemm:
     result_bytes : int
         Stored: the products, or several times as much; just these by default.
     listed : bool
-        Addresses one by one, as Accel-Sim's own tracer can be told to write them.
+        Addresses one by one, an option of Accel-Sim's own tracer.
     """
 
     geometry: ConvGeometry
@@ -95,12 +95,12 @@ class Gemm:
 
     @property
     def chunks(self) -> int:
-        """Of the padded reduction."""
+        """Chunks of the padded reduction."""
         return self.geometry.kh * self.geometry.kw * self.tap_chunks
 
     @property
     def iterations(self) -> int:
-        """Of one part of the reduction."""
+        """Iterations of one part of the reduction."""
         return -(-math.ceil(self.chunks / CHUNKS) // self.split)
 
     @property
@@ -206,7 +206,7 @@ class _Emitter:
         return addresses
 
     def _filters(self, x: int):
-        """The same of the filters."""
+        """As `_pixels`, for the filters."""
         gemm, geometry = self.gemm, self.gemm.geometry
         columns = np.minimum(x * gemm.tile[1] + np.arange(gemm.tile[1]), gemm.n - 1)
         columns += self.z // gemm.split * gemm.n

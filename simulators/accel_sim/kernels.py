@@ -58,13 +58,13 @@ _NAME = re.compile(
 def kernel_name(kernel: Kernel, dtype: str) -> str:
     """The name by which Accel-Sim's logs call a kernel; no two kernels have the same.
 
-    It says what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
+    It lists what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
     """
     words = [kernel.kind]
     if kernel.kind == "gemm":
         words.append(f"m{kernel.m}_n{kernel.n}_k{kernel.k}")
     if kernel.geometry is None:
-        # Anything else but its sizes follows: the name need not be short, but must tell kernels apart.
+        # All other sizes follow: the name need not be short, but must be unique.
         usual = Kernel(kind=kernel.kind, m=kernel.m, n=kernel.n, k=kernel.k, input_bytes=0, output_bytes=0)
     else:
         words.append(_geometry_name(kernel.geometry))
@@ -80,7 +80,7 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
 def named_kernel(name: str, dtype: str) -> Kernel | None:
     """The kernel of that `kernel_name`; None if it is none, or of another dtype.
 
-    What a name does not say is as the name's: a kernel of several layers, or of a known tile, has none.
+    Fields that a name leaves out have their usual values: no several layers, no known tile.
     """
     match = _NAME.fullmatch(name)
     if match is None or match["dtype"] != dtype:
@@ -104,7 +104,7 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
 
 
 def _is(text: str | None) -> bool:
-    """Whether what a name says is numbers."""
+    """Whether a field of a name holds numbers."""
     return text is not None and (text[0].isdigit() or text[0] == "-")
 
 
@@ -182,7 +182,7 @@ def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:
 
 
 def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
-    """Of a kernel that says it, or of the plain product that it is."""
+    """Geometry of the kernel's convolution, or of the plain product that it is."""
     if kernel.geometry is not None:
         return kernel.geometry
     if kernel.kind != "gemm" or kernel.window > 1:
@@ -203,13 +203,13 @@ class Emitted:
     Attributes
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     directory : str
         Name of the one with ``kernelslist.g`` and a ``.traceg`` a launch.
     launches : tuple of str
         Names in Accel-Sim's log, in order.
     instructions : tuple of int
-        Of each launch, as Accel-Sim counts them.
+        Instructions of each launch, as Accel-Sim counts them.
     files_bytes : dict of str to int
         All that is in the directory.
     """
@@ -229,7 +229,7 @@ def write_kernel(
     Parameters
     ----------
     copies : bool
-        Whether the list says what the host has copied to the GPU. Accel-Sim then begins with it in the
+        Whether the list names what the host has copied to the GPU. Accel-Sim then begins with it in the
         L2; the GPU model, and what it was fitted to, begin with an empty one.
     """
     grid_launches = launches(kernel, gpu, dtype, channels)
@@ -271,7 +271,7 @@ def write_traces(
     Parameters
     ----------
     progress : callable
-        Told which share is done.
+        Called with the share that is done.
 
     Raises
     ------

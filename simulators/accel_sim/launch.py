@@ -82,7 +82,7 @@ class Listing:
         self.add(opcode, destination, *sources, width_bytes=ACCESS_BYTES, addresses=addresses, mode=STRIDED)
 
     def load(self, destination: int, source: int, addresses, active, width_bytes: int) -> None:
-        """A load from global memory by the active lanes; its place in the program alone, if none is."""
+        """A load from global memory by the active lanes; without any, only the program counter advances."""
         self._global(
             f"LDG.E{_WIDTHS[width_bytes]}.SYS", destination, (source,), addresses, active, width_bytes
         )
@@ -158,9 +158,9 @@ class Launch:
     grid : tuple of int
         Thread blocks by (x, y, z).
     threads : int
-        Of a block.
+        Threads of a block.
     shared_memory_bytes, registers : int
-        Of a block, and of a thread.
+        Shared memory of a block, and registers of a thread.
     warps : callable
         From a block's (x, y, z) to the code of each of its warps.
     inputs : tuple of Copy

@@ -1,8 +1,8 @@
 """GPU times from Accel-Sim: from logs that it left, or by running an installed one.
 
 Accel-Sim is run as ``accel-sim.out -trace kernelslist.g -config gpgpusim.config -config trace.config``, a
-kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is what the kernel has of
-memory channels. Its cycles include a launch, which is said apart as `GpuSpec.launch_ns`.
+kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is the number of memory
+channels. Its cycles include a launch, which a cost lists apart as `GpuSpec.launch_ns`.
 
 Source: accel-sim/accel-sim-framework, ``README.md`` (arguments) and ``util/job_launching`` (the folder),
 read 2026-11.
@@ -74,9 +74,9 @@ class AccelSimLogs:
     """A `GpuProfiler` of logs that Accel-Sim left in a directory.
 
     A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
-    kernel without a log has the cost of the GPU model, scaled by what the logs show of that model
-    (`scaling`), and says so; all logs count for that, whatever is asked for in which order. Where
-    AccelWattch's report of the run lies beside the log, the kernel's energy is what that says.
+    kernel without a log has the cost of the GPU model, scaled by what all logs show of that model
+    (`scaling`), and is marked as `Known.SCALED`. Where AccelWattch's report of the run lies beside the
+    log, the kernel's energy comes from it.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class AccelSimLogs:
         return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
 
     def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
-        """What the logs show of the GPU model: every kernel of `kernel_name` that was run once."""
+        """Simulated kernels that have a `kernel_name` and ran once, with their costs by the GPU model."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
             references = []
@@ -362,7 +362,7 @@ class AccelSim:
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    """Of names, sizes and times of change: whatever changes answers changes those."""
+    """Digest of the names, sizes and modification times of files on which results depend."""
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()

@@ -56,7 +56,7 @@ class SassInstruction:
     width_bytes : int
         What a lane accesses; 0 where it is no memory instruction.
     addresses : tuple of int
-        Of the active lanes, in order.
+        Addresses of the active lanes, in order.
     mode : int
         How the addresses are written: `LISTED`, `STRIDED` or `DELTAS`.
     """
@@ -117,7 +117,7 @@ def compressed(instruction: SassInstruction) -> SassInstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceHeader:
-    """What a trace says of its kernel.
+    """The header of a trace: its kernel and its grid.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class TraceHeader:
     grid, block : tuple of int
         Thread blocks, and threads of one, by (x, y, z).
     shared_memory_bytes, registers : int
-        Of a block, and of a thread.
+        Shared memory of a block, and registers of a thread.
     binary_version, stream_id : int
     shared_base, local_base : int
         Addresses of shared and local memory.

@@ -27,7 +27,7 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
-DTYPES = ("fp16", "bf16")  # an instruction does not say which
+DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
 # Operands by opcode, in order; "field" to its first and last value in RANGES.
 OPERANDS = {
@@ -83,7 +83,7 @@ class AimInstruction:
 
 
 def refusal(program: PimProgram) -> str:
-    """Why AiM cannot say `program`; empty if it can.
+    """Why AiM cannot express `program`; empty if it can.
 
     AiM has one global buffer and one accumulator a bank, and every instruction starts at column 0.
     """

@@ -86,7 +86,7 @@ def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
 
 
 def shape_digest(sample: Sample) -> str:
-    """What a record calls the shape of a sample: of a run of Accel-Sim what it computes, not its name."""
+    """Digest of a sample's shape in a record; for a run of Accel-Sim, of what it computes."""
     shape = sample.shape
     if sample.simulated:
         kernel = sample.kernel
@@ -96,7 +96,7 @@ def shape_digest(sample: Sample) -> str:
 
 
 def _of_others(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By embedded GPU, what is on its own record, of `names` and of those that they name in turn."""
+    """By embedded GPU, the digests of its record: of `names`, and of those that their records name."""
     digests_of: dict[str, frozenset[str]] = {}
     waiting = [(record, name) for name in names]
     while waiting:

@@ -1,4 +1,4 @@
-"""Fit of the learned GPU model to what the analytic model leaves."""
+"""Fit of the learned GPU model to the errors of the analytic model."""
 
 from __future__ import annotations
 

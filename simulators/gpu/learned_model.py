@@ -1,4 +1,4 @@
-"""What a library's convolutions take beyond the analytic GPU model, learned from measurements.
+"""Learned GPU model: corrects the analytic times of a library's convolutions by measurements.
 
 The time of a kernel is the analytic one times a factor, which gradient-boosted trees (xgboost) give from
 the analytic model's terms::
@@ -109,7 +109,7 @@ def residual_path(name: str, dtype: str) -> Path:
 
 
 def constants_digest(gpu: GpuSpec) -> str:
-    """Of what the analytic time depends on besides the launch."""
+    """Digest of the constants that the analytic time depends on, besides the launch."""
     values = {name: getattr(gpu, name) for name in DECISIVE}
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 

@@ -43,7 +43,7 @@ class KernelCost:
     device : str
         What it was measured on, with its clocks; empty where nothing was measured.
     energies_pj : dict of str to float, optional
-        Its dynamic energy by what it goes into, where whoever timed it knows; else the prices of
+        Its dynamic energy by what it goes into, where the profiler gives it; else the prices of
         `GpuSpec.energy` count.
     """
 
@@ -135,7 +135,7 @@ def kernels_ns(
 def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:
     """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic, or as simulated.
 
-    Constant power times latency is not in it; the plan that knows the latency adds it.
+    Constant power times latency is not included; the plan adds it.
     """
     if cost.energies_pj is not None:
         return cost.energies_pj

@@ -93,12 +93,12 @@ class Demand:
 
 
 def has_rate(gpu: GpuSpec, dtype: str) -> bool:
-    """Whether the model knows how fast `gpu` computes in `dtype`."""
+    """Whether the model has a rate of `gpu` for `dtype`."""
     return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
 
 
 def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
-    """Whose kernels compute `dtype`: without tensor cores, those of fp32, on fewer bytes."""
+    """The type whose kernels compute `dtype`: without tensor cores fp32, on fewer bytes."""
     simd = gpu.simd_fma_per_sm_cycle
     return "fp32" if gpu.fma_per_sm_cycle[dtype] == simd.get(dtype) == simd.get("fp32") else dtype
 
@@ -158,7 +158,7 @@ class RooflineMachine:
 
 
 class Batch:
-    """Columns of kernels, one row each."""
+    """Sizes of kernels as columns, one row a kernel."""
 
     def __init__(self, kernels: Sequence[Kernel]):
         columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
@@ -266,7 +266,7 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
 
 
 def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
-    """Of the smaller operand, the share that the L2 does not hold until it is read again."""
+    """Share of the smaller operand that the L2 does not hold until it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 

@@ -56,7 +56,7 @@ class Sample:
     shape : str
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str
-        What its file says that it was measured on; empty if it does not.
+        The GPU that its file names; empty if it names none.
     """
 
     kernel: Kernel

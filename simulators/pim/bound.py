@@ -53,7 +53,7 @@ class LatencyBound:
 def lower_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> LatencyBound:
-    """No program of the mapping space computes `geometry` on `channels` channels in fewer cycles.
+    """A lower bound on the cycles of every program of the mapping space, on `channels` channels.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ def plain_bound(
 ) -> int:
     """The usual estimate in cycles: the larger of COMP slots with changes of rows, and bus slots.
 
-    It knows no turnarounds, latches or latencies, and counts refreshes as the share of time that they
-    take, which a short layer may escape: no bound for those. Parameters as of `lower_bound`.
+    It leaves out turnarounds, latches and latencies, and counts refreshes as the share of time that they
+    take. A short layer may have none, so for it this is no bound. Parameters as of `lower_bound`.
     """
     mappings = _mappings(geometry, pim, dtype, channels, pixels)
     slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
@@ -100,7 +100,7 @@ def _mappings(
 
 
 class _Channel:
-    """What one channel cannot do faster, with tiles over `gangs` gangs."""
+    """Lower bounds of one channel, with tiles over `gangs` gangs."""
 
     def __init__(self, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int):
         n = pim.timing
@@ -132,7 +132,7 @@ class _Channel:
         return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
 
     def bound(self, units: int, tiles: int, together: int, slots: int) -> LatencyBound:
-        """What a mapping cannot do faster."""
+        """The lower bound of one mapping."""
         comp = units * self.chunks * self.comp
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
@@ -276,7 +276,7 @@ class _Channel:
 def least_work_ns(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> float:
-    """No program is faster, whatever its loop order: the products of the busiest channel, or its results.
+    """A bound for programs of any loop order: the products of the busiest channel, or its results.
 
     Weaker than `lower_bound`, but it holds for both timings and takes no search. Parameters as there.
     """

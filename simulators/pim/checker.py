@@ -1,7 +1,7 @@
-"""Is an issued DRAM-PIM stream legal? A brute-force judge that shares nothing with the timing engine.
+"""Is an issued DRAM-PIM stream legal? A brute-force check that shares no code with the timing engine.
 
-It knows the physical rules of ``strict`` by heart and takes from the `PimSpec` the organisation and the
-latencies by name, never the constraint table that drives the engine.
+The physical rules of ``strict`` are written out here. Only the organisation and the latencies come from the
+`PimSpec`, never the constraint table that drives the engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def violations(
         What the stream must execute: without PRE, REF and the G_ACTs that reopen a row closed by a
         refresh, it must be ``program.commands(channel)``, in order.
     limit : int
-        Messages returned at most; a last one says how many were left out.
+        Messages returned at most; a last one counts those that were left out.
     """
     messages, total = [], 0
     for where, describe in _findings(issued, spec, program, channel):

@@ -192,7 +192,7 @@ class Ramulator:
 
 
 def _commands(printed: Counter[str]) -> dict[str, int]:
-    """Under canonical names; the fork tells apart how many banks a PRE closes."""
+    """Commands by canonical name; the fork counts a PRE of one bank and of all banks apart."""
     commands = {name: printed[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
     return commands | {"PRE": printed["PREA"] + printed["PRE"], "REF": printed["REF"]}
 
