@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -41,6 +41,12 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
     return expr
 
 
+def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
+    """The attribute `key` of ``main``; empty if there is none."""
+    attrs = mod["main"].attrs
+    return attrs[key] if attrs and key in attrs else {}
+
+
 LAYER_NAMES = "pimflow.layer_names"
 
 
@@ -52,16 +58,12 @@ def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     """The layer that `var` came from, as the network file calls it."""
-    attrs = mod["main"].attrs
-    names = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
-    return str(names.get(var.name, var.name))
+    return str(main_attribute(mod, LAYER_NAMES).get(var.name, var.name))
 
 
 def layer_names(mod: tvm.IRModule) -> dict[str, str]:
     """What `with_layer_names` keeps."""
-    attrs = mod["main"].attrs
-    found = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
-    return {str(var): str(layer) for var, layer in found.items()}
+    return {str(var): str(layer) for var, layer in main_attribute(mod, LAYER_NAMES).items()}
 
 
 def unused(name: str, taken: Container[str]) -> str:
@@ -85,9 +87,7 @@ def roles(mod: tvm.IRModule) -> dict[str, str]:
 
     Passes keep the attribute, and layers keep their names, so a role can be looked up by layer at any time.
     """
-    attrs = mod["main"].attrs
-    found = attrs[ROLES] if attrs and ROLES in attrs else {}
-    return {str(layer): str(role) for layer, role in found.items()}
+    return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
 
 
 FUSED = "pimflow.fused"
@@ -101,8 +101,7 @@ def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
 
 def fused(mod: tvm.IRModule) -> list[list[str]]:
     """What `with_fused` keeps."""
-    attrs = mod["main"].attrs
-    return [[str(layer) for layer in run] for run in (attrs[FUSED] if attrs and FUSED in attrs else [])]
+    return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]

@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import tirx
 
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
 
 WIDENED = (*("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"), *("floor", "ceil", "round", "trunc"))
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
@@ -68,10 +69,7 @@ class PlainRegisters:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: _without_scopes(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _without_scopes)
 
 
 def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -125,8 +123,5 @@ def _widened(call: tvm.ir.Call) -> tirx.Expr:
 
 
 def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:
-    functions = {
-        gv: f.with_body(tvm_ffi.structural_map(f.body, [visitor])) if isinstance(f, tirx.PrimFunc) else f
-        for gv, f in mod.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    """`mod` with `visitor` applied to the statements and expressions of every kernel."""
+    return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, [visitor])))

@@ -6,6 +6,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
+
 LANES = (4, 8, 16)  # vector lengths that there are functions for
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 COMPARISONS = {"GT": "gt", "GE": "ge", "LT": "lt", "LE": "le", "EQ": "eq", "NE": "ne"}
@@ -28,11 +30,7 @@ class VectorCalls:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)) if isinstance(f, tirx.PrimFunc) else f
-            for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)))
 
 
 def has_vectors(func: tirx.PrimFunc) -> bool:

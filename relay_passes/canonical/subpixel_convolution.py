@@ -14,7 +14,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
 
 # [n, h, w, group, row, column, channel] to [n, h, row, w, column, group, channel].
-_SPREAD = [0, 1, 4, 2, 5, 3, 6]
+PHASES_TO_PIXELS = [0, 1, 4, 2, 5, 3, 6]
 _MOVES = ("reshape", "permute_dims", "strided_slice")
 
 
@@ -71,7 +71,7 @@ def spread(
         return y
     n, h, w, channels = shape(y)
     y = relax.op.reshape(y, (n, h, w, groups, sh, sw, channels // (groups * sh * sw)))
-    y = builder.emit(relax.op.permute_dims(builder.emit(y), _SPREAD))
+    y = builder.emit(relax.op.permute_dims(builder.emit(y), PHASES_TO_PIXELS))
     return builder.emit(relax.op.reshape(y, (n, h * sh, w * sw, channels // (sh * sw))), name_hint=name)
 
 
@@ -102,7 +102,7 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
             continue
         order = after(first.var, "permute_dims")
         last = after(order.var, "reshape") if order is not None else None
-        if last is None or [int(a) for a in order.value.attrs.axes or ()] != _SPREAD:
+        if last is None or [int(a) for a in order.value.attrs.axes or ()] != PHASES_TO_PIXELS:
             continue
         _, h, w, groups, sh, sw, _ = shape(first.var)
         n, *_, channels = shape(binding.var)

@@ -15,6 +15,7 @@ from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,
     layer_names,
+    main_attribute,
     main_bindings,
     rebuild,
     roles,
@@ -108,9 +109,7 @@ def skips(
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
     """By layer that `OptimizeSkips` made, the layer that it is a copy of."""
-    attrs = mod["main"].attrs
-    copies = attrs[RESTORED] if attrs and RESTORED in attrs else {}
-    return {str(copy): str(layer) for copy, layer in copies.items()}
+    return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
 
 
 class _Program:

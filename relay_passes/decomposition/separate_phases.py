@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from pimflow.relay_passes.canonical.subpixel_convolution import PHASES_TO_PIXELS
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -22,17 +23,7 @@ from pimflow.relay_passes.flat import (
     with_roles,
 )
 from pimflow.relay_passes.kernels.fuse_groups import Graph
-from pimflow.relay_passes.kernels.wide_maps import POOLS
-
-INTERLEAVED = [
-    0,
-    1,
-    4,
-    2,
-    5,
-    3,
-    6,
-]  # of (n, h, w, group, row, column, channel), as `SubpixelConvolution` moves
+from pimflow.relay_passes.operators import POOL
 
 
 @tvm.transform.module_pass(opt_level=0, name="SeparatePhases")
@@ -101,10 +92,10 @@ def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
             continue
         blocks = shape(moves[1].var)
         axes = [int(a) for a in moves[2].value.attrs.axes]
-        if len(blocks) != 7 or blocks[3] != 1 or axes != INTERLEAVED:
+        if len(blocks) != 7 or blocks[3] != 1 or axes != PHASES_TO_PIXELS:
             continue
         run = graph.grown(moves)
-        if run and not any(operator(b.value) in POOLS for b in run):
+        if run and not any(operator(b.value) in POOL for b in run):
             runs.append(_PhaseRun(first, moves[3].var, run[4:], blocks[4], blocks[5]))
     return runs
 

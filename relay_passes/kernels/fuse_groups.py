@@ -18,8 +18,7 @@ from pimflow.relay_passes.flat import (
     uses,
     with_fused,
 )
-from pimflow.relay_passes.kernels.wide_maps import POOLS
-from pimflow.relay_passes.operators import BINARY, UNARY
+from pimflow.relay_passes.operators import BINARY, POOL, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
 
 
@@ -130,7 +129,7 @@ class Graph:
             kind = operator(binding.value)
             if self.has_role(binding, "fconv"):
                 return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
-            if kind in POOLS and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
+            if kind in POOL and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
                 pooled = [*run, binding]
             elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
                 return pooled

@@ -10,9 +10,9 @@ from tvm.relax import op
 
 from pimflow.core.fused_tile import wide_width
 from pimflow.relay_passes.flat import operator, shape, substitute
+from pimflow.relay_passes.operators import POOL
 
-POOLS = ("nn.max_pool2d", "nn.avg_pool2d")
-WINDOWED = ("nn.conv2d", *POOLS)
+WINDOWED = ("nn.conv2d", *POOL)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
         before_y, before_x, *_ = (int(p) for p in attrs.padding)
         behind_y = (result_height - 1) * stride_y + span_y - before_y - height
         behind_x = (result_width - 1) * stride_x + span_x - before_x - width
-        if kind in POOLS:
+        if kind in POOL:
             reached[binding.var] = Margins(before_y, before_x, max(0, behind_y), max(0, behind_x))
             top, left = before_y, before_x
     _, height, width, _ = shape(run[0].value.args[0])
@@ -97,7 +97,7 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
             _, height, width, _ = shape(call.args[0])
             args[0] = bind(_outside(kind, args[0], height, width, widened))
         value = relax.Call(call.op, args, call.attrs, call.ty_args)
-        if kind in POOLS and binding.var in inside:
+        if kind in POOL and binding.var in inside:
             value = _without_padding(call, args[0])
         env[binding.var] = bind(value)
         if binding is run[-1]:

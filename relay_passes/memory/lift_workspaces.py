@@ -9,8 +9,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its results, the last, are workspaces
 

@@ -12,6 +12,7 @@ from tvm import relax
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
+from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
@@ -209,7 +210,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
     """Geometry of a pooling over NHWC, else None; what a ceiling rounds up counts as padding."""
     value = anchor.value
-    if operator(value) not in ("nn.max_pool2d", "nn.avg_pool2d") or value.attrs.layout != "NHWC":
+    if operator(value) not in POOL or value.attrs.layout != "NHWC":
         return None
     x, y, attrs = shape(value.args[0]), shape(anchor.var), value.attrs
     kernel, stride, dilation = (

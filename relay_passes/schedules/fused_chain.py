@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import Reach
-from pimflow.relay_passes.schedules.loops import reduced
+from pimflow.core.fused_tile import Reach, Tile
+from pimflow.relay_passes.schedules.loops import outer_nests, reduced
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,12 @@ def chain(sch: s_tir.Schedule) -> list[Stage]:
     The first is a convolution, the last is one or a pooling. Elementwise operators join the last one behind
     each reduction, or before the first.
     """
-    mains = [nest for nest in nests(sch) if reduced(sch.get(nest))]
+    mains = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
     dense = [is_dense(sch.get(nest)) for nest in mains]
     ends = len(mains) > 1 and dense[0] and (dense[-1] or sum(dense) == 1)
     if not ends or not all(reach(sch.get(nest)) for nest in mains):
         return []
-    for nest in nests(sch):
+    for nest in outer_nests(sch):
         readers = [reduced(sch.get(reader)) for reader in sch.get_consumers(nest)]
         if not reduced(sch.get(nest)) and readers and not any(readers):
             sch.compute_inline(nest)
@@ -46,6 +45,51 @@ def chain(sch: s_tir.Schedule) -> list[Stage]:
             return []
         stages.append(Stage(main, result))
     return stages
+
+
+@dataclass(frozen=True)
+class ResultLoops:
+    """Loops of the last reduction of a kernel, cut into tiles.
+
+    Attributes
+    ----------
+    n, y, x, channel : LoopRV
+        Over images, tiles of rows and of columns, and channels.
+    rows, columns : LoopRV
+        Over the pixels of a tile.
+    over : LoopRV
+        Over chunks of channels: of the operand if `summed`, else of the result.
+    window : list of LoopRV
+        The other reduced loops, innermost a chunk of the operand's channels if `summed`.
+    summed : bool
+        Whether the reduction is a convolution. A pooling treats each channel alone, so that a chunk of
+        channels is finished at once.
+    """
+
+    n: LoopRV
+    y: LoopRV
+    x: LoopRV
+    channel: LoopRV
+    rows: LoopRV
+    columns: LoopRV
+    over: LoopRV
+    window: list[LoopRV]
+    summed: bool
+
+
+def result_loops(sch: s_tir.Schedule, main: SBlockRV, tile: Tile) -> ResultLoops:
+    """Cut the loops of `main`, the last reduction of a kernel, into tiles."""
+    n, y, x, channel, *window = sch.get_loops(main)
+    y, rows = sch.split(y, [None, tile.rows])
+    x, columns = sch.split(x, [None, tile.columns])
+    summed = is_dense(sch.get(main))
+    if summed:
+        *window, over = window
+        over, chunk = sch.split(over, [None, tile.chunk])
+        window.append(chunk)
+    else:
+        over, channel = sch.split(channel, [None, tile.chunk])
+    return ResultLoops(n, y, x, channel, rows, columns, over, window, summed)
 
 
 def pixels_side_by_side(sch: s_tir.Schedule, writers: Sequence[SBlockRV]) -> None:
@@ -79,13 +123,3 @@ def reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
 def names(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> list[str]:
     """Name of each block, unique in its kernel."""
     return [sch.get(block).name_hint for block in blocks]
-
-
-def nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """The outermost blocks of a kernel."""
-    return sch.get_child_blocks(get_root_block(sch))
-
-
-def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    """Turns of a loop."""
-    return int(sch.get(loop).extent)

@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
 from pimflow.relay_passes.schedules.own_barriers import OwnBarriers
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
@@ -25,8 +26,7 @@ class KeepRegisters:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {gv: _marked(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _marked)
 
 
 def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -11,7 +12,22 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 WARP = 32
 BLOCK = 128  # threads, where nothing else decides
 ACCESS_BYTES = 16  # that a thread moves at once, at most
-STACK_BYTES = 1024  # TVM's kMaxStackAlloca: a kernel on the CPU has what is smaller on its stack
+
+
+def rewritten_kernels(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+    """`mod` with `rewrite` applied to every TIR function."""
+    functions = {gv: rewrite(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def outer_nests(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """The outermost blocks of a kernel."""
+    return sch.get_child_blocks(get_root_block(sch))
+
+
+def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """Turns of a loop."""
+    return int(sch.get(loop).extent)
 
 
 def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> LoopRV:
@@ -25,7 +41,7 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
     """The only reduction of a kernel, if it is one of that many tensors."""
-    reductions = [nest for nest in sch.get_child_blocks(get_root_block(sch)) if reduced(sch.get(nest))]
+    reductions = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
     if len(reductions) != 1:
         return None
     block = sch.get(reductions[0])

@@ -7,13 +7,19 @@ from math import gcd, prod
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from pimflow.core.fused_tile import LANES
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.fused_chain import chain
-from pimflow.relay_passes.schedules.loops import STACK_BYTES, reduced, variables
+from pimflow.relay_passes.schedules.loops import (
+    loop_extent,
+    outer_nests,
+    reduced,
+    rewritten_kernels,
+    variables,
+)
 from pimflow.relay_passes.schedules.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.schedules.task_workspaces import task_workspaces
 
@@ -44,17 +50,14 @@ class ScheduleCpu:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: _scheduled(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _scheduled)
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if (func.attrs or {}).get("tirx.is_scheduled"):
         return func
     sch = s_tir.Schedule(func)
-    nests = _nests(sch)
+    nests = outer_nests(sch)
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
     fused = _fused(sch)
@@ -66,7 +69,7 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if _may_inline(sch, nest):
             sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
     schedule_primitives.schedule(sch)
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
             rule = _planes if _is_plane(sch, nest) else _tile if reduced(sch.get(nest)) else _spread
             sch = _tried(sch, rule, nest)
@@ -95,10 +98,6 @@ def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
     except s_tir.ScheduleError:
         return sch
     return attempt
-
-
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
 
 
 def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -134,18 +133,14 @@ def _is_costly(block: s_tir.SBlock) -> bool:
     return any(costly)
 
 
-def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)
-
-
 def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
     """Elements that `nest` computes, operations of a reduction."""
-    return prod(_extent(sch, loop) for loop in sch.get_loops(nest))
+    return prod(loop_extent(sch, loop) for loop in sch.get_loops(nest))
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
     """Rows of an elementwise kernel over the cores; LLVM makes vectors of these by itself."""
-    rows = [loop for loop in sch.get_loops(nest)[:-1] if _extent(sch, loop) > 1]
+    rows = [loop for loop in sch.get_loops(nest)[:-1] if loop_extent(sch, loop) > 1]
     if rows and _size(sch, nest) >= PARALLEL:
         sch.parallel(rows[0])
 
@@ -180,7 +175,7 @@ def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
     loops, size = sch.get_loops(main), _size(sch, main)
     *outer, column, row_over, column_over = loops
     padded = [nest for nest in sch.get_producers(main) if _may_pad(sch, nest)]
-    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in (*outer, column)))
+    result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in (*outer, column)))
     sch.reorder(*outer, row_over, column_over, column)
     sch.reverse_compute_at(result, outer[-1], preserve_unit_loops=True)
     for pad in padded:
@@ -199,10 +194,10 @@ def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:
     free = [loop for loop in loops if axes[loop] not in reduced(block)]
     if not free or not over:
         return
-    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in free))
-    *before, channel = [loop for loop in free if _extent(sch, loop) > 1] or free[-1:]
+    result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in free))
+    *before, channel = [loop for loop in free if loop_extent(sch, loop) > 1] or free[-1:]
     place = before[-1] if before else sch.add_unit_loop(loops[0])
-    lanes, places = _tile_shape(block, axes[channel], _extent(sch, channel), _extent(sch, place))
+    lanes, places = _tile_shape(block, axes[channel], loop_extent(sch, channel), loop_extent(sch, place))
 
     outer = [loop for loop in free if loop not in (channel, place)]
     place, place_inside = sch.split(place, [None, places])

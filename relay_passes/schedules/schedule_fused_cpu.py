@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import LANES, Reach, divisors
-from pimflow.relay_passes.schedules.fused_chain import Stage, extent, is_dense, pixels_side_by_side, reach
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
+from pimflow.core.fused_tile import LANES, Reach, Tile, divisors
+from pimflow.primitives.primitive import STACK_BYTES
+from pimflow.relay_passes.schedules.fused_chain import (
+    Stage,
+    is_dense,
+    pixels_side_by_side,
+    reach,
+    result_loops,
+)
+from pimflow.relay_passes.schedules.loops import loop_extent
 
 REGISTERS = 16  # of 128 bits (x86-64, Armv8)
 VECTOR = 4  # fp32 elements of such a register
@@ -20,15 +26,6 @@ CHUNK = 8  # channels, at least, that share the work of reading and writing the 
 CACHE_BYTES = 8192  # of a tensor of a tile: several share the first level of a cache (32 KiB, assumed)
 TASKS = 16  # into which the rows are cut, where each needs a workspace of its own (cores, assumed)
 ELEMENT_BYTES = 4
-
-
-@dataclass(frozen=True)
-class CpuTile:
-    """Rows and columns of the result, and channels of the last sum that are there at once."""
-
-    rows: int
-    columns: int
-    chunk: int
 
 
 def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
@@ -49,20 +46,13 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
         pixels_side_by_side(sch, [stage.result] if side_by_side else [])
         pixels_side_by_side(sch, [stage.main] if vectors else [])
 
-    n, y, x, channel, *window = sch.get_loops(last.main)
-    y, rows = sch.split(y, [None, tile.rows])
-    x, columns = sch.split(x, [None, tile.columns])
-    summed = is_dense(sch.get(last.main))
-    if summed:
-        *window, over = window
-        over, chunk = sch.split(over, [None, tile.chunk])
-        window.append(chunk)
-    else:  # a pooling treats each channel alone: a chunk of them is finished at once
-        over, channel = sch.split(channel, [None, tile.chunk])
-    channel, channels = sch.split(channel, [None, _block(extent(sch, channel), tile.columns)])
-    sch.reorder(n, y, x, over, channel, rows, *window, channels, columns)
-    sch.reverse_compute_at(last.result, x if summed else over, preserve_unit_loops=True)
-    sums, at, following = [(last.main, over if summed else window[0])], over, last
+    loops = result_loops(sch, last.main, tile)
+    x, over, window, columns = loops.x, loops.over, loops.window, loops.columns
+    block = _block(loop_extent(sch, loops.channel), tile.columns)
+    channel, channels = sch.split(loops.channel, [None, block])
+    sch.reorder(loops.n, loops.y, x, over, channel, loops.rows, *window, channels, columns)
+    sch.reverse_compute_at(last.result, x if loops.summed else over, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over if loops.summed else window[0])], over, last
     for stage, vectors in zip(reversed(before), reversed(by_pixels), strict=True):
         at = x if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_inside(sch, stage, at, vectors))
@@ -70,8 +60,8 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
     sch.compute_at(operand, x, preserve_unit_loops=True)
     sch.unroll(channels)
     sch.vectorize(columns)
-    tasks = sch.fuse(n, y)
-    tasks, _ = sch.split(tasks, [_tasks(extent(sch, tasks)), None])
+    tasks = sch.fuse(loops.n, loops.y)
+    tasks, _ = sch.split(tasks, [_tasks(loop_extent(sch, tasks)), None])
     sch.parallel(tasks)
     for nest, loop in sums:
         sch.decompose_reduction(nest, loop)
@@ -93,9 +83,9 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     sch.compute_at(stage.result, at, preserve_unit_loops=True)
     n, y, *inner = sch.get_loops(stage.result)[-4:]
     vector, scalar = inner if by_pixels else reversed(inner)
-    places = extent(sch, vector)
+    places = loop_extent(sch, vector)
     vector, lanes = sch.split(vector, [None, _lanes(places) if by_pixels else divisors(places, GATHERED)[-1]])
-    scalar, places = sch.split(scalar, [None, _block(extent(sch, scalar), extent(sch, lanes))])
+    scalar, places = sch.split(scalar, [None, _block(loop_extent(sch, scalar), loop_extent(sch, lanes))])
     sch.reorder(n, y, vector, scalar, places, lanes)
     sch.compute_at(stage.main, scalar, preserve_unit_loops=True)
     kinds = [axis.iter_type for axis in sch.get(stage.main).iter_vars]
@@ -110,10 +100,10 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     return stage.main, over[0]
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[int]]:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
-    _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
+    _, height, width, channels, *window = (loop_extent(sch, loop) for loop in sch.get_loops(main))
     channels = window[-1] if is_dense(sch.get(main)) else channels
     reaches = [reach(sch.get(stage.main)) for stage in reversed(stages)]
     columns = _lanes(width)
@@ -137,7 +127,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[i
     most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
     if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
         most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
-    return CpuTile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
+    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:

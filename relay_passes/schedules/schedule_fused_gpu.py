@@ -15,11 +15,12 @@ from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
     chain,
-    extent,
     is_dense,
     pixels_side_by_side,
     reach,
+    result_loops,
 )
+from pimflow.relay_passes.schedules.loops import loop_extent
 
 THREADS = 128  # of a block
 
@@ -51,29 +52,23 @@ def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
     producers = sch.get_producers(stages[0].main)
     operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "shared")
     pixels_side_by_side(sch, [operand, *(stage.result for stage in before)])
-    n, y, x, channel, *window = sch.get_loops(last.main)
-    y, rows = sch.split(y, [None, tile.rows])
-    x, columns = sch.split(x, [None, tile.columns])
-    summed = is_dense(sch.get(last.main))
-    if summed:
-        *window, over = window
-        over, chunk = sch.split(over, [None, tile.chunk])
-        window.append(chunk)
-    else:  # a pooling treats each channel alone: a chunk of them is finished at once
-        over, channel = sch.split(channel, [None, tile.chunk])
+    loops = result_loops(sch, last.main, tile)
+    over, window = loops.over, loops.window
     pixels = tile.rows * tile.columns
-    beside = divisors(extent(sch, channel), max(1, THREADS // pixels))[-1]
+    beside = divisors(loop_extent(sch, loops.channel), max(1, THREADS // pixels))[-1]
     # Channels of a thread lie side by side, so that the range that it writes has no other thread's in it.
-    lane, channels = sch.split(channel, [beside, None])
-    sch.reorder(n, y, x, lane, rows, columns, over, *window, channels)
-    block, thread = sch.fuse(n, y, x), sch.fuse(lane, rows, columns)
+    lane, channels = sch.split(loops.channel, [beside, None])
+    places = (lane, loops.rows, loops.columns)
+    tiles = (loops.n, loops.y, loops.x)
+    sch.reorder(*tiles, *places, over, *window, channels)
+    block, thread = sch.fuse(*tiles), sch.fuse(*places)
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
-    threads = extent(sch, thread)
+    threads = loop_extent(sch, thread)
     sch.unroll(channels)
     sch.set_scope(last.main, 0, "local")
-    sch.reverse_compute_at(last.result, thread if summed else over, preserve_unit_loops=True)
-    sums, at, following = [(last.main, over if summed else window[0])], over, last
+    sch.reverse_compute_at(last.result, thread if loops.summed else over, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over if loops.summed else window[0])], over, last
     for stage in reversed(before):
         at = thread if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_shared(sch, stage, at, threads))
@@ -109,7 +104,7 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
 
 def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
     """The tile of a block; None if none fits."""
-    _, height, width, *_ = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
+    _, height, width, *_ = (loop_extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
     steps = []
     for stage in stages:
         block = sch.get(stage.main)

@@ -9,7 +9,6 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
     auto_inline_consumer_chain,
@@ -20,7 +19,16 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.schedules.loops import BLOCK, WARP, bind, reduced, reduction, variables
+from pimflow.relay_passes.schedules.loops import (
+    BLOCK,
+    WARP,
+    bind,
+    loop_extent,
+    outer_nests,
+    reduced,
+    reduction,
+    variables,
+)
 from pimflow.relay_passes.schedules.registers import own_registers
 from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
@@ -119,7 +127,7 @@ class Depthwise(GPUScheduleRule):
         c, ci = sch.split(c, [None, vector])
         sch.reorder(n, y, x, c, ry, rx, rc, xi, ci)
         threads = sch.fuse(n, y, x, c)
-        count, size = int(sch.get(threads).extent), BLOCK
+        count, size = loop_extent(sch, threads), BLOCK
         while size > WARP and count < size * self.multiprocessors:
             size //= 2
         thread = bind(sch, [threads], min(size, count))
@@ -134,7 +142,7 @@ class Depthwise(GPUScheduleRule):
             for loop in outer:
                 sch.unroll(loop)
             sch.vectorize(inner)
-        taps = prod(int(sch.get(loop).extent) for loop in (ry, rx, xi, ci))
+        taps = prod(loop_extent(sch, loop) for loop in (ry, rx, xi, ci))
         for loop in (rx, xi, ci) if taps > self.UNROLLED else (ry, rx, xi, ci):
             sch.unroll(loop)
         sch.decompose_reduction(main, ry)
@@ -208,9 +216,9 @@ class Reduce(GPUScheduleRule):
             loops[False].append(sch.add_unit_loop(loops[True][0]))
         result = sch.cache_write(main, 0, "local")
         s, r = sch.fuse(*loops[False]), sch.fuse(*loops[True])
-        results, parts = self._threads(int(sch.get(s).extent), int(sch.get(r).extent), bool(side_by_side))
+        results, parts = self._threads(loop_extent(sch, s), loop_extent(sch, r), bool(side_by_side))
         # No more threads than results: the copy of a scalar would run on all, guarded by nothing.
-        s, s1 = sch.split(s, [None, min(results, int(sch.get(s).extent))])
+        s, s1 = sch.split(s, [None, min(results, loop_extent(sch, s))])
         r, r1 = sch.split(r, [None, parts])
         sch.bind(s, "blockIdx.x")
         sch.bind(s1, "threadIdx.y" if side_by_side and parts > 1 else "threadIdx.x")
@@ -242,7 +250,7 @@ class Simple(GPUScheduleRule):
 
 def _bind_rest(sch: s_tir.Schedule) -> None:
     """Threads for loop nests that a rule left alone, such as a second result: kernels of their own."""
-    for nest in sch.get_child_blocks(get_root_block(sch)):
+    for nest in outer_nests(sch):
         loops = sch.get_loops(nest)
         if any(sch.get(loop).thread_binding is not None for loop in loops) or _has_threads(sch.get(nest)):
             continue

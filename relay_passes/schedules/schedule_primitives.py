@@ -8,11 +8,10 @@ from math import gcd, prod
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
-from pimflow.relay_passes.schedules.loops import reduced
+from pimflow.relay_passes.schedules.loops import loop_extent, outer_nests, reduced
 
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
@@ -26,10 +25,10 @@ def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 def schedule(sch: s_tir.Schedule) -> None:
     """Schedule every marked stage; what is not marked and goes into no tile stays as it is."""
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
             _spread(sch, nest)
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if (added := mark(sch, nest, ADDED)) is not None:
             _add(sch, nest, bool(added))
         elif pairs := mark(sch, nest, UNROLLED):
@@ -42,13 +41,9 @@ def schedule(sch: s_tir.Schedule) -> None:
             sch.parallel(sch.fuse(*sch.get_loops(nest)[:2]))
 
 
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
-
-
 def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
     """Stages and those that were put into loops of others."""
-    stages = list(_nests(sch))
+    stages = list(outer_nests(sch))
     for nest in stages:
         stages += [
             b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in stages)
@@ -64,10 +59,6 @@ def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | No
     return [int(n) for n in value] if isinstance(value, (list, tuple, tvm.ir.Array)) else int(value)
 
 
-def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)
-
-
 def _vector(extent: int) -> int:
     """Lanes of the widest vector that `extent` is a multiple of; 1 if there is none."""
     return next((n for n in VECTORS if extent % n == 0), 1)
@@ -78,9 +69,9 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
     *outer, last = sch.get_loops(nest)
     side_by_side = mark(sch, nest, SPREAD)
     lanes = _vector(side_by_side)
-    if lanes > 1 and _extent(sch, last) % lanes == 0:
+    if lanes > 1 and loop_extent(sch, last) % lanes == 0:
         sch.vectorize(sch.split(last, [None, lanes])[1])
-    rows = [loop for loop in outer if _extent(sch, loop) > 1][:2] or outer[:1]
+    rows = [loop for loop in outer if loop_extent(sch, loop) > 1][:2] or outer[:1]
     sch.parallel(sch.fuse(*rows) if _adjacent(sch, nest, rows) else rows[0])
 
 
@@ -130,7 +121,7 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 
     kinds = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
     tvm_ffi.structural_walk(block.body, [(kinds, compared)], order="post")
-    extent = _extent(sch, loop)
+    extent = loop_extent(sch, loop)
     piece = gcd(extent, *bounds)
     if not bounds or extent // piece > PIECES:
         return [loop]
@@ -148,8 +139,8 @@ def _dealt(
     """
 
     def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
-        extent = _extent(sch, loop)
-        wanted = -(-TASKS // prod(_extent(sch, each) for each in beside))
+        extent = loop_extent(sch, loop)
+        wanted = -(-TASKS // prod(loop_extent(sch, each) for each in beside))
         size = -(-extent // min(extent, max(wanted, -(-extent // most))))
         # Pieces that are all whole need no condition in the innermost loops.
         whole = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
@@ -157,7 +148,7 @@ def _dealt(
 
     if not slab:
         shared = [panel, *outer.values()]
-        several, other = parts(other, _extent(sch, other), shared)
+        several, other = parts(other, loop_extent(sch, other), shared)
         return [*shared, several], [other]
     if slab[0] in outer:
         row = outer.pop(slab[0])
@@ -210,14 +201,14 @@ def bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
     inside = sch.get_loops(into)[-len(sch.get(into).iter_vars) :]
     *rows, last = inside
-    lanes = _vector(_extent(sch, last))
-    whole = int(sch.get(into).iter_vars[-1].dom.extent) % _extent(sch, last) == 0
+    lanes = _vector(loop_extent(sch, last))
+    whole = int(sch.get(into).iter_vars[-1].dom.extent) % loop_extent(sch, last) == 0
     if lanes > 1 and whole:
         vectors, vector = sch.split(last, [None, lanes])
         sch.vectorize(vector)
         rows.append(vectors)
     for row in rows:
-        if _extent(sch, row) > 1:
+        if loop_extent(sch, row) > 1:
             sch.unroll(row)
 
 
@@ -244,7 +235,7 @@ def piece(
             spatial[axis], piece = sch.split(spatial[axis], [1, None])
         unrolled.append(piece)
     vector = None
-    if lane_axis >= 0 and (lanes := _vector(_extent(sch, spatial[lane_axis]))) > 1:
+    if lane_axis >= 0 and (lanes := _vector(loop_extent(sch, spatial[lane_axis]))) > 1:
         spatial[lane_axis], vector = sch.split(spatial[lane_axis], [None, lanes])
     sch.reorder(*spatial, *unrolled, *over, *([vector] if vector else []))
     home = dealt(sch, sch.fuse(*spatial))

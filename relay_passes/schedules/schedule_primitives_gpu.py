@@ -10,9 +10,10 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.core.fused_tile import divisors
 from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.loops import BLOCK, bind, reduced
+from pimflow.relay_passes.schedules.loops import BLOCK, bind, loop_extent, outer_nests, reduced
 from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places and lanes whose sums a thread holds
@@ -32,12 +33,12 @@ class PrimitiveStages(GPUScheduleRule):
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
-        if not any(schedule_primitives.is_stage(sch, nest) for nest in _nests(sch)):
+        if not any(schedule_primitives.is_stage(sch, nest) for nest in outer_nests(sch)):
             return None
-        for nest in _nests(sch):
+        for nest in outer_nests(sch):
             if not schedule_primitives.is_stage(sch, nest) and _is_inner(sch, nest):
                 sch.compute_inline(nest)
-        for nest in _nests(sch):
+        for nest in outer_nests(sch):
             if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
                 bind(sch, sch.get_loops(nest))
             elif pairs := mark(sch, nest, UNROLLED):
@@ -45,10 +46,6 @@ class PrimitiveStages(GPUScheduleRule):
             elif tile := mark(sch, nest, TILE):
                 _tile(sch, nest, tile)
         return sch
-
-
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
 
 
 def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -73,7 +70,7 @@ def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
     """Bind `loop` to blocks and threads; returns the loop over threads. Threads divide the turns evenly:
     a guard for a rest is not allowed around reductions."""
-    return bind(sch, [loop], _divisor(int(sch.get(loop).extent), BLOCK))
+    return bind(sch, [loop], divisors(loop_extent(sch, loop), BLOCK)[-1])
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
@@ -91,7 +88,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
         spatial[lane_axis], [None, lanes // gcd(lanes, THREAD), gcd(lanes, THREAD)]
     )
     others = [loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)]
-    depth = _divisor(int(sch.get(over[-1]).extent), DEPTH)
+    depth = divisors(loop_extent(sch, over[-1]), DEPTH)[-1]
     *outer, last = over
     slices, inner = sch.split(last, [None, depth])
     sch.reorder(
@@ -99,7 +96,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     )
     block = sch.fuse(*others, place, lane)
     thread = sch.fuse(place_thread, lane_thread)
-    threads = int(sch.get(thread).extent)
+    threads = loop_extent(sch, thread)
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if shared:
@@ -117,7 +114,3 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     sch.unroll(lane_inside)
     schedule_primitives.bring(sch, into, thread)
     sch.decompose_reduction(nest, ([*outer, slices])[0])
-
-
-def _divisor(extent: int, most: int) -> int:
-    return max(d for d in range(1, most + 1) if extent % d == 0)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
+    ELEMENT,
     ZERO,
     Code,
+    ConvolutionOperands,
     Launch,
     Listing,
     beside_results,
@@ -31,7 +32,6 @@ from pimflow.simulators.accel_sim.launch import (
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
 
-ELEMENT = 2  # bytes: fp16
 PARTIAL = 4  # bytes of an fp32 partial sum of split-K
 TILE_K = 32
 CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
@@ -45,36 +45,19 @@ A_FRAGMENT, B_FRAGMENT = 200, 220
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm:
-    """Sizes and addresses of an implicit GEMM.
+class Gemm(ConvolutionOperands):
+    """Sizes and addresses of an implicit GEMM; filters are [oc, kh, kw, c].
 
     Attributes
     ----------
-    geometry : ConvGeometry
     tile : tuple of int
         (tm, tn).
     split : int
         Parts of the reduction, each a thread block's; partial sums in fp32 if there are several.
-    input_base, weight_base, output_base, residual_base : int
-        Addresses; filters are [oc, kh, kw, c].
-    residual_bytes : int
-        Read at the places of the results, and added.
-    result_bytes : int
-        Stored: the products, or several times as much; just these by default.
-    listed : bool
-        Addresses one by one, an option of Accel-Sim's own tracer.
     """
 
-    geometry: ConvGeometry
     tile: tuple[int, int]
     split: int = 1
-    input_base: int
-    weight_base: int
-    output_base: int
-    residual_base: int = 0
-    residual_bytes: int = 0
-    result_bytes: int = 0
-    listed: bool = False
 
     @property
     def m(self) -> int:

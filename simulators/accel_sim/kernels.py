@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim.gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
-from pimflow.simulators.accel_sim.launch import Launch, Operands
+from pimflow.simulators.accel_sim.gemm import PARTIAL, Gemm, gemm_launch
+from pimflow.simulators.accel_sim.launch import ELEMENT, Launch, Operands
 from pimflow.simulators.accel_sim.simd import (
     Convolution,
     Stream,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.trace import (
     SHARED_BASE,
     STRIDED,
@@ -20,6 +21,7 @@ from pimflow.simulators.accel_sim.trace import (
 )
 
 PC_BYTES = 16
+ELEMENT = 2  # bytes: fp16
 ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
@@ -131,6 +133,33 @@ def beside_results(
         return
     for first in range(0, size_bytes, output_bytes):
         yield first + offset, active & (first + offset < size_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionOperands:
+    """Where a convolution's operands lie, and what is added to and stored of its products.
+
+    Attributes
+    ----------
+    geometry : ConvGeometry
+    input_base, weight_base, output_base, residual_base : int
+        Addresses.
+    residual_bytes : int
+        Read at the places of the results, and added.
+    result_bytes : int
+        Stored: the products, or several times as much; just these by default.
+    listed : bool
+        Addresses one by one, an option of Accel-Sim's own tracer.
+    """
+
+    geometry: ConvGeometry
+    input_base: int
+    weight_base: int
+    output_base: int
+    residual_base: int = 0
+    residual_bytes: int = 0
+    result_bytes: int = 0
+    listed: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
+    ELEMENT,
     ZERO,
     Code,
+    ConvolutionOperands,
     Launch,
     Listing,
     beside_results,
@@ -22,7 +23,6 @@ from pimflow.simulators.accel_sim.launch import (
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
 
-ELEMENT = 2  # bytes: fp16
 THREADS = 256
 WARPS = THREADS // WARP_LANES
 STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
@@ -110,29 +110,8 @@ def _share(size_bytes: int, block: int, blocks: int, warp: int):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convolution:
-    """A depthwise convolution, or the product of one row with a matrix.
-
-    Attributes
-    ----------
-    geometry : ConvGeometry
-    input_base, weight_base, output_base, residual_base : int
-        Addresses; depthwise filters are [kh, kw, oc], those of a GEMV [oc, c].
-    residual_bytes : int
-        Read at the places of the results, and added.
-    result_bytes : int
-        Stored: the products, or several times as much; just these by default.
-    listed : bool
-    """
-
-    geometry: ConvGeometry
-    input_base: int
-    weight_base: int
-    output_base: int
-    residual_base: int = 0
-    residual_bytes: int = 0
-    result_bytes: int = 0
-    listed: bool = False
+class Convolution(ConvolutionOperands):
+    """A depthwise convolution, with filters [kh, kw, oc], or the product of one row with a matrix [oc, c]."""
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
         """Add the residual and store the results at `element`."""

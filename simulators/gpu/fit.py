@@ -14,6 +14,7 @@ from scipy.optimize import least_squares
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.roofline import (
     Batch,
     RooflineMachine,
@@ -261,7 +262,9 @@ def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str
     Raises
     ------
     SpecError
-        If the file cannot be read or written, or has no such table.
+        If the file cannot be read, or has no such table.
+    OutputError
+        If it cannot be written.
     """
     rows = "".join(
         f"{key} = {{ value = {value:g}, source = {json.dumps(sources[key])} }}\n"
@@ -276,7 +279,9 @@ def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
     Raises
     ------
     SpecError
-        If the file cannot be read or written, or has no such line.
+        If the file cannot be read, or has no such line.
+    OutputError
+        If it cannot be written.
     """
     line = f"launch_ns = {{ value = {gpu.launch_ns:g}, source = {json.dumps(source)} }}\n"
     _rewrite(path, "launch_ns", r"^launch_ns = [^\n]*\n", line)
@@ -285,12 +290,10 @@ def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
 def _rewrite(path: str | os.PathLike, field: str, pattern: str, replacement: str) -> None:
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        text, count = re.subn(pattern, lambda _: replacement, text, flags=re.S | re.M)
-        if count != 1:
-            raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        spec = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
+    spec, count = re.subn(pattern, lambda _: replacement, spec, flags=re.S | re.M)
+    if count != 1:
+        raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
+    replace_file(path, spec.encode())

@@ -17,6 +17,7 @@ from pathlib import Path
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.reader import spec_names
+from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.samples import Sample, plain_name
 
 FITTED = Path(__file__).parent / "fitted"
@@ -70,19 +71,15 @@ def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
     Raises
     ------
     SpecError
-        If it cannot be written, or what is there is malformed.
+        If what is there is malformed.
+    OutputError
+        If it cannot be written.
     """
     path = Path(record)
     kept = [line for line in _lines(path) if not _DIGEST.fullmatch(line)] if path.exists() else []
     known = _read(path)[0] if path.exists() else frozenset()
     digests = sorted(known | {shape_digest(sample) for sample in samples})
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_text("\n".join([*kept, *digests, ""]), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
+    replace_file(path, "\n".join([*kept, *digests, ""]).encode())
 
 
 def shape_digest(sample: Sample) -> str:

@@ -6,13 +6,13 @@ import json
 import lzma
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import xgboost
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
@@ -127,14 +127,7 @@ def write_residual(path: str | os.PathLike, residual: Residual) -> None:
 
     Raises
     ------
-    SpecError
+    OutputError
         If the file cannot be written.
     """
-    path = Path(path)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_bytes(lzma.compress(bytes(residual.booster.save_raw("ubj"))))
-        os.replace(partial, path)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
+    replace_file(path, lzma.compress(bytes(residual.booster.save_raw("ubj"))))
