@@ -105,28 +105,28 @@ class _Stream:
     """Command streams, of whatever channel: pixels, rows and output channels count from a block's first."""
 
     def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule):
-        self.pim, self.t, self.schedule = pim, tiling, schedule
+        self.pim, self.tiling, self.schedule = pim, tiling, schedule
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
-        self.made: dict[tuple[int, int, int], list[Node]] = {}
-        self.placed: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
+        self.nodes_of_block: dict[tuple[int, int, int], list[Node]] = {}
+        self.nodes_in_rows: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
 
     def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
         """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
         # A place within a row is the same for the same remainder.
-        first = tiles.start % self.t.chunks_per_row
+        first = tiles.start % self.tiling.chunks_per_row
         key = (len(pixels), len(tiles), first)
-        if key not in self.made:
-            nest = Nest(self.schedule, self.t, len(pixels), range(first, first + len(tiles)))
-            self.made[key] = nest.rolled(self.visit)
-        rows = self.t.place(tiles.start - first, 0)[0] + first_row
+        if key not in self.nodes_of_block:
+            nest = Nest(self.schedule, self.tiling, len(pixels), range(first, first + len(tiles)))
+            self.nodes_of_block[key] = nest.rolled(self.visit)
+        rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
         place = (*key, rows)
-        if place not in self.placed:
+        if place not in self.nodes_in_rows:
             # Channels whose weights lie alike share what opens and reads them.
-            self.placed[place] = [shifted(node, 0, rows, 0) for node in self.made[key]]
-        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.t.outputs
-        return (shifted(node, begin, 0, channels) for node in self.placed[place])
+            self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
+        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.tiling.outputs
+        return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
@@ -245,7 +245,7 @@ class _Stream:
 
     def _place(self, visit: Visit) -> tuple[int, int]:
         """Row and first column of the weights of `visit`."""
-        row, position = self.t.place(visit.tile, visit.chunk)
+        row, position = self.tiling.place(visit.tile, visit.chunk)
         return row, position * self.pim.buffer_columns
 
     def _late(self, before: Visit | None, visit: Visit) -> list[int]:
@@ -262,17 +262,17 @@ class _Stream:
 
     def _write(self, visit: Visit, buffer: int) -> Gwrite:
         first, pixels = visit.contents[buffer]
-        k = Affine(visit.chunk * self.t.columns * self.t.elements_per_column)
-        return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.t.columns)
+        k = Affine(visit.chunk * self.tiling.columns * self.tiling.elements_per_column)
+        return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.tiling.columns)
 
     def _comp(self, visit: Visit, buffer: int, slot: int, row: int, column: int, *step: int) -> Comp:
-        columns = self.t.columns
+        columns = self.tiling.columns
         first = Affine(column + slot * columns, tuple(s * columns for s in step))
         return Comp(buffer=buffer, row=Affine(row), column=first, count=columns)
 
     def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
-        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.t.outputs))
+        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.tiling.outputs))
 
     def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""

@@ -77,12 +77,13 @@ def _call(name: str, like: tirx.Expr, *operands: tirx.Expr) -> tirx.Expr:
     return tirx.call_pure_extern(f"float32x{lanes}", f"{name}{lanes}", *operands)
 
 
-def _is(expr: tirx.Expr) -> bool:
+def _is_vector(expr: tirx.Expr) -> bool:
+    """Whether `expr` is a vector that there are functions for."""
     return _known(getattr(expr.ty, "dtype", ""))
 
 
 def _binary(old: tirx.Expr) -> tirx.Expr:
-    if not _is(old):
+    if not _is_vector(old):
         return old
     name = OPERATORS[type(old).__name__]
     if name == "add":
@@ -97,7 +98,7 @@ def _called(expr: tirx.Expr) -> str:
 
 
 def _broadcast(old: tirx.Broadcast) -> tirx.Expr:
-    return _call("splat", old, old.value) if _is(old) else old
+    return _call("splat", old, old.value) if _is_vector(old) else old
 
 
 def _select(old: tirx.Select) -> tirx.Expr:
@@ -105,14 +106,14 @@ def _select(old: tirx.Select) -> tirx.Expr:
     if isinstance(condition, tirx.Broadcast):
         return tirx.Select(condition.value, old.true_value, old.false_value)
     name = COMPARISONS.get(type(condition).__name__)
-    if not name or not _is(old) or not _is(condition.a):
+    if not name or not _is_vector(old) or not _is_vector(condition.a):
         return old
     return _call(name, old, condition.a, condition.b, old.true_value, old.false_value)
 
 
 def _function(old: tvm.ir.Call) -> tirx.Expr:
     name = _name(old)
-    return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is(old) else old
+    return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is_vector(old) else old
 
 
 def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, list[tirx.Expr]] | None:

@@ -28,7 +28,7 @@ class _Permuted:
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         return array.transpose(self.into)
 
-    def chain(self, value: relax.Call) -> tuple[str, ...]:
+    def step_of(self, value: relax.Call) -> tuple[str, ...]:
         """Direction of a transform (``into`` or ``out``), and which step `value` is; empty if it is none."""
         axes = _permutation(value)
         return ("into",) if axes == self.into else ("out",) if axes == self.out else ()
@@ -39,10 +39,10 @@ class _Permuted:
         """Whether a tensor of the other layout has this one too."""
         return len(dims) == 4
 
-    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
         return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
 
-    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
 
 
@@ -63,7 +63,7 @@ class _Blocked:
         blocks = array.reshape(n, h, w, c // BLOCK, BLOCK) if c % BLOCK == 0 else None
         return None if blocks is None else blocks.transpose(self.INTO)
 
-    def chain(self, value: relax.Call) -> tuple[str, ...]:
+    def step_of(self, value: relax.Call) -> tuple[str, ...]:
         if operator(value) == "reshape":
             before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
             if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
@@ -76,12 +76,12 @@ class _Blocked:
     def fits(self, dims: tuple[int, ...]) -> bool:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
-    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
         n, h, w, c = shape(other)
         blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
-    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         n, blocks, h, w, c = shape(kept)
         pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
@@ -134,19 +134,19 @@ class SinkLayout:
             def in_kept(expr: relax.Expr) -> relax.Expr | None:
                 if expr in twins or at is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
-                return kept.made(builder, expr, expr.name) if kept.fits(shape(expr)) else None
+                return kept.to_kept(builder, expr, expr.name) if kept.fits(shape(expr)) else None
 
             new = _kept(kept, value, in_kept)
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
-            step = kept.chain(value)
+            step = kept.step_of(value)
             if step:
                 return _moved(builder, var.name, value, step, twins, begun)
             new = twin(builder, value, var.name)
             if new is None:
                 return None
-            back = kept.back(builder, new, var.name)
+            back = kept.to_other(builder, new, var.name)
             twins[back] = new
             return back
 

@@ -156,7 +156,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            _take_in(group, binding, operands if single else [], made, groups, readers, counts)
+            _absorb(group, binding, operands if single else [], made, groups, readers, counts)
             groups.append(group)
         if run is not None:
             begun[run] = group
@@ -184,7 +184,7 @@ def _runs(mod: tvm.IRModule, counts: Mapping[relax.Var, int]) -> dict[relax.Var,
     return run_of
 
 
-def _take_in(
+def _absorb(
     group: KernelGroup,
     anchor: relax.VarBinding,
     operands: list[relax.Var],

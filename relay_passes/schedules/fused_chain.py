@@ -21,7 +21,7 @@ class Stage:
     result: SBlockRV
 
 
-def chain(sch: s_tir.Schedule) -> list[Stage]:
+def fused_stages(sch: s_tir.Schedule) -> list[Stage]:
     """The reductions of a kernel that computes one convolution after the other; empty for other kernels.
 
     The first is a convolution, the last is one or a pooling. Elementwise operators join the last one behind
@@ -41,7 +41,7 @@ def chain(sch: s_tir.Schedule) -> list[Stage]:
         behind = sch.get_consumers(main)
         alone = len(behind) == 1 and not reduced(sch.get(behind[0]))
         result = behind[0] if alone else sch.cache_write(main, 0, "global")
-        if names(sch, sch.get_consumers(result)) != names(sch, [following] if following else []):
+        if block_names(sch, sch.get_consumers(result)) != block_names(sch, [following] if following else []):
             return []
         stages.append(Stage(main, result))
     return stages
@@ -120,6 +120,6 @@ def reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
     return reaches[0], reaches[1]
 
 
-def names(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> list[str]:
+def block_names(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> list[str]:
     """Name of each block, unique in its kernel."""
     return [sch.get(block).name_hint for block in blocks]

@@ -6,7 +6,7 @@ import tvm_ffi
 from tvm import tirx
 
 
-def own_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with what it keeps in registers allocated by each thread for itself.
 
     TVM's scans (``topi.gpu.scan``: running sums and products) allocate them around the launch, which makes

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import SBlockRV
 from pimflow.core.fused_tile import LANES
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.fused_chain import chain
+from pimflow.relay_passes.schedules.fused_chain import fused_stages
 from pimflow.relay_passes.schedules.loops import (
     loop_extent,
     outer_nests,
@@ -81,7 +81,7 @@ def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
     """The kernel of a run of layers, in tiles; None of any other."""
     attempt = sch.copy()
     try:
-        stages = chain(attempt)
+        stages = fused_stages(attempt)
         if not stages:
             return None
         schedule_chain(attempt, stages)

@@ -14,7 +14,7 @@ from tvm.target import Target
 from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
-    chain,
+    fused_stages,
     is_dense,
     pixels_side_by_side,
     reach,
@@ -37,7 +37,7 @@ class FusedRun(GPUScheduleRule):
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
-        stages = chain(sch)
+        stages = fused_stages(sch)
         if not stages:
             return None
         tile = _tile(sch, stages)

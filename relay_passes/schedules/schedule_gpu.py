@@ -29,7 +29,7 @@ from pimflow.relay_passes.schedules.loops import (
     reduction,
     variables,
 )
-from pimflow.relay_passes.schedules.registers import own_registers
+from pimflow.relay_passes.schedules.registers import thread_registers
 from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -46,7 +46,7 @@ class ScheduleGpu:
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
     Preserves: values up to the order of sums, signatures; what is marked as scheduled already, but for
-    registers that its threads would share (`own_registers`).
+    registers that its threads would share (`thread_registers`).
 
     Raises
     ------
@@ -70,7 +70,7 @@ class ScheduleGpu:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
-            gv: own_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
+            gv: thread_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)

@@ -32,8 +32,8 @@ def schedule(sch: s_tir.Schedule) -> None:
         if (added := mark(sch, nest, ADDED)) is not None:
             _add(sch, nest, bool(added))
         elif pairs := mark(sch, nest, UNROLLED):
-            piece(sch, nest, pairs)
-    for nest in _every(sch):
+            schedule_piece(sch, nest, pairs)
+    for nest in _all_stages(sch):
         tile = mark(sch, nest, TILE)
         if tile:
             _tile(sch, nest, tile)
@@ -41,7 +41,7 @@ def schedule(sch: s_tir.Schedule) -> None:
             sch.parallel(sch.fuse(*sch.get_loops(nest)[:2]))
 
 
-def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
+def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
     """Stages and those that were put into loops of others."""
     stages = list(outer_nests(sch))
     for nest in stages:
@@ -101,7 +101,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     sch.vectorize(vector)
     for loop in (vectors, place_inside):
         sch.unroll(loop)
-    bring(sch, into, inner[-1])
+    store_sums_at(sch, into, inner[-1])
     sch.decompose_reduction(nest, over[0])
 
 
@@ -194,7 +194,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
             return
 
 
-def bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
+def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
     """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
     (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
     sch.set_scope(sums, 0, "local")
@@ -212,7 +212,7 @@ def bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
             sch.unroll(row)
 
 
-def piece(
+def schedule_piece(
     sch: s_tir.Schedule,
     nest: SBlockRV,
     marked: list[int],
@@ -243,7 +243,7 @@ def piece(
         sch.vectorize(vector)
     for loop in (*unrolled, *over):
         sch.unroll(loop)
-    bring(sch, into, home)
+    store_sums_at(sch, into, home)
     waiting = list(sch.get_producers(nest))
     while waiting:
         block = waiting.pop(0)
@@ -289,7 +289,7 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
         into = result_of(sch, nest)
         sch.reorder(*spatial, position, vector)
         sch.parallel(sch.fuse(*spatial[:2]))
-        bring(sch, into, spatial[-1])
+        store_sums_at(sch, into, spatial[-1])
     else:
         sch.reorder(*spatial[:-1], position, spatial[-1])
         sch.parallel(sch.fuse(*spatial[:2]))

@@ -42,7 +42,7 @@ class PrimitiveStages(GPUScheduleRule):
             if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
                 bind(sch, sch.get_loops(nest))
             elif pairs := mark(sch, nest, UNROLLED):
-                schedule_primitives.piece(sch, nest, [*pairs[:-1], -1], _grid)
+                schedule_primitives.schedule_piece(sch, nest, [*pairs[:-1], -1], _grid)
             elif tile := mark(sch, nest, TILE):
                 _tile(sch, nest, tile)
         return sch
@@ -112,5 +112,5 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
             sch.bind(own, "threadIdx.x")
     sch.unroll(place_inside)
     sch.unroll(lane_inside)
-    schedule_primitives.bring(sch, into, thread)
+    schedule_primitives.store_sums_at(sch, into, thread)
     sch.decompose_reduction(nest, ([*outer, slices])[0])

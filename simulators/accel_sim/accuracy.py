@@ -14,7 +14,7 @@ from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import Sample
 
-HALVES = (16, 32)  # memory channels whose times are compared
+COMPARED_CHANNELS = (16, 32)  # memory channels whose times are compared
 BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
 
 
@@ -40,9 +40,9 @@ class LeftOut:
     @property
     def ratio_error(self) -> float | None:
         """Error of the time with 16 channels over that with 32; None where one was not simulated."""
-        if not set(HALVES) <= set(self.cycles):
+        if not set(COMPARED_CHANNELS) <= set(self.cycles):
             return None
-        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in HALVES)
+        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in COMPARED_CHANNELS)
         return predicted_half / predicted_whole / (half / whole) - 1
 
 
@@ -101,7 +101,11 @@ def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
 def table(kernels: Sequence[LeftOut]) -> str:
     """A Markdown table of the kernels, and what sums it up."""
     counts = sorted({channels for kernel in kernels for channels in kernel.cycles})
-    head = ["kernel", *(f"{count} channels" for count in counts), f"{HALVES[0]} / {HALVES[1]}"]
+    head = [
+        "kernel",
+        *(f"{count} channels" for count in counts),
+        f"{COMPARED_CHANNELS[0]} / {COMPARED_CHANNELS[1]}",
+    ]
     lines = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
     for kernel in kernels:
         cells = [
@@ -117,7 +121,8 @@ def table(kernels: Sequence[LeftOut]) -> str:
         f"{totals['kernels']} kernels, {totals['rows']} runs: mean absolute error "
         f"{totals['mape']:.1%}, largest {totals['largest_ape']:.1%}"
         + (
-            f"; largest error of the ratio of {HALVES[0]} to {HALVES[1]} channels {ratio:.1%}."
+            f"; largest error of the ratio of {COMPARED_CHANNELS[0]} to {COMPARED_CHANNELS[1]} channels "
+            f"{ratio:.1%}."
             if ratio
             else "."
         ),

@@ -85,7 +85,9 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
     match = _NAME.fullmatch(name)
     if match is None or match["dtype"] != dtype:
         return None
-    numbers = {key: [int(n) for n in text.split("x")] for key, text in match.groupdict().items() if _is(text)}
+    numbers = {
+        key: [int(n) for n in text.split("x")] for key, text in match.groupdict().items() if _is_number(text)
+    }
     if "h" in numbers:
         single = {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
         pairs = {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
@@ -103,7 +105,7 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
         return None
 
 
-def _is(text: str | None) -> bool:
+def _is_number(text: str | None) -> bool:
     """Whether a field of a name holds numbers."""
     return text is not None and (text[0].isdigit() or text[0] == "-")
 

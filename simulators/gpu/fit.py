@@ -17,8 +17,8 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.roofline import (
     Batch,
+    GemmTilings,
     RooflineMachine,
-    Ways,
     demands,
     execution_cycles,
     family,
@@ -71,7 +71,7 @@ class SampleGroup:
     family: str
     dtype: str
     channels: int | None
-    ways: Ways | None
+    tilings: GemmTilings | None
     samples: tuple[Sample, ...]
     batch: Batch
     log_measured_ns: np.ndarray
@@ -85,7 +85,7 @@ class SampleGroup:
         machine = RooflineMachine(gpu, self.dtype, self.channels, self.family)
         cycles = [
             execution_cycles(demand, machine).min(axis=1)
-            for demand in demands(self.kind, self.batch, machine, self.ways)
+            for demand in demands(self.kind, self.batch, machine, self.tilings)
         ]
         predicted_ns = np.min(cycles, axis=0) / machine.cycles_per_ns + gpu.launch_ns
         return np.log(predicted_ns) - self.log_measured_ns
@@ -102,7 +102,7 @@ def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
             family=name,
             dtype=dtype,
             channels=channels or None,
-            ways=Ways([(*tile, 1)]) if tile else None,
+            tilings=GemmTilings([(*tile, 1)]) if tile else None,
             samples=tuple(members),
             batch=Batch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
@@ -149,7 +149,7 @@ def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
 
 
 def _splits(members: Sequence[SampleGroup]) -> bool:
-    return members[0].kind == "gemm" and any(member.ways is None for member in members)
+    return members[0].kind == "gemm" and any(member.tilings is None for member in members)
 
 
 def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:

@@ -38,9 +38,9 @@ from pimflow.simulators.gpu.roofline import (
     Batch,
     RooflineMachine,
     demands,
-    every_way,
     execution_cycles,
     family,
+    gemm_tilings,
 )
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
@@ -247,15 +247,15 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
 
 def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMachine) -> np.ndarray:
     batch = Batch(kernels)
-    ways = demands(kind, batch, machine)
-    cycles = execution_cycles(ways[0], machine)
-    total = np.min([execution_cycles(d, machine).min(axis=1) for d in ways], axis=0)
-    terms = [getattr(ways[0], name).min(axis=1) for name in TERMS]
+    kernel_demands = demands(kind, batch, machine)
+    cycles = execution_cycles(kernel_demands[0], machine)
+    total = np.min([execution_cycles(d, machine).min(axis=1) for d in kernel_demands], axis=0)
+    terms = [getattr(kernel_demands[0], name).min(axis=1) for name in TERMS]
     times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
     if kind != "gemm":
         return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])
     tiles = cycles.reshape(len(kernels), len(TILES), -1).min(axis=2) / machine.cycles_per_ns
-    whole = every_way(1.0)
+    whole = gemm_tilings(1.0)
     blocks = batch.groups * np.ceil(batch.m / whole.tm) * np.ceil(batch.n / whole.tn)
     return np.hstack([times, np.log(tiles), np.log(np.ceil(blocks / machine.gpu.sms))])
 

@@ -16,7 +16,14 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.roofline import Batch, RooflineMachine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu.roofline import (
+    Batch,
+    GemmTilings,
+    RooflineMachine,
+    demands,
+    execution_cycles,
+    family,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,15 +104,15 @@ def kernel_cost(
     """
     machine = RooflineMachine(gpu, dtype, channels, family(kernel))
     tile = tile or kernel.tile
-    ways = None if tile is None else Ways([(*tile, 1)])
+    tilings = None if tile is None else GemmTilings([(*tile, 1)])
     best = None
-    for demand in demands(kernel.kind, Batch([kernel]), machine, ways):
+    for demand in demands(kernel.kind, Batch([kernel]), machine, tilings):
         cycles = execution_cycles(demand, machine)[0]
         at = int(cycles.argmin())
         if best is None or cycles[at] < best[0]:
             best = (cycles[at], at, demand)
     cycles, at, demand = best
-    tiled = demand.ways is not None
+    tiled = demand.tilings is not None
 
     def pick(values: np.ndarray) -> float:
         return float(values[0, min(at, values.shape[1] - 1)])
@@ -118,7 +125,7 @@ def kernel_cost(
         dram_ns=pick(demand.dram) / machine.cycles_per_ns,
         dram_bytes=pick(demand.dram_bytes),
         l2_bytes=pick(demand.l2_bytes),
-        tile=demand.ways.choices[at] if tiled else None,
+        tile=demand.tilings.choices[at] if tiled else None,
         blocks=int(pick(demand.blocks)) if tiled else 0,
     )
 
