@@ -1,4 +1,4 @@
-"""The flat form that passes work on: reading it, and rebuilding it binding by binding."""
+"""The flat form that passes work on: how to read it, and to rebuild it binding by binding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LAYER_NAMES = "pimflow.layer_names"
 
 
 def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
-    """`mod`, remembering the layer names that variable names stand for."""
+    """`mod` with layer names by variable name, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(LAYER_NAMES, names)
     return mod
 
@@ -62,7 +62,7 @@ def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
 
 
 def layer_names(mod: tvm.IRModule) -> dict[str, str]:
-    """What `with_layer_names` keeps."""
+    """Layer names by variable name, as `with_layer_names` stored them."""
     return {str(var): str(layer) for var, layer in main_attribute(mod, LAYER_NAMES).items()}
 
 
@@ -77,13 +77,13 @@ ROLES = "pimflow.roles"
 
 
 def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
-    """`mod`, remembering roles (`core.region.ROLES`) by layer name."""
+    """`mod` with roles (`core.region.ROLES`) by layer name, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(ROLES, roles)
     return mod
 
 
 def roles(mod: tvm.IRModule) -> dict[str, str]:
-    """What `with_roles` keeps: the roles of layers that have one.
+    """Roles by layer name, as `with_roles` stored them.
 
     Passes keep the attribute, and layers keep their names, so a role can be looked up by layer at any time.
     """
@@ -94,13 +94,13 @@ FUSED = "pimflow.fused"
 
 
 def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
-    """`mod`, remembering runs of layers, by name, each of which is to be one kernel."""
+    """`mod` with runs of layers, each to be one kernel, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(FUSED, runs)
     return mod
 
 
 def fused(mod: tvm.IRModule) -> list[list[str]]:
-    """What `with_fused` keeps."""
+    """Runs of layers, as `with_fused` stored them."""
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
@@ -158,7 +158,7 @@ def rebuild(
 
 
 def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:
-    """Emit `value`, which is known to have the type of `var`: quicker than to infer it again.
+    """Emit `value`, which has the type of `var`; this is quicker than to infer the type again.
 
     Under the name of `var`, or another `name`; as `var` itself where nothing else is called so.
     """
@@ -172,7 +172,7 @@ def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name
 
 
 def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
-    """Name of the variable that `expr` is another name of: the builder would make the name unique."""
+    """Name of the variable that `expr` is an alias of: the builder would change the name to be unique."""
     name = "gv"
     while isinstance(expr, relax.Var):
         name, expr = expr.name, builder.lookup_binding(expr)

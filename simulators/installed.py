@@ -1,4 +1,4 @@
-"""Running simulators that somebody else installed: each failure is one line."""
+"""Runs simulators that the user installed; each failure is one line."""
 
 from __future__ import annotations
 

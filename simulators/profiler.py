@@ -1,4 +1,4 @@
-"""Where the times of PIM programs and of GPU kernels come from."""
+"""Protocols of profilers, which time PIM programs and GPU kernels, and the built-in ones."""
 
 from __future__ import annotations
 

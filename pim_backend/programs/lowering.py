@@ -102,7 +102,7 @@ def lower(
 
 
 class _Stream:
-    """Command streams, of whatever channel: pixels, rows and output channels count from a block's first."""
+    """Makes command streams of channels; pixels, rows and output channels count from a block's first."""
 
     def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule):
         self.pim, self.tiling, self.schedule = pim, tiling, schedule
@@ -160,7 +160,7 @@ class _Stream:
             yield from self._reads(visit)
 
     def _opened(self, opens: list[GAct], late: list[int], visit: Visit) -> Iterator[Node]:
-        """A row opened while the bus writes `late` buffers, as many as it can meanwhile."""
+        """Open a row while the bus writes as many of the `late` buffers as it can meanwhile."""
         n = self.pim.timing
         gap = max(n.get("nFAW", 1), n.get("nRRD", 1))
         clock, free = n.get("nRP", 1), 0
@@ -215,7 +215,7 @@ class _Stream:
 
     @staticmethod
     def _flushed(buffer: int, bus: list[Node]) -> Iterator[Node]:
-        """What the bus must do before `buffer` can compute, and the GWRITE that then follows at once."""
+        """The commands of `bus` that must precede a COMP of `buffer`, and a GWRITE right after them."""
         count = 1 + max((index for index, node in enumerate(bus) if node.buffer == buffer), default=-1)
         if count and isinstance(bus[count - 1], Gwrite):
             count += 1
@@ -281,7 +281,7 @@ class _Stream:
             yield self._comp(visit, b, slot, row, column, 1)
 
     def _reads(self, visit: Visit | None) -> Iterator[Node]:
-        """READRESs of what a visit leaves in its latches: the last slot of each buffer."""
+        """READRESs of the results that a visit leaves in its latches: the last slot of each buffer."""
         if visit is not None and visit.complete:
             for b in visit.active:
                 yield self._read(visit, b, visit.contents[b][1] - 1)

@@ -131,7 +131,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: bytes) -> tvm.runtime.Module:
-    """A CUDA module as TVM stores it (format, table of kernels, contents), other contents in it."""
+    """A CUDA module with another format and other contents, by the form in which TVM stores modules."""
     stored, code = bytes(native.get("pimflow.runtime.save_module")(module)), source.encode()
     table_begin, table_end = len(_text(b"cuda")), len(stored) - len(_text(code))
     if stored[:table_begin] != _text(b"cuda") or stored[table_end:] != _text(code):

@@ -110,7 +110,7 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
 
 
 def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
-    """An object with what TVM's loader of libraries looks for, made in `folder`.
+    """Path of an object file in `folder` with the imported modules, in the form that TVM's loader reads.
 
     TVM has LLVM write it, for which the weights are in memory four times over; the assembler takes a file.
     """
@@ -135,7 +135,7 @@ def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, fol
 
 
 def _reserve(folder: Path, size: int) -> None:
-    """Raise `OSError` unless `folder` has room for `size` bytes: LLVM ends the process where it has not."""
+    """Raise `OSError` unless `folder` has room for `size` bytes: else LLVM would end the process."""
     room = folder / "room"
     with room.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -154,7 +154,7 @@ def load(path: Path) -> tvm.runtime.Module:
 
 @contextlib.contextmanager
 def without_tvm_warnings() -> Iterator[None]:
-    """Drop what TVM's C++ side prints: it warns of scopes saved, of builders left; no level stops it."""
+    """Drop the warnings that TVM's C++ side prints, which no log level stops."""
     sys.stderr.flush()
     stderr = os.dup(2)
     try:

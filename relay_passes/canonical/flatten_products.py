@@ -49,7 +49,7 @@ class FlattenProducts:
 
 
 def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
-    """What `x` is a reshape of, or itself."""
+    """The operand of the reshape that makes `x`; `x` itself if another operator makes it."""
     value = builder.lookup_binding(x)
     return value.args[0] if value is not None and operator(value) == "reshape" else x
 
@@ -64,7 +64,7 @@ def _product(value: relax.Expr) -> bool:
 
 
 def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
-    """Whether an operator works on rows alone, all of which are in matrices already."""
+    """Whether an operator works on rows alone, and all its tensors are matrices already."""
     kind = operator(value)
     if kind not in (*UNARY, *BINARY, "nn.layer_norm") or kind == "nn.prelu":
         return False

@@ -1,4 +1,4 @@
-"""Axes in the form that TVM's layout pass reads right."""
+"""Axes in the form that TVM's layout pass handles correctly."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
 
 
 def _pushed(value: relax.Call, offsets: dict[relax.Var, np.ndarray]) -> tuple[relax.Expr, np.ndarray | None]:
-    """What remains of a linear `value` without biases, and the bias by channel that it then needs."""
+    """A linear `value` without the biases of its operands, and the bias by channel to add to its result."""
     x, y = value.args
     bias_of_x = offsets.get(x)
     if operator(value) == "add" and isinstance(y, relax.Var):

@@ -1,4 +1,4 @@
-"""Layout transforms moved to where they vanish."""
+"""Layout transforms moved behind operators until they cancel."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ KEPT = {
 
 @tvm.transform.module_pass(opt_level=0, name="SinkLayout")
 class SinkLayout:
-    """One layout kept through operators that are between transforms to the other and back.
+    """Operators between two inverse layout transforms compute in one layout, and the transforms go.
 
     Parameters
     ----------

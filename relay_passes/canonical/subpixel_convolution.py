@@ -76,7 +76,7 @@ def spread(
 
 
 def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> relax.Expr:
-    """Rows and columns of `y` from `begin` on."""
+    """`extent` rows and columns of `y` from `begin` on."""
     if shape(y)[1:3] == extent:
         return y
     end = [b + e for b, e in zip(begin, extent)]
@@ -84,7 +84,7 @@ def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> r
 
 
 def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsampling]]:
-    """Convolutions of a canonical module whose channels are spread, each with the result and what was done.
+    """Convolutions of a canonical module whose channels are spread, with the result and how.
 
     None of what lies between is read by anything else.
     """

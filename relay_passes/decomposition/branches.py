@@ -158,7 +158,7 @@ def side_by_side(branches: Sequence[Branch]) -> Branch:
 
 
 def summed(branches: Sequence[Branch]) -> Branch:
-    """One branch for the sum of `branches`, which have nothing behind them but biases."""
+    """One branch for the sum of `branches`, which have only biases behind them."""
     branches = [branch.biased for branch in branches]
     filters, inputs = _stacked(branches, rows=False)
     channels = branches[0].channels
@@ -172,7 +172,7 @@ def _with_constant(operation: ByChannel, constant: np.ndarray) -> ByChannel:
 
 
 def _stacked(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:
-    """Filters of all over all inputs, in rows of their own or added up."""
+    """Filters of all branches over all inputs: below one another, or added up unless `rows`."""
     columns: dict[relax.Expr, int] = {}
     for branch in branches:
         for x in branch.inputs:

@@ -25,7 +25,7 @@ from pimflow.relay_passes.flat import (
 
 @tvm.transform.module_pass(opt_level=0, name="FoldLconvs")
 class FoldLconvs:
-    """The result of an lconv that an fconv alone reads is never made: the filter is the product of both.
+    """An lconv that one fconv alone reads becomes one layer with it: the filter is the product of both.
 
     This happens where a layer without an activation is followed by another, such as a transposed convolution
     whose part of a concatenation `SplitConcat` has given an fconv of its own. A stride of the fconv stays.
@@ -91,7 +91,7 @@ class _FoldSite:
 
 
 def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
-    """By variable of the fconv."""
+    """What the pass folds, by variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
     counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}

@@ -1,4 +1,4 @@
-"""Layers that restore reduced tensors as one, where their results meet (TeMCO, section 3.3)."""
+"""Lconvs whose results are concatenated or added, as one lconv (TeMCO, section 3.3)."""
 
 from __future__ import annotations
 

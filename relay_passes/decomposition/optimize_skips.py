@@ -108,7 +108,7 @@ def skips(
 
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
-    """By layer that `OptimizeSkips` made, the layer that it is a copy of."""
+    """The layer that each layer made by `OptimizeSkips` copies, by name."""
     return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
 
 
@@ -170,7 +170,7 @@ class _Restore:
 
 
 def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
-    """By variable, what makes it from reduced tensors, in order (algorithm 2).
+    """By variable, the operators that compute it from reduced tensors, in order (algorithm 2).
 
     Nothing for what is reduced itself: results of fconvs and cores, and inputs of the network, at which the
     search ends. What several operators read is made once.
@@ -256,7 +256,7 @@ class OptimizeSkips:
 
 
 def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
-    """`mod` with copies for every one of `chosen`, which are of `skips`."""
+    """`mod` with copies for all of `chosen`, which `skips` found."""
     if not chosen:
         return mod
     at: dict[str, list[Skip]] = {}

@@ -1,4 +1,4 @@
-"""Runs over transposed convolutions as runs of each phase, between which no pixels move."""
+"""Runs over transposed convolutions as one run for each phase, without moving pixels inside a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SeparatePhases:
 
 @dataclass(frozen=True)
 class _PhaseRun:
-    """``lconv``, what is elementwise behind the interleaving of `rows` x `columns` phases, ``fconv``."""
+    """``lconv``, the interleaving of `rows` x `columns` phases, elementwise operators, ``fconv``."""
 
     first: relax.VarBinding
     interleaved: relax.Var

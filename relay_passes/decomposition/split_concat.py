@@ -1,4 +1,4 @@
-"""Layers that reduce concatenated tensors as one layer for each part (TeMCO, section 3.3)."""
+"""Fconvs of concatenated tensors as one fconv for each part (TeMCO, section 3.3)."""
 
 from __future__ import annotations
 

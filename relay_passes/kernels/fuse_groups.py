@@ -1,4 +1,4 @@
-"""Runs of layers as one kernel, which never holds the tensors between them."""
+"""Runs of layers as one kernel, which never stores whole tensors between them."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ def _fusible_pooling(call: relax.Call) -> bool:
 
 
 def _constants(call: relax.Call) -> list[tuple[int, ...]]:
-    """Shapes of its constant operands."""
+    """Shapes of the constant operands of `call`."""
     return [tuple(map(int, arg.value.shape)) for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
 
 
 def _is_along_channels(dims: tuple[int, ...]) -> bool:
-    """Whether a constant is the same for all places of a map, and can be added to a wider one."""
+    """Whether a constant varies along channels alone, so that it also fits a wider map."""
     return all(dim == 1 for dim in dims[:-1])

@@ -1,4 +1,4 @@
-"""Groups of layers that one kernel does in tiles, as functions of their own."""
+"""Groups of layers that one kernel computes in tiles, as functions of their own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OutlineGroups:
 def _function(
     layers: Sequence[Sequence[relax.VarBinding]], tiles: str
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What a group reads, and the function of it; constants stay inside."""
+    """The variables that a group reads, and the function of the group; constants stay inside."""
     bindings = [binding for layer in layers for binding in layer]
     inside = {binding.var for binding in bindings}
     read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))

@@ -87,7 +87,7 @@ def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
 
 
 def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
-    """Variables of ``main`` that keep their type: its results, and what foreign calls take and give.
+    """Variables of ``main`` that keep their type: its results, and operands and results of foreign calls.
 
     What lies inside a tensor that does keeps it too, and so does what shares that tensor.
     """
@@ -165,7 +165,7 @@ def _stored_operands(
 
 
 def _half_constant(expr: relax.Expr) -> relax.Expr:
-    """fp32 constants as fp16; everything else as it is"""
+    """An fp32 constant as fp16; any other expression as it is."""
     if isinstance(expr, tvm.ir.GenericConst) and _dtype(expr) == FULL:
         return relax.const(expr.value.numpy().astype(np.float16))
     return expr
@@ -194,7 +194,7 @@ def _halved(
         return casts[expr, dtype]
 
     def restored(expr: relax.Expr) -> relax.Expr:
-        """`expr` over the new variables, of the type that it had"""
+        """`expr` over the new variables, cast to the type that it had."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([restored(field) for field in expr.fields])
         return cast(env[expr], _dtype(expr)) if expr in env else expr

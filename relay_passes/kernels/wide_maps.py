@@ -70,7 +70,7 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
 
 
 def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-    """`bindings` with the maps of `run`, a part of them, widened before its first, narrowed behind its last.
+    """`bindings` with wider maps in `run`, a part of them: padded before its first, cut behind its last.
 
     The results of all others keep their shapes; the last binding stands for the last of `bindings`.
     """
@@ -108,7 +108,7 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
 
 
 def _outside(kind: str, x: relax.Expr, height: int, width: int, widened: Margins) -> relax.Expr:
-    """The widened `x` with what a pooling takes for padding, beside a map of `height` and `width`."""
+    """The widened `x` with a pooling's padding value outside of the map of `height` and `width`."""
     largest = kind == "nn.max_pool2d"
     mask = np.full((1, height, width, 1), 0 if largest else 1, np.float32)
     beside = [(0, 0), (widened.top, widened.bottom), (widened.left, widened.right), (0, 0)]

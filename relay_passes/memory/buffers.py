@@ -58,7 +58,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A call that computes: the kernel, if it is one of this module, and the buffers that it is given."""
+    """A call that computes: its kernel, if that is in this module, and the buffers among its operands."""
 
     kernel: tvm.ir.GlobalVar | None
     operands: tuple[Buffer | None, ...]
@@ -104,7 +104,7 @@ class MainBuffers:
 
     @property
     def names(self) -> dict[Buffer, str]:
-        """Unique, and the same for the same module."""
+        """A unique name of each buffer, the same for the same module."""
         return {buffer: f"{index}:{buffer.var.name}" for index, buffer in enumerate(self.by_var.values())}
 
     def liveness(self, weights: str = "") -> Liveness:
@@ -259,7 +259,7 @@ def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
 
 
 def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
-    """`main_buffers`, with results that take over operands which die where they are made."""
+    """`main_buffers`, where results take the places of operands that die with their making."""
     members: dict[Buffer, list[Buffer]] = {}
     for buffer in main_buffers.by_var.values():
         members.setdefault(buffer.place()[0], []).append(buffer)

@@ -84,7 +84,7 @@ def _renames(group: KernelGroup) -> bool:
 
 
 class _Account:
-    """Steps, and which tensors each variable is a name of."""
+    """Collects steps, and which tensors each variable names."""
 
     def __init__(self, mod: tvm.IRModule, element_bytes: int):
         self.mod, self.element_bytes = mod, element_bytes

@@ -87,7 +87,7 @@ def _results(call: relax.Call) -> list[relax.TensorType]:
 
 
 def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
-    """What the variables in the shapes of `func` are in `call`."""
+    """Values in `call` of the variables in the shapes of `func`."""
     types = [*(arg.ty for arg in call.args[1].fields), *_results(call)]
     return {
         dim: value

@@ -14,7 +14,7 @@ from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
 class PoolPlacement(Protocol):
-    """Where buffers lie.
+    """Offsets of buffers in a pool.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class PoolPlacement(Protocol):
 
 @tvm.transform.module_pass(opt_level=0, name="PlanPool")
 class PlanPool:
-    """Places in one pool instead of allocations; in place of ``StaticPlanBlockMemory``.
+    """Places in one pool instead of allocations; replaces ``StaticPlanBlockMemory``.
 
     Parameters
     ----------

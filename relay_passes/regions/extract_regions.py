@@ -89,7 +89,7 @@ def _fixed(var: relax.Var) -> bool:
 
 
 def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
-    """What ``main`` returns: a variable, and what that is another name or a tuple of."""
+    """The variable that ``main`` returns, and those that it is an alias or a tuple of."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     return {body, *(() if isinstance(result, relax.Call) else relax.analysis.free_vars(result))}

@@ -92,7 +92,7 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A slice or concatenation that memory cannot be laid out for.
+    """A slice or concatenation that needs a copy.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
 
 def _runs(mod: tvm.IRModule, counts: Mapping[relax.Var, int]) -> dict[relax.Var, int]:
-    """By variable, which run of `flat.fused` makes it; of whole runs, parts of which none else reads."""
+    """The run of `flat.fused` that computes each variable; only complete runs without outside readers."""
     made = {layer_name(mod, b.var): b for b in main_bindings(mod)} if fused(mod) else {}
     run_of: dict[relax.Var, int] = {}
     for number, layers in enumerate(fused(mod)):
@@ -256,7 +256,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, or a join of such, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or a concatenation of such, not an alias."""
     if group.view:
         return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:

@@ -54,7 +54,7 @@ def _pads_rows(value: relax.Expr) -> bool:
 
 
 def _apart(call: relax.Call) -> str:
-    """Why the input of `call` and the rows of zeros after it cannot begin where they would."""
+    """Why the input of `call`, or the rows of zeros after it, would begin at an unaligned address."""
     axis = str(call.attrs.data_layout).index("H")
     top, _, bottom, _ = (int(p) for p in call.attrs.padding)
     rows = list(shape(call.args[0]))

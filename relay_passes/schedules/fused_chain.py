@@ -93,7 +93,7 @@ def result_loops(sch: s_tir.Schedule, main: SBlockRV, tile: Tile) -> ResultLoops
 
 
 def pixels_side_by_side(sch: s_tir.Schedule, writers: Sequence[SBlockRV]) -> None:
-    """What `writers` write, NHWC, in the order NCHW."""
+    """Store what `writers` write in NCHW instead of NHWC."""
     for nest in writers:
         sch.transform_layout(nest, ("write", 0), lambda n, y, x, c: (n, c, y, x))
 

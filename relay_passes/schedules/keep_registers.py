@@ -1,4 +1,4 @@
-"""What kernels hold in registers, kept out of the runtime's memory."""
+"""Register tiles of kernels, kept out of the runtime's memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Make ``tvm.compile(…, tir_pipeline="pimflow")`` TVM's own, with `KeepRegisters` and `OwnBarriers`."""
+    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepRegisters` and `OwnBarriers`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()

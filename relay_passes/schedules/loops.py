@@ -31,7 +31,7 @@ def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
 
 
 def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> LoopRV:
-    """`loops` as one grid; the loop over a block's threads."""
+    """Bind `loops` to one grid; returns the loop over a block's threads."""
     sch.reorder(*loops)
     block, thread = sch.split(sch.fuse(*loops), [None, size])
     sch.bind(block, "blockIdx.x")
@@ -40,7 +40,7 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
-    """The only reduction of a kernel, if it is one of that many tensors."""
+    """The only reduction of a kernel, if it reads `operands` tensors; else None."""
     reductions = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
     if len(reductions) != 1:
         return None

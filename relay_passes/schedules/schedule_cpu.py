@@ -1,4 +1,4 @@
-"""Loops of every kernel onto the registers, vectors and cores of a CPU."""
+"""Schedules kernels for the registers, vectors and cores of a CPU."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
-    """Rows of an elementwise kernel over the cores; LLVM makes vectors of these by itself."""
+    """Deal rows of an elementwise kernel to the cores; LLVM vectorises them itself."""
     rows = [loop for loop in sch.get_loops(nest)[:-1] if loop_extent(sch, loop) > 1]
     if rows and _size(sch, nest) >= PARALLEL:
         sch.parallel(rows[0])
@@ -168,7 +168,7 @@ def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """A pool a row of the result at a time, of one plane: LLVM makes vectors of pixels.
+    """Compute a pool one row of one plane at a time: LLVM makes vectors of pixels.
 
     Rows of the operand are padded when they are read, so that the innermost loop tests no bounds.
     """
@@ -187,7 +187,7 @@ def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
 
 
 def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """A reduction a tile at a time: sums in registers, then what follows."""
+    """Compute a reduction a tile at a time: sums in registers, then the operators behind it."""
     block, loops, size = sch.get(main), sch.get_loops(main), _size(sch, main)
     axes = dict(zip(loops, (i.var for i in block.iter_vars), strict=True))
     over = [loop for loop in loops if axes[loop] in reduced(block)]
@@ -236,7 +236,7 @@ def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
 
 
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
-    """What takes the sums of `main` out of registers: the operators behind it, or a copy."""
+    """The block that reads the sums of `main` from registers: the operators behind it, or a copy."""
     consumers = sch.get_consumers(main)
     if len(consumers) == 1 and _size(sch, consumers[0]) == results and not reduced(sch.get(consumers[0])):
         block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
@@ -249,6 +249,6 @@ def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
 
 
 def _divisor(extent: int, most: int) -> int:
-    """The largest divisor of `extent` that is at most `most`, if one is a multiple of 4 the largest such."""
+    """The largest divisor of `extent` up to `most`; a multiple of 4 if there is one."""
     divisors = [d for d in range(1, most + 1) if extent % d == 0]
     return max(divisors, key=lambda d: (d % 4 == 0, d))

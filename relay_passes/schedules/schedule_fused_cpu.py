@@ -1,4 +1,4 @@
-"""Loops of a kernel of several convolutions onto a CPU: tiles of pixels, whose channels come in chunks."""
+"""Schedules kernels of several convolutions for a CPU: tiles of pixels, with channels in chunks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ELEMENT_BYTES = 4
 
 
 def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
-    """A tile of the last result at a time: what it needs of the others is computed in its loop.
+    """Compute a tile of the last result at a time, and in its loop what it needs of the others.
 
     Pixels lie side by side, so that vectors of them meet scalars of the filters whatever the number of
     channels. Where nothing between needs all channels of a tensor, they are computed a chunk at a time,
@@ -68,7 +68,7 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
 
 
 def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[bool]) -> list[bool]:
-    """Whether vectors of a stage are of pixels: of a pooling as its operand lies, else where full."""
+    """Whether vectors of each stage are of pixels: if they are full; of a pooling as of its operand."""
     by_pixels = list[bool]()
     for stage, fits in zip(before, fitting, strict=True):
         by_pixels.append(fits if is_dense(sch.get(stage.main)) else by_pixels[-1])
@@ -76,7 +76,7 @@ def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[b
 
 
 def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:
-    """`stage` computed in the loop `at`, as far as it is read there; its sum, and its first loop.
+    """Compute `stage` in the loop `at`, as far as it is read there; returns its sum and its first loop.
 
     Vectors are of pixels, or of channels.
     """

@@ -1,4 +1,4 @@
-"""Blocks for a kernel of several convolutions: a tile of its result each, the rest in shared memory."""
+"""Schedules kernels of several convolutions for a GPU: a block computes a tile through shared memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
 
 
 def _shared(sch: s_tir.Schedule, stage: Stage, at: LoopRV, threads: int) -> tuple[SBlockRV, LoopRV]:
-    """`stage` in shared memory, as far as it is read in the loop `at`; its sum, and its first loop."""
+    """Compute `stage` in shared memory in the loop `at`; returns its sum and its first loop."""
     turn = _spread(sch, stage.result, at, threads)
     sch.set_scope(stage.main, 0, "local")
     sch.compute_at(stage.main, turn, preserve_unit_loops=True)
@@ -92,7 +92,7 @@ def _shared(sch: s_tir.Schedule, stage: Stage, at: LoopRV, threads: int) -> tupl
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> LoopRV:
-    """`nest` in shared memory, all threads of a block at work; the loop in which one makes an element."""
+    """Compute `nest` in shared memory with all threads of a block; returns the loop over threads."""
     sch.set_scope(nest, 0, "shared")
     sch.compute_at(nest, at, preserve_unit_loops=True)
     n, y, x, channel = sch.get_loops(nest)[-4:]

@@ -1,4 +1,4 @@
-"""Loops of every kernel onto the blocks and threads of a GPU."""
+"""Schedules kernels for the blocks and threads of a GPU."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class Simple(GPUScheduleRule):
 
 
 def _bind_rest(sch: s_tir.Schedule) -> None:
-    """Threads for loop nests that a rule left alone, such as a second result: kernels of their own."""
+    """Bind loop nests that a rule left alone, such as a second result: they become launches of their own."""
     for nest in outer_nests(sch):
         loops = sch.get_loops(nest)
         if any(sch.get(loop).thread_binding is not None for loop in loops) or _has_threads(sch.get(nest)):

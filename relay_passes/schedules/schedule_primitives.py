@@ -1,4 +1,4 @@
-"""Loops of the convolution primitives onto registers, vectors and cores."""
+"""Schedules convolution primitives for the registers, vectors and cores of a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = 16  # of a kernel at least: 2, 4 or 8 cores then have about equal work
 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` is a stage of a primitive, for which the rules here are."""
+    """Whether `nest` is a marked stage of a primitive."""
     return any(mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
 
 
@@ -42,7 +42,7 @@ def schedule(sch: s_tir.Schedule) -> None:
 
 
 def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """Stages and those that were put into loops of others."""
+    """All stages, also those inside loops of others."""
     stages = list(outer_nests(sch))
     for nest in stages:
         stages += [
@@ -52,7 +52,7 @@ def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
 
 
 def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | None:
-    """What `nest` is marked with; None if it is not."""
+    """The value of the mark `name` on `nest`; None without it."""
     value = sch.get(nest).annotations.get(name)
     if value is None:
         return None
@@ -65,7 +65,7 @@ def _vector(extent: int) -> int:
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
-    """Rows to cores, channels to vectors."""
+    """Deal rows to cores, and vectorise channels."""
     *outer, last = sch.get_loops(nest)
     side_by_side = mark(sch, nest, SPREAD)
     lanes = _vector(side_by_side)
@@ -82,8 +82,10 @@ def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> b
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Sums in registers: `tile` is the axis of the places, how many, the axis of the lanes, how many, and
-    whether channels are the lanes, so that panels of filters are cut along them."""
+    """Compute sums in register tiles; `tile` is the value of the mark `TILE`.
+
+    Panels of filters are cut along the lanes, if these are channels, else along the places.
+    """
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
@@ -159,7 +161,7 @@ def _dealt(
 
 
 def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
-    """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
+    """The block that reads the sums of `nest` from registers: the stage behind if it can, or a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
         _join_axes(sch, nest, consumers[0])
@@ -176,7 +178,7 @@ def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
 
 
 def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
-    """Rows and columns of `consumer` as one axis, where they are one in the sums of `nest` that it reads."""
+    """Join rows and columns of `consumer` where the sums of `nest` that it reads have one axis for both."""
     block, sums = sch.get(consumer), sch.get(nest).writes[0].source
     axes, extents = [i.var for i in block.iter_vars], [int(i.dom.extent) for i in block.iter_vars]
     read = [[dim.min for dim in region.region] for region in block.reads if region.source.same_as(sums)]
@@ -195,7 +197,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
 
 
 def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
-    """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
+    """Compute `into`, which reads the sums, at the end of each turn of `loop`; whole rows in vectors."""
     (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
     sch.set_scope(sums, 0, "local")
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
@@ -218,7 +220,7 @@ def schedule_piece(
     marked: list[int],
     dealt: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
 ) -> None:
-    """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`.
+    """Compute a stage in pieces of unrolled loops, a vector wide, with the stages marked `INSIDE`.
 
     `dealt` deals the loop over pieces to cores or threads, and returns the loop inside which a piece is.
     """
@@ -256,7 +258,7 @@ def schedule_piece(
 
 
 def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
-    """A stage inside a piece, whose last axis is as long as a vector if there are `vectors`."""
+    """Unroll a stage inside a piece; its last axis is as long as a vector if there are `vectors`."""
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = (loops[:-count], loops[-count:]) if count else (loops, [])
@@ -271,7 +273,7 @@ def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
 
 
 def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
-    """The sum of products that were moved; if `one_by_one`, each is formed when it is added."""
+    """Add up products that were moved; if `one_by_one`, each is formed when it is added."""
     *spatial, position = sch.get_loops(nest)
     vector, lanes = None, _vector(mark(sch, nest, SPREAD))
     if lanes > 1:

@@ -1,4 +1,4 @@
-"""Loops of the convolution primitives onto the blocks, threads and shared memory of a GPU."""
+"""Schedules convolution primitives for the blocks, threads and shared memory of a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrimitiveStages(GPUScheduleRule):
 
 
 def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` belongs where it is read; what goes through shared memory is made on the way there."""
+    """Whether to inline `nest`; operands in shared memory are computed when they are copied there."""
     readers = sch.get_consumers(nest)
     if not readers or reduced(sch.get(nest)) or _is_result(sch, nest):
         return False
@@ -74,7 +74,7 @@ def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Sums of a block: `tile` is as `schedule_primitives` has it."""
+    """Compute sums in tiles, one a block; `tile` is the value of the mark `TILE`."""
     place_axis, places, lane_axis, lanes, _ = tile
     shared = bool(mark(sch, nest, SHARED))
     count = len(reduced(sch.get(nest)))

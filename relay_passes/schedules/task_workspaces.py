@@ -1,4 +1,4 @@
-"""Tensors of parallel tasks as parts of one tensor of the kernel."""
+"""Workspaces of parallel tasks as parts of one tensor of the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPACTED = tvm.transform.Sequential(
 
 
 def task_workspaces(mod: tvm.IRModule, stack_bytes: int) -> tvm.IRModule:
-    """`mod` with tensors in parallel loops as small as a turn needs, and those that are still large outside.
+    """`mod` with tensors in parallel loops as small as a turn needs; large ones are moved out of the loops.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Records of what GPUs were fitted to, so that only rows that no constant has seen are scored.
+"""Records of the rows that GPUs were fitted to, so that only other rows are scored.
 
 A record is a text file: ``fitted/<GPU>.txt`` of an embedded GPU, ``<stem>.fitted.txt`` beside a file of
 one's own. A line is the digest of a shape whose rows, on this GPU, some constant was fitted to; or

@@ -147,13 +147,13 @@ class Residual:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """The class in which is decided whether the factor helps."""
+    """The class of convolutions by which `Residual.uses` decides."""
     return convolution_classes(geometry)[1]
 
 
 @functools.cache
 def load_residual(path: Path) -> Residual:
-    """A learned model's file.
+    """Read a learned model's file.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
 
 
 def square_map(geometry: ConvGeometry) -> ConvGeometry:
-    """The layer on one image as high as it is wide: what a layer's shares of rows have in common."""
+    """The layer on one image as high as it is wide, the same for all shares of a layer's rows."""
     side = max(geometry.w, (geometry.kh - 1) * geometry.dilation[0] + 1)
     _, left, _, right = geometry.padding
     return dataclasses.replace(geometry, n=1, h=side, padding=(left, left, right, right))

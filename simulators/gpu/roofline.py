@@ -211,7 +211,7 @@ def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.nd
 
 
 def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
-    """Demands of implicit GEMMs, one column per way."""
+    """Demands of implicit GEMMs, one column a tiling."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
     element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
     k = batch.window * np.ceil(batch.k / batch.window / align) * align

@@ -233,7 +233,7 @@ def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike
 
 
 def plain_name(name: str) -> str:
-    """``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
+    """`name` in lower case, letters and digits alone: ``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

@@ -171,13 +171,13 @@ class _Channel:
         )
 
     def _writes(self, units: int, tiles: int, together: int) -> int:
-        """Vectors written at least: each meets `together` tiles; the next unit may start with the last."""
+        """Least number of vectors written: each meets `together` tiles; units may share the last."""
         if self.chunks == 1:
             return -(-units // together)
         return units * self.chunks - (units if tiles > 1 else 0)
 
     def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
-        """Rows opened at least.
+        """Least number of rows opened.
 
         A row meets what is written while it is open, and what the buffers hold from the visits before.
         """

@@ -175,7 +175,7 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 
 def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:
-    """Where the stream is no longer the program's, and why; an empty reason if it is to the end."""
+    """Index of the first command that deviates from the program, and why; an empty reason without any."""
     expected = program.table(channel)
     expected[:, 0] = np.array([COMMANDS.index(name) for name in KINDS])[expected[:, 0]]
     kept = np.flatnonzero(issued["command"] != _PRE)

@@ -1,4 +1,4 @@
-"""Programs cut into pieces of bounded length, so that what is written of them never lies in memory whole."""
+"""Programs cut into pieces of bounded length, so that their text never lies in memory as a whole."""
 
 from __future__ import annotations
 
