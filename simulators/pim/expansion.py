@@ -1,4 +1,4 @@
-"""Programs cut into pieces of bounded length, so that what is written of them never lies in memory whole."""
+"""Programs cut into pieces of bounded length, so that their text never lies in memory as a whole."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Ite
 
 
 def pim_refusal(program: PimProgram) -> str:
-    """Why a ``.pim`` trace cannot say `program`; empty if it can. Rows are checked when it is written."""
+    """Why a ``.pim`` trace cannot express `program`; empty if it can. Rows are checked when it is written."""
     if program.gangs > PIM_GANGS:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
     if program.computing_gangs != program.gangs:

@@ -79,7 +79,7 @@ class TimingResult:
     row_utilisation : float or None
         Share of the columns of opened rows that COMPs use: columns used, each once for every time that
         the stream opens the row, over those of all rows opened, also to reopen one after a refresh. None
-        where a simulator other than ours does not say.
+        where another simulator does not give it.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
@@ -168,7 +168,7 @@ def time_trace(
     Parameters
     ----------
     progress : callable
-        Told now and then which share of a file is done.
+        Called now and then with the share of a file that is done.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def require_timing(spec: PimSpec, timing: str) -> None:
 def check_device(program: PimProgram, spec: PimSpec) -> None:
     """Raise `SpecError` unless `spec` has the parts of the device that `program` was lowered for.
 
-    The engines ask for less: they time a program on devices that differ in what no clock depends on.
+    The engines require less: they also time a program on devices that differ in ways without effect on time.
     """
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
@@ -241,7 +241,7 @@ def distinct_channels(program: PimProgram) -> dict[int, int]:
 
 
 def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
-    """Commands of one channel as ``strict`` issues them, for a checker or a picture.
+    """Commands of one channel as ``strict`` issues them, for the checker and for pictures.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
 def _engine(
     spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int, gangs: int
 ) -> Callable[[np.ndarray, np.ndarray], None]:
-    """What takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
+    """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
     """
@@ -340,7 +340,7 @@ def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
 
 
 def _timing_signature(words: np.ndarray) -> np.ndarray:
-    """Encoded words less what no figure depends on: pixels, elements, output channels, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
     words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
     around: list[tuple[int, int]] = []  # ends and extents of the loops around a node

@@ -69,7 +69,7 @@ def blocks(
     Parameters
     ----------
     progress : callable
-        Told, after each block, which share of the file is done.
+        Called after each block with the share of the file that is done.
 
     Raises
     ------

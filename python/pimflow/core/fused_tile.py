@@ -67,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of the result that a block computes, and channels of the last operand at once."""
+    """Rows and columns of the result that are computed at once, and channels of the last operand."""
 
     rows: int
     columns: int

@@ -12,7 +12,7 @@ import numpy as np
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import ChannelRun, by_channel, run_weights
-from pimflow.fusion.layers import AXES, Layer, LayerGraph, Shape
+from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import Spans, Tiling, transfer
 
@@ -289,8 +289,3 @@ class _Classes:
                 size_bytes=max(block.size_bytes, size),
             )
         return tuple(found.values())
-
-
-def tile_text(shape: Shape) -> dict[str, int]:
-    """A tile by axis."""
-    return dict(zip(AXES, shape))
