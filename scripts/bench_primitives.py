@@ -28,7 +28,7 @@ from pimflow.primitive_selection.machines import Machine, thread_count
 from pimflow.primitive_selection.measuring import COLD, pooling
 from pimflow.primitive_selection.profile import LAYOUTS, Pool
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 
 PAGE = ROOT / "docs" / "primitives.md"
 POOL_CALLS, C_CALLS, RUNS = 150, 25, 15  # the least of calls counts, the median of a network's runs

@@ -21,7 +21,7 @@ from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Address, Machine, Remote, machine
 from pimflow.primitive_selection.profile import Profile, promising
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 pytest.importorskip("tornado", reason="TVM's tracker")

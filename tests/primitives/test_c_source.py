@@ -23,7 +23,7 @@ from pimflow.hardware import system
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 

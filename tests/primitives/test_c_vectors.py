@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from pimflow.compiler.c_code import builds, kernels, vectors
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.c_kernels.plain_c import PARALLEL, MarkParallel, PlainLoops
 from pimflow.relay_passes.c_kernels.vector_calls import LANES, VectorCalls, has_vectors
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu

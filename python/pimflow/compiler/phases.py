@@ -13,7 +13,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
 from pimflow.errors import UnknownNameError
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -54,7 +54,7 @@ def apply_plan(
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
     fused: Sequence[str] = (),
-    tiled: Mapping[tuple[str, ...], Tiling] | None = None,
+    tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, PIM regions outlined, everything else as it was.
 
@@ -72,7 +72,7 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     fused : sequence of str
         Layers at which runs begin that are one kernel each; see `fuse_groups.activation_chains`.
-    tiled : mapping of tuple of str to Tiling, optional
+    tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
     """
     on = system or default_system()

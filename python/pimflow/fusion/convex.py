@@ -15,7 +15,7 @@ import numpy as np
 
 from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.run_costs import Costed, Costs
+from pimflow.fusion.run_costs import Costed, RunCosts
 
 # Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
 MAX_SETS = 4000
@@ -31,7 +31,7 @@ class ConvexCover:
     Where a graph has no more than `MAX_SETS` convex sets of layers, they are all tried.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: RunCosts) -> None:
         self.costs = costs
         self.links: Links = tuple((position,) for position in range(len(costs)))
         self.sets, complete = convex_sets(costs.graph, self.links)
@@ -45,7 +45,7 @@ class ConvexCover:
         """Whether any of the sets is no run."""
         return any(_gap(self._positions(each)) for each in self.sets)
 
-    def best(self, costs: Costs) -> list[Costed]:
+    def best(self, costs: RunCosts) -> list[Costed]:
         """The cover of the least objective, in an order in which it can run."""
         least = _cuts(costs)
         runs = [each for end in range(1, len(costs) + 1) for each in costs.ending(end) if each]
@@ -149,7 +149,7 @@ def _gap(positions: Sequence[int]) -> bool:
     return positions[-1] - positions[0] >= len(positions)
 
 
-def _cuts(costs: Costs) -> np.ndarray:
+def _cuts(costs: RunCosts) -> np.ndarray:
     """By first layer and length, the least objective of a run cut into shorter ones, or of one layer."""
     count = len(costs)
     whole = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
@@ -169,7 +169,7 @@ def _cuts(costs: Costs) -> np.ndarray:
     return least
 
 
-def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float:
+def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> float:
     """Least objective of the layers, as groups of which each is a run."""
     total, begin = 0.0, 0
     for index in range(1, len(positions) + 1):
@@ -182,7 +182,7 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float
     return total
 
 
-def _cover(columns: list[Costed], costs: Costs) -> list[Costed]:
+def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
     """The exact cover of the least objective that can run."""
     from scipy import optimize, sparse  # no command waits for it that solves nothing
 

@@ -14,7 +14,7 @@ from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import ChannelRun, by_channel, run_weights
 from pimflow.fusion.layers import AXES, Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling import Spans, Tiling, transfer
+from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
 REUSES = ("none", "lifetime", "deep")
 
@@ -27,7 +27,7 @@ class Group:
     ----------
     graph : LayerGraph
     begin, end : int
-    tiling : Tiling
+    tiling : GroupTiling
     reuse : str
         One of `REUSES`: every tile its own memory; shared by tiles that do not live at once, and by weights
         of layers that run one after the other; results over what was consumed of their operands, too.
@@ -42,7 +42,7 @@ class Group:
     graph: LayerGraph
     begin: int
     end: int
-    tiling: Tiling = field(default_factory=Tiling)
+    tiling: GroupTiling = field(default_factory=GroupTiling)
     reuse: str = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()

@@ -15,7 +15,7 @@ import numpy as np
 from pimflow.fusion.group import overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling_candidates import Candidates, Hull, hull, read
+from pimflow.fusion.tiling_candidates import Hull, TilingCandidates, hull, read
 
 # Longest group that is tried.
 MAX_LAYERS = 64
@@ -44,7 +44,7 @@ class Tile:
 class Growing:
     """A group that grows from its last layer towards the front, each layer before all that it has."""
 
-    def __init__(self, graph: LayerGraph, candidates: Candidates, reuse: str) -> None:
+    def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
         self.positions: list[int] = []  # of its layers, the last first
         count = len(candidates.tiles)

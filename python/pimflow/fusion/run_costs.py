@@ -13,8 +13,8 @@ from pimflow.fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
 from pimflow.fusion.group import Group
 from pimflow.fusion.growing import MAX_LAYERS, Growing
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.tiling import Tiling
-from pimflow.fusion.tiling_candidates import Candidates
+from pimflow.fusion.tiling import GroupTiling
+from pimflow.fusion.tiling_candidates import TilingCandidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Costed:
     ----------
     positions : tuple of int
         Of its layers in the graph, ascending.
-    tiling : Tiling
+    tiling : GroupTiling
     resident : frozenset of str
     channel_runs : tuple of ChannelRun
         See `Group`.
@@ -37,7 +37,7 @@ class Costed:
 
     positions: tuple[int, ...]
     objective: float
-    tiling: Tiling = field(default_factory=Tiling)
+    tiling: GroupTiling = field(default_factory=GroupTiling)
     resident: frozenset[str] = frozenset()
     channel_runs: tuple[ChannelRun, ...] = ()
     bound_elements: int = 0
@@ -73,7 +73,7 @@ class Objective:
         return np.maximum(moving, self.accelerator.compute_ns(operations))
 
 
-class Costs:
+class RunCosts:
     """Best group of every run of layers, by its last layer; made when first asked for. And of other sets.
 
     A group pays if it is no slower than its layers by themselves.
@@ -93,7 +93,7 @@ class Costs:
         progress: Callable[[float], None],
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
-        self.candidates = Candidates.of(graph, halo)
+        self.candidates = TilingCandidates.of(graph, halo)
         # by layers, the least bound that could not be placed: only what is below it is tried
         self._refused: dict[tuple[int, ...], int] = {}
         self._refused_untiled: set[tuple[int, ...]] = set()

@@ -16,7 +16,7 @@ TILES = "tiles"  # what the text of a tiling begins with
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Tiling:
+class GroupTiling:
     """Into how many parts the results of a group are cut along each axis.
 
     Attributes
@@ -41,7 +41,7 @@ class Tiling:
         return f"{TILES} {self.n}x{self.h}x{self.w}" + (" retained" if self.retain else "")
 
     @classmethod
-    def parse(cls, text: str) -> Tiling:
+    def parse(cls, text: str) -> GroupTiling:
         """Read what `str` writes; raises `ValueError` for anything else."""
         found = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
         if not found:

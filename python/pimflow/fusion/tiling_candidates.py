@@ -9,7 +9,7 @@ import numpy as np
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.tiling import Tiling
+from pimflow.fusion.tiling import GroupTiling
 
 # Parts that an axis is cut into, as far as it has as many: fine where maps are small, then by about a
 # seventh. Rows more than columns: whole rows lie together in DRAM, and halos are then in one direction.
@@ -70,13 +70,13 @@ class AxisParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class TilingCandidates:
     """Every combination of cuts along n, h and w."""
 
     axes: tuple[AxisParts, AxisParts, AxisParts]
 
     @classmethod
-    def of(cls, graph: LayerGraph, halo: str) -> Candidates:
+    def of(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
         """What can be tried for a network; `halo` as in `search.HALOS`."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
@@ -99,10 +99,10 @@ class Candidates:
     def tiles(self) -> np.ndarray:
         return self.product(*(axis.parts for axis in self.axes))
 
-    def tiling(self, index: int) -> Tiling:
+    def tiling(self, index: int) -> GroupTiling:
         n, h, w = np.unravel_index(index, [len(axis.parts) for axis in self.axes])
         rows = self.axes[1]
-        return Tiling(
+        return GroupTiling(
             n=int(self.axes[0].parts[n]),
             h=int(rows.parts[h]),
             w=int(self.axes[2].parts[w]),

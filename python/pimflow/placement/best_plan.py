@@ -13,7 +13,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.placement.candidates import fused_groups, pipelines
@@ -111,10 +111,10 @@ class Searched:
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
         return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
 
-    def tiled(self) -> dict[tuple[str, ...], Tiling]:
+    def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
         """The groups of regions that are one kernel in tiles, with these."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
-        return {candidate.covers: Tiling.parse(candidate.rewrite.schedule) for candidate in together}
+        return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
 
     def primitives(self) -> dict[str, Primitive]:
         """By region, what computes it on the GPU in place of the operator."""

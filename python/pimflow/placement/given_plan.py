@@ -8,7 +8,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError, hint
-from pimflow.fusion import TILES, Tiling
+from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import Searched, as_searched, profile
 from pimflow.placement.candidates import fused_groups, pipelines
@@ -129,13 +129,13 @@ def _chosen_run(
     chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
     if channels is None:
         return chosen
-    tiling = Tiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
+    tiling = GroupTiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
     return fused_groups.make(maker, chosen.covers, channels, tiling)
 
 
 def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:
     try:
-        tiling = Tiling.parse(choice.schedule)
+        tiling = GroupTiling.parse(choice.schedule)
     except ValueError as error:
         raise PlanError(f"region '{choice.region}': schedule {error}") from None
     problem = maker.tilings.problem(choice.covers, tiling)

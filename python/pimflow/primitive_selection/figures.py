@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import pictures
-from pimflow.primitive_selection.problem import Problem, Sums
+from pimflow.primitive_selection.problem import SelectionProblem, Sums
 from pimflow.primitive_selection.search import Point, fastest
 from pimflow.primitive_selection.selection import Selection
 from pimflow.primitives import PRIMITIVES
@@ -142,7 +142,9 @@ def draw_speedups(axes: Axes, points: Sequence[Point], name: str = "") -> None:
     axes.set(xlabel="budget (MiB)", ylabel="greedy's time / ours", title=name or "speed-up over greedy")
 
 
-def draw_layers(axes: Axes, problem: Problem, choices: Mapping[str, Mapping[str, Candidate]]) -> None:
+def draw_layers(
+    axes: Axes, problem: SelectionProblem, choices: Mapping[str, Mapping[str, Candidate]]
+) -> None:
     """Memory over the layers: what is live, or in the paper's sum each layer's footprint."""
     for label, choice in choices.items():
         if problem.memory_model == "sum":

@@ -15,7 +15,7 @@ from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
 from pimflow.placement.solvers import milp
-from pimflow.primitive_selection.problem import Budgets, Problem, Step, Sums, aligned
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionStep, Sums, aligned
 
 INFEASIBLE = 2  # scipy's status
 TIME_LIMIT_S = 60.0  # for one integer program; what is not proved by then shows in the gap
@@ -51,7 +51,7 @@ class Selected:
 class _Program:
     """Columns and rows of one problem under budgets."""
 
-    def __init__(self, problem: Problem, objective: str, budgets: Budgets):
+    def __init__(self, problem: SelectionProblem, objective: str, budgets: Budgets):
         self.problem, self.objective = problem, objective
         self.costs: list[float] = []
         self.upper: list[float] = []
@@ -88,13 +88,13 @@ class _Program:
         self.integral.append(integral)
         return len(self.costs) - 1
 
-    def _choice(self, step: Step) -> list[tuple[Column, Candidate]]:
+    def _choice(self, step: SelectionStep) -> list[tuple[Column, Candidate]]:
         columns = [(self._column(1.0, 1), candidate) for candidate in self.kept[step.name]]
         self.rows.append(([(column, 1.0) for column, _ in columns], 1.0, 1.0))
         self.times += [(column, self.problem.time_ns(c) / self.unit_ns) for column, c in columns]
         return columns
 
-    def _flow(self, tensor: str, step: Step) -> None:
+    def _flow(self, tensor: str, step: SelectionStep) -> None:
         """How much of `tensor` goes from each layout that it has to each in which `step` takes it."""
         table, crossing = self.problem.table, []
         given = self._by_layout(tensor, lambda c: c.output.layout)
@@ -210,7 +210,9 @@ class _Program:
         return Selected(choice=choice, sums=self.problem.evaluate(choice), value=value * unit, gap=gap)
 
 
-def worthwhile(problem: Problem, step: Step, workspace_bytes: float, memory: bool) -> list[Candidate]:
+def worthwhile(
+    problem: SelectionProblem, step: SelectionStep, workspace_bytes: float, memory: bool
+) -> list[Candidate]:
     """Candidates of `step` that some selection needs: none of the same layouts is better in everything.
 
     Parameters
@@ -239,6 +241,6 @@ def worthwhile(problem: Problem, step: Step, workspace_bytes: float, memory: boo
     return kept
 
 
-def solve(problem: Problem, objective: str, budgets: Budgets) -> Selected | None:
+def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
     """The choice of least time or memory within `budgets`; None if there is none."""
     return _Program(problem, objective, budgets).solve()

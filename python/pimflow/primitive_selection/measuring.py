@@ -16,7 +16,7 @@ from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.profile import Device, Move, Pool, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import tensor_shape
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.

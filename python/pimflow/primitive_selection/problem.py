@@ -1,7 +1,8 @@
 """Which candidate of each layer, so that time, memory or workspace is least within budgets: data and sums.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses; `Problem.evaluate`
-adds up what was chosen, and shares no count with it: it asks `core.liveness` what is live when.
+Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses;
+`SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks `core.liveness` what
+is live when.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Budgets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SelectionStep:
     """A region, or at the end a tensor that is handed out.
 
     Attributes
@@ -107,7 +108,7 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class SelectionProblem:
     """Layers, their candidates, and how memory is counted.
 
     Attributes
@@ -126,9 +127,9 @@ class Problem:
     memory_model: str = "liveness"
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[SelectionStep, ...]:
         regions = [
-            Step(
+            SelectionStep(
                 name=region.name,
                 reads=tuple(dict.fromkeys(region.inputs)),
                 candidates=self.table.candidates[region.name],
@@ -174,7 +175,7 @@ class Problem:
         """Of what a transform writes; nothing if there is none."""
         return self.tensor_bytes[tensor] if edge.task else 0
 
-    def footprint_bytes(self, step: Step, candidate: Candidate) -> int:
+    def footprint_bytes(self, step: SelectionStep, candidate: Candidate) -> int:
         """Figure 4's buffers of one layer: what it reads and writes, its filters, its workspace."""
         if not step.chosen:
             return 0
@@ -251,7 +252,7 @@ class Problem:
             step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
         }
 
-    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> Problem:
+    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> SelectionProblem:
         """The same with those candidates of each region alone that are `wanted`."""
         kept = {
             name: tuple(c for c in found if wanted(name, c)) for name, found in self.table.candidates.items()
@@ -259,7 +260,7 @@ class Problem:
         return replace(self, table=replace(self.table, candidates=kept))
 
 
-def _handing_out(tensor: str) -> Step:
+def _handing_out(tensor: str) -> SelectionStep:
     candidate = Candidate(
         name="returned",
         covers=(),
@@ -269,4 +270,4 @@ def _handing_out(tensor: str) -> Step:
         tasks=(),
         rewrite=Rewrite(mode="CPU", gpu_rows=0),
     )
-    return Step(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)
+    return SelectionStep(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)

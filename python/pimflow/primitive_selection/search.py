@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.primitive_selection.integer_program import Selected, solve
-from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, Problem, Sums
+from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, SelectionProblem, Sums
 
 NO_BUDGETS = Budgets()
 Progress = Callable[[float], None]
@@ -41,7 +41,7 @@ def check_names(objective: str, memory_model: str) -> None:
         raise UnknownNameError("memory model", memory_model, MEMORY_MODELS)
 
 
-def minimise(problem: Problem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
+def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
     """The selection of least `objective` within `budgets`; of equally small ones the fastest.
 
     ``time`` is the paper's equation 13, ``memory`` 14, ``workspace`` 15.
@@ -66,7 +66,7 @@ def minimise(problem: Problem, objective: str = "time", budgets: Budgets = NO_BU
     return replace(solve(problem, "time", tighter) or found, gap=found.gap)
 
 
-def fastest(problem: Problem, budgets: Budgets = NO_BUDGETS) -> Selected:
+def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
     """Of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
     found = solve(problem, "time", budgets)
     if found is None:
@@ -74,7 +74,7 @@ def fastest(problem: Problem, budgets: Budgets = NO_BUDGETS) -> Selected:
     return found
 
 
-def _least_workspace(problem: Problem, budgets: Budgets) -> Selected:
+def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
     """Equation 15, as the smallest of all footprints under which equation 13 has a solution.
 
     The first stage is the fastest selection, whose workspace is enough; the second looks for the smallest
@@ -94,7 +94,7 @@ def _least_workspace(problem: Problem, budgets: Budgets) -> Selected:
     return best
 
 
-def _infeasible(problem: Problem, budgets: Budgets) -> InfeasibleError:
+def _infeasible(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
     """Why nothing keeps to `budgets`: the first of them that cannot be kept, beside those before it."""
     name = problem.graph.name
     kept = NO_BUDGETS
@@ -120,7 +120,7 @@ def _infeasible(problem: Problem, budgets: Budgets) -> InfeasibleError:
 
 
 def front(
-    problem: Problem,
+    problem: SelectionProblem,
     points: int,
     over: str = "memory",
     budgets: Budgets = NO_BUDGETS,
@@ -175,7 +175,7 @@ def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
     return replace(budgets, **{f"{over}_bytes": budget_bytes})
 
 
-def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
+def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
     """The paper's greedy selection (5.3.2) over the same candidates; None if it ends outside the budgets.
 
     From the fastest selection, the layer with the largest footprint takes the fastest of its candidates
@@ -203,7 +203,7 @@ def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
     return sums if sums.within(budgets) else None
 
 
-def everywhere(problem: Problem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
+def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
     """One kind of primitive in every layer: the first of `wanted` that a layer has, else whatever it has.
 
     Of several of the kind the fastest counts.

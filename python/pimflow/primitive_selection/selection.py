@@ -15,7 +15,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.hardware import GpuSpec
 from pimflow.primitive_selection.integer_program import RELATIVE_GAP, Selected
 from pimflow.primitive_selection.layers import Layers, apart
-from pimflow.primitive_selection.problem import Budgets, Problem, Sums
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     NetworkTime,
@@ -50,7 +50,7 @@ class Selection:
 
     Attributes
     ----------
-    problem : Problem
+    problem : SelectionProblem
     objective : str
     budgets : Budgets
     profile : Profile
@@ -69,7 +69,7 @@ class Selection:
         Of all kernels that the network is compiled to; None where they were not measured.
     """
 
-    problem: Problem
+    problem: SelectionProblem
     objective: str
     budgets: Budgets
     profile: Profile
@@ -175,7 +175,9 @@ def select_for(
     source = Source(profile=profile, device=device, target=target, measure=measure, cache=cache, gpu=gpu)
     with source.times(layers, progress) as times:
         while True:
-            problem = Problem(graph=layers.graph, table=layers.table(times.found), memory_model=memory_model)
+            problem = SelectionProblem(
+                graph=layers.graph, table=layers.table(times.found), memory_model=memory_model
+            )
             begin = time.perf_counter()
             selected = minimise(problem, minimize, budgets)
             solve_seconds = time.perf_counter() - begin
@@ -208,7 +210,7 @@ def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
     return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
 
 
-def baselines(problem: Problem) -> dict[str, Sums]:
+def baselines(problem: SelectionProblem) -> dict[str, Sums]:
     """What the paper compares with, by name."""
 
     def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:

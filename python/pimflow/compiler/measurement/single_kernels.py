@@ -13,7 +13,8 @@ from pimflow.compiler import phases
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
-from pimflow.primitives import PRIMITIVES, kernels
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
@@ -50,7 +51,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
         if kernel.primitive:
-            func = kernels.kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
+            func = primitive_kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
         else:
             func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
         func = func.with_attr("global_symbol", NAME)

@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.fusion import Group, Layer, LayerGraph, Tiling, place
+from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, place
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
@@ -75,7 +75,7 @@ def _kernel(
         graph=graph,
         begin=0,
         end=len(layers),
-        tiling=Tiling.parse(str(function.attrs[TILES])),
+        tiling=GroupTiling.parse(str(function.attrs[TILES])),
         reuse="lifetime",
         weights_placed=False,
     )

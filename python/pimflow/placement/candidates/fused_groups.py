@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Port, Rewrite
 from pimflow.core.region import Kernel
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.candidates.tiled_kernels import run_tiles, tiled_kernel
 
 
-def kernel(maker: Candidates, covers: Sequence[str], tiling: Tiling | None = None) -> Kernel | None:
+def kernel(maker: Candidates, covers: Sequence[str], tiling: GroupTiling | None = None) -> Kernel | None:
     """The kernel of a group in the tiles of `tiling`, or of a run in its own; None if these fit no block."""
     if tiling is not None:
         return maker.tilings.kernel(covers, tiling)
@@ -29,7 +29,7 @@ def make(
     maker: Candidates,
     covers: Sequence[str],
     gpu_channels: int | None = None,
-    tiling: Tiling | None = None,
+    tiling: GroupTiling | None = None,
 ) -> Candidate:
     """The candidate that does `covers` as one kernel.
 
@@ -37,7 +37,7 @@ def make(
     ----------
     gpu_channels : int, optional
         Memory channels of the GPU; those of a mixed plan by default.
-    tiling : Tiling, optional
+    tiling : GroupTiling, optional
         Of a group of `Tilings`. Its kernel takes in nothing that PIM left undone.
     """
     system = maker.system

@@ -17,7 +17,7 @@ from pimflow import fusion
 from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
-from pimflow.fusion import Group, Growing, Tiling
+from pimflow.fusion import Group, GroupTiling, Growing
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.candidates.tiled_kernels import Tiles, tiled_kernel
@@ -35,7 +35,7 @@ class Tiled:
     """A group with its tiling."""
 
     covers: tuple[str, ...]
-    tiling: Tiling
+    tiling: GroupTiling
 
 
 class Tilings:
@@ -71,7 +71,7 @@ class Tilings:
             self._best[channels] = tuple(self.search(channels))
         return self._best[channels]
 
-    def problem(self, covers: Sequence[str], tiling: Tiling) -> str:
+    def problem(self, covers: Sequence[str], tiling: GroupTiling) -> str:
         """Why regions cannot be one kernel in these tiles; empty if they can."""
         order = [region.name for region in self.graph.regions]
         begin = order.index(covers[0])
@@ -89,7 +89,7 @@ class Tilings:
             else (f"its tiles do not fit the {self.capacity_bytes} bytes of shared memory that a block has")
         )
 
-    def group(self, covers: Sequence[str], tiling: Tiling) -> Group:
+    def group(self, covers: Sequence[str], tiling: GroupTiling) -> Group:
         """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
         begin = self.layers.index[covers[0]]
         end = begin + len(covers)
@@ -97,7 +97,7 @@ class Tilings:
             graph=self.layers, begin=begin, end=end, tiling=tiling, reuse=REUSE, weights_placed=False
         )
 
-    def kernel(self, covers: Sequence[str], tiling: Tiling) -> Kernel:
+    def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
         """What the GPU model is asked about."""
         group = self.group(covers, tiling)
         regions = [self.graph.region(name) for name in covers]
@@ -129,7 +129,7 @@ class Tilings:
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""
         fusible = set(self.graph.fusible)
-        candidates = fusion.Candidates.of(self.layers, "recompute")
+        candidates = fusion.TilingCandidates.of(self.layers, "recompute")
         inside, ends = self._places()
         for end in range(2, len(self.graph.regions) + 1):
             growing = Growing(self.layers, candidates, REUSE)

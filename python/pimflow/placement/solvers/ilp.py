@@ -31,7 +31,7 @@ from pimflow.placement.solvers.dynamic_programming import (
 )
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
-from pimflow.placement.solvers.variants import END, START, Problem, Variant
+from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
 RELATIVE_GAP = 1e-6
 INFEASIBLE = 2  # scipy's status
@@ -76,11 +76,11 @@ class _Rows:
 
 
 class _Program:
-    """The integer program of one `Problem`.
+    """The integer program of one `SegmentProblem`.
 
     Parameters
     ----------
-    problem : Problem
+    problem : SegmentProblem
     until : State or None
         The state to end in; any if None.
     horizon_ns : float
@@ -89,7 +89,7 @@ class _Program:
     """
 
     def __init__(
-        self, problem: Problem, until: State | None, horizon_ns: float, bounds: Sequence[Bound] = ()
+        self, problem: SegmentProblem, until: State | None, horizon_ns: float, bounds: Sequence[Bound] = ()
     ):
         self.problem, self.unit_ns = problem, max(horizon_ns, 1.0) / UNITS
         self.variants = problem.variants
@@ -279,7 +279,7 @@ def _delayed(variants: list[tuple[int, Variant]], source: str, sink: str) -> lis
     return [(column, ns) for column, ns in found if ns is not None]
 
 
-def at_once(problem: Problem) -> Ways:
+def at_once(problem: SegmentProblem) -> Ways:
     """The best covers of a segment when its branches overlap, by the state they end in."""
     ways: Ways = {}
     weights = problem.weights
@@ -294,7 +294,7 @@ def at_once(problem: Problem) -> Ways:
     return ways
 
 
-def _least_pj(problem: Problem) -> float:
+def _least_pj(problem: SegmentProblem) -> float:
     """No cover of the segment takes less."""
     regions = problem.graph.regions[slice(*problem.segment)]
     least = [float("inf")] * len(regions)
@@ -317,7 +317,7 @@ def solve_ilp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) 
     for begin, end in segments:
         for state, partial in ways[begin].items():
             if end - begin > 1:
-                problem = Problem(
+                problem = SegmentProblem(
                     graph=graph, table=table, weights=weights, segment=(begin, end), state=state
                 )
                 for after, step in at_once(problem).items():
@@ -343,7 +343,7 @@ def solve_whole(
         If neither a cover nor a proof that there is none was found within `TIME_LIMIT_S`.
     """
     everything = (0, len(graph.regions))
-    problem = Problem(
+    problem = SegmentProblem(
         graph=graph, table=table, weights=weights, segment=everything, state=State(), bounded=bool(bounds)
     )
     found, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
@@ -355,7 +355,7 @@ def solve_whole(
     return found and found.solution()
 
 
-def longest_ns(problem: Problem) -> float:
+def longest_ns(problem: SegmentProblem) -> float:
     """No cover of the segment takes longer."""
     slowest = dict.fromkeys(range(*problem.segment), 0.0)
     for v in problem.variants:

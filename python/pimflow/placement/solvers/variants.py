@@ -82,7 +82,7 @@ def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class SegmentProblem:
     """Part of a network, to be done from a given state on."""
 
     graph: RegionGraph
