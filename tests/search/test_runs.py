@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
-from pimflow import frontend, placement
+from pimflow import frontend
 from pimflow.api import explanation, report
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, apply, search
+from pimflow.placement import Candidates, apply, best_plan, given_plan, search
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
@@ -91,7 +91,8 @@ def toy(monkeypatch):
             fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
             return [*found, replace(found[0], **fused)]
 
-    monkeypatch.setattr(placement, "Candidates", Fusing)
+    monkeypatch.setattr(best_plan, "Candidates", Fusing)
+    monkeypatch.setattr(given_plan, "Candidates", Fusing)
     return graph, names
 
 
