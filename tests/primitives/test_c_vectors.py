@@ -19,7 +19,7 @@ from pimflow.relay_passes.c_kernels.plain_c import PARALLEL, MarkParallel, Plain
 from pimflow.relay_passes.c_kernels.vector_calls import LANES, VectorCalls, has_vectors
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-needs_compiler = pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 C = tvm.target.Target(kernels.TARGET)
 OF_NUMPY = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},

@@ -172,13 +172,13 @@ def _layouts_of_variables(
     mod: tvm.IRModule, choices: Mapping[str, Primitive], layouts: Mapping[str, str], views: bool
 ) -> dict[str, str]:
     """By variable, in which layout its operator works: that of the region that it belongs to."""
-    found = {}
+    by_variable = {}
     for name, group in region_groups(mod, views=views).items():
         own = choices[name].layout if name in choices else layouts.get(name, "HWC")
         joined = layouts.get(f"{name}{JOINED}", own)
         for binding in group.bindings:
-            found[binding.var.name] = joined if operator(binding.value) == "concat" else own
-    return found
+            by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else own
+    return by_variable
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

@@ -81,7 +81,7 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
     """Calls in a module after `compiler.phases.scheduled_phases`; `named` are its `parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
-    found = []
+    calls = []
     for binding in main_bindings(scheduled):
         if operator(binding.value) == "call_tir":
             callee, operands = binding.value.args[0], list(binding.value.args[1].fields)
@@ -90,8 +90,8 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
             if spilled:
                 cold += range(len(operands), len(function.params) - _workspaces(function))
             part = named.get(callee.name_hint, "other")
-            found.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
-    return tuple(found)
+            calls.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
+    return tuple(calls)
 
 
 def live_bytes(scheduled: tvm.IRModule) -> int:

@@ -70,12 +70,12 @@ def find(
     graph = extract_regions(network.module, network.name, views=views)
     place = {region.name: step for step, region in enumerate(graph.regions)}
     steps = StepGraph.of_regions(graph, system.dtype, waits=_waits(network, place, views), inputs_count=False)
-    found = reorder(steps, seconds=seconds)
+    best = reorder(steps, seconds=seconds)
     demanded = names is not None and sorted(names) == sorted(place)
-    order = tuple(place[name] for name in names) if demanded else found.order
-    same = LayerOrder(given=network, network=network, order=found, demanded=demanded)
+    order = tuple(place[name] for name in names) if demanded else best.order
+    same = LayerOrder(given=network, network=network, order=best, demanded=demanded)
     if order == tuple(range(len(order))):
-        why = "no order has fewer bytes live" if found.optimal else "none with fewer bytes live was found"
+        why = "no order has fewer bytes live" if best.optimal else "none with fewer bytes live was found"
         return replace(same, kept_because="the plan has it" if demanded else why)
     wanted = tuple(graph.regions[step] for step in order)
     module = ReorderLayers([region.name for region in wanted], views)(network.module)
@@ -83,7 +83,7 @@ def find(
     if after.regions != wanted:
         return replace(same, kept_because="in the other order other layers would make one kernel")
     peak_bytes = StepGraph.of_regions(after, system.dtype, inputs_count=False).peak_bytes()
-    taken = replace(found, order=order, peak_bytes=peak_bytes)
+    taken = replace(best, order=order, peak_bytes=peak_bytes)
     return replace(same, network=replace(network, module=module), order=taken)
 
 

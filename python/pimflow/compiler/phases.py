@@ -106,14 +106,14 @@ def _variables(
 ) -> dict[str, PimProgram]:
     """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
-    found = {}
+    by_variable = {}
     for name, program in programs.items():
         if name in variables:
-            found[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
+            by_variable[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
         else:
             region = whole_name(name)
-            found[variables[region] + name.removeprefix(region)] = program
-    return found
+            by_variable[variables[region] + name.removeprefix(region)] = program
+    return by_variable
 
 
 def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) -> list[tvm.transform.Pass]:

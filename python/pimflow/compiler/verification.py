@@ -115,10 +115,10 @@ def legality_text(violations: int | None, judged: str | None, timing: str) -> st
     """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
     if violations is None:
         return "timing not checked (published timing)"
-    found = f"{violations} timing violations"
+    counted = f"{violations} timing violations"
     if judged == timing:
-        return found
-    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
+        return counted
+    return f"{counted} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:

@@ -14,7 +14,7 @@ from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 
 LABELS = "labels"
-FIVE = 5  # of classes: what is called top-5
+TOP = 5  # classes: a hit among so many is a top-5 hit
 
 Data = str | os.PathLike | Mapping[str, np.ndarray]
 
@@ -191,14 +191,14 @@ class _Classes:
             self._count("accuracy_original", original, labels[:, 0])
 
     def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
-        found = _order(scores) == wanted[:, None]
-        self.hits[name] = self.hits[name] + [found[:, 0].sum(), found[:, :FIVE].sum()]
+        hits = _order(scores) == wanted[:, None]
+        self.hits[name] = self.hits[name] + [hits[:, 0].sum(), hits[:, :TOP].sum()]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
         return {
             f"top{top}_{name}": int(hits[i]) / self.samples if labelled or name == "agreement" else None
             for name, hits in self.hits.items()
-            for i, top in enumerate((1, FIVE))
+            for i, top in enumerate((1, TOP))
         }
 
 

@@ -115,8 +115,8 @@ def ranks(method: str, groups: list[np.ndarray], rule: RankRule) -> tuple[int, .
     """
     if rule.ranks:
         return rule.ranks
-    found = [_ranks(method, filters, rule) for filters in groups]
-    return tuple(max(each) for each in zip(*found))
+    by_filters = [_ranks(method, filters, rule) for filters in groups]
+    return tuple(max(each) for each in zip(*by_filters))
 
 
 def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
@@ -128,24 +128,24 @@ def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
         cut = _cut(filters)
         bonds = [math.prod(cut.shape[:i]) for i in range(1, cut.ndim)]
         matrices = [cut.reshape(rows, -1) for rows in bonds]
-        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
-        return consistent(found, cut.shape)
+        ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
+        return consistent(ranks, cut.shape)
     modes = [unfolded(filters, mode) for mode in (3, 0)]
     if rule.kind == "ratio":  # of the channels, however few the rest of the filter has
-        found = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
+        ranks = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
     else:
-        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
-    return tuple(found) if method == "tucker" else (min(max(found), *limits("cp", filters.shape)),)
+        ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
+    return tuple(ranks) if method == "tucker" else (min(max(ranks), *limits("cp", filters.shape)),)
 
 
-def consistent(found: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def consistent(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of cuts, none above what its neighbours and the mode between them allow."""
-    found = [1, *found, 1]
-    for i in range(1, len(found) - 1):
-        found[i] = min(found[i], found[i - 1] * sizes[i - 1])
-    for i in range(len(found) - 2, 0, -1):
-        found[i] = min(found[i], found[i + 1] * sizes[i])
-    return tuple(found[1:-1])
+    ranks = [1, *ranks, 1]
+    for i in range(1, len(ranks) - 1):
+        ranks[i] = min(ranks[i], ranks[i - 1] * sizes[i - 1])
+    for i in range(len(ranks) - 2, 0, -1):
+        ranks[i] = min(ranks[i], ranks[i + 1] * sizes[i])
+    return tuple(ranks[1:-1])
 
 
 def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain:

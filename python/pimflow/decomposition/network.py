@@ -162,8 +162,8 @@ def decompose(
             )
     except DecompositionError as error:  # ranks are in a file
         raise DecompositionError(f"{request.path}: {error}") from error
-    found = _factorised(chosen, request.method, rules)
-    return _with_layers(network, request, found)
+    chains = _factorised(chosen, request.method, rules)
+    return _with_layers(network, request, chains)
 
 
 def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
@@ -212,7 +212,7 @@ def _factorised(
             for x in largest_first
         ]
         try:
-            found = {future.result().layer: future.result() for future in waiting}
+            by_layer = {future.result().layer: future.result() for future in waiting}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    return tuple(found[layer.name] for layer in layers)
+    return tuple(by_layer[layer.name] for layer in layers)

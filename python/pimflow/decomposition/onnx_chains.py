@@ -104,7 +104,7 @@ class _Writer:
         arrays, scale = self._arrays(node, chain)
         self.replaced.add(node.input[1])
         bias, added = self._bias(node, chain, scale)
-        found, x = [], node.input[0]
+        nodes, x = [], node.input[0]
         for position, (link, array) in enumerate(zip(chain.links, arrays, strict=True)):
             last = position == len(arrays) - 1
             name = self._new(f"{node.name}.{link.name}", self.named)
@@ -114,12 +114,12 @@ class _Writer:
             self.roles[name] = link.role
             kind, attributes = _operator(node, chain, position)
             operands = [x, weight, *bias] if last else [x, weight]
-            found.append(helper.make_node(kind, operands, [y], name=name, **attributes))
+            nodes.append(helper.make_node(kind, operands, [y], name=name, **attributes))
             x = y
         if added:
             name = self._new(f"{node.name}.bias", self.named)
-            found.append(helper.make_node("Add", [x, added], node.output[:1], name=name))
-        return found
+            nodes.append(helper.make_node("Add", [x, added], node.output[:1], name=name))
+        return nodes
 
     def _bias(self, node: onnx.NodeProto, chain: Decomposed, scale: np.ndarray) -> tuple[list[str], str]:
         """The bias of the last link, and what else is to be added to its result: a product takes no bias."""
@@ -209,15 +209,15 @@ def _kernel(
     if scale is None:
         return filters.transpose(0, 3, 1, 2)
     (sh, sw), dilation = scale, _attributes(node).get("dilations", [1, 1])
-    found = []
+    parts = []
     for each in np.split(filters, groups):
         oc, height, width, c = joined(each, scale).shape
         phases = joined(each, scale).reshape(oc, sh, height // sh, sw, width // sw, c)
         # Pixel u sums x[u // s - t] * w[u % s + s * t]: taps are turned round in each phase.
         kernel = phases[:, :, ::-1, :, ::-1].transpose(0, 5, 2, 1, 4, 3).reshape(oc, c, height, width)
         reach = [(n - 1) * (d if n > 1 else 1) + 1 for n, d in zip(taps, dilation)]
-        found.append(kernel[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]])
-    return np.concatenate(found)
+        parts.append(kernel[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]])
+    return np.concatenate(parts)
 
 
 def _row_scale(name: str, filters: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -64,12 +64,12 @@ class RankRule:
         """
         most = min(extents)
         if self.kind == "ratio":
-            found = math.floor(self.share * most + 0.5)
+            rank = math.floor(self.share * most + 0.5)
         elif self.kind == "energy":
-            found = energy_rank(squares(), self.share)
+            rank = energy_rank(squares(), self.share)
         else:
-            found = vbmf_rank(squares(), extents)
-        return min(max(found, 1), most)
+            rank = vbmf_rank(squares(), extents)
+        return min(max(rank, 1), most)
 
 
 def spectrum(matrix: np.ndarray) -> np.ndarray:

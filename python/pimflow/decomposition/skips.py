@@ -157,9 +157,9 @@ def find(
             f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
             "add --decompose"
         )
-    found = skips(network.module, distance=distance, original_flops=originals)
+    every = skips(network.module, distance=distance, original_flops=originals)
     fold = criterion == "pool"  # which the paper does not do
-    form = _Forms(network.module, system, fuse_activations, fold).best(found, criterion)
+    form = _Forms(network.module, system, fuse_activations, fold).best(every, criterion)
     changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
         given=network,
@@ -170,7 +170,7 @@ def find(
         transformation=form.transformation,
         sites=form.sites,
         folded=form.folded,
-        candidates=len(found),
+        candidates=len(every),
         flops_given=flops(network.module),
         flops=flops(form.module),
         weight_bytes=relax_module.weight_bytes(form.module),
@@ -205,14 +205,14 @@ class _Forms:
         self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), module)
         self._forms: dict[tuple, _Form] = {}
 
-    def best(self, found: Sequence[Skip], criterion: str) -> _Form:
+    def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
         """By `criterion`; of equal ones that with less done."""
-        plain, some = self._transformed([]), [skip for skip in found if skip.worthwhile()]
+        plain, some = self._transformed([]), [skip for skip in skips if skip.worthwhile()]
         if criterion == "paper":
             return self._transformed(some) if some else plain
         best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
-        if len(some) < len(found):
-            whole = self._written(found, best.transformation or "split")
+        if len(some) < len(skips):
+            whole = self._written(skips, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
         best = _thinned(best, best.sites, self._with_sites)
         return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))

@@ -36,5 +36,5 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
             "for each node that it names; remove it"
         )
     there = {layer_name(mod, binding.var) for binding in main_bindings(mod)}
-    found = {layer: role for layer, role in stored.items() if layer in there}
-    return with_roles(mod, roles(mod) | found) if found else mod
+    present = {layer: role for layer, role in stored.items() if layer in there}
+    return with_roles(mod, roles(mod) | present) if present else mod

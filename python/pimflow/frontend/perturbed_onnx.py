@@ -194,11 +194,11 @@ class _Perturbing:
 
 def _computed(graph: onnx.GraphProto) -> set[str]:
     """What depends on the values of inputs."""
-    found = {value.name for value in graph.input}
+    names = {value.name for value in graph.input}
     for node in graph.node:
-        if node.op_type not in _SHAPES and any(name in found for name in node.input):
-            found.update(node.output)
-    return found
+        if node.op_type not in _SHAPES and any(name in names for name in node.input):
+            names.update(node.output)
+    return names
 
 
 def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
@@ -208,10 +208,10 @@ def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[s
     after a dot. Of a layer whose node is not found, all products are the nodes.
     """
     kinds = {node.name: node.op_type for node in nodes}
-    found: set[str] = set()
+    names: set[str] = set()
     for layer in layers:
         parts = layer.split(".")
         begins = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         name = next((begin for begin in begins if begin in kinds), None)
-        found |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
-    return found
+        names |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
+    return names

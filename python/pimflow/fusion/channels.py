@@ -85,10 +85,10 @@ def run_weights(layer: Layer, sums: bool) -> int:
 
 def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> frozenset[str]:
     """Tensors of which one channel at a time is on chip."""
-    found: set[str] = set()
+    names: set[str] = set()
     for run in runs:
-        found |= {layers[step].name for step in run.forming} | _operands(layers, run)
-    return frozenset(found)
+        names |= {layers[step].name for step in run.forming} | _operands(layers, run)
+    return frozenset(names)
 
 
 def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:

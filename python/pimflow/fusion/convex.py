@@ -110,11 +110,11 @@ def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[li
     for index in reversed(range(len(links))):
         for other in _bits(readers[index]):
             reached[index] |= reached[other] | 1 << other
-    found, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
+    sets, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
     while level:
-        found += [each[0] for each in level]
-        if len(found) > MAX_SETS:
-            return found[:MAX_SETS], False
+        sets += [each[0] for each in level]
+        if len(sets) > MAX_SETS:
+            return sets[:MAX_SETS], False
         level = [
             ((index, *one), mask | 1 << index, touched | tensors[index])
             for one, mask, touched in level
@@ -122,7 +122,7 @@ def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[li
             if (not near or tensors[index] & touched)
             and not any(reached[other] & mask for other in _bits(readers[index] & ~mask))
         ]
-    return found, True
+    return sets, True
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -134,15 +134,15 @@ def _bits(mask: int) -> Iterator[int]:
 
 def _links(graph: LayerGraph) -> Links:
     """Layers, each with those behind it that alone read what is before them, and change it in place."""
-    found: list[list[int]] = []
+    links: list[list[int]] = []
     for position, layer in enumerate(graph.layers):
         before = graph.layers[position - 1].name
         follows = position and layer.in_place and set(layer.inputs) == {before}
         if follows and graph.readers[before] == (position,) and before not in graph.outputs:
-            found[-1].append(position)
+            links[-1].append(position)
         else:
-            found.append([position])
-    return tuple(map(tuple, found))
+            links.append([position])
+    return tuple(map(tuple, links))
 
 
 def _gap(positions: Sequence[int]) -> bool:
@@ -195,15 +195,15 @@ def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
     values = np.array([each.objective for each in columns])
     scaled = values / sum(each.objective for each in costs.alone) + TIE
     while True:
-        found = optimize.milp(
+        result = optimize.milp(
             scaled,
             constraints=constraints,
             integrality=np.ones(len(columns)),
             bounds=optimize.Bounds(0, 1),
             options={"mip_rel_gap": 0.0},
         )
-        assert found.x is not None, found.message  # single layers are a cover
-        chosen = np.flatnonzero(found.x > 0.5)
+        assert result.x is not None, result.message  # single layers are a cover
+        chosen = np.flatnonzero(result.x > 0.5)
         order, circle = _order([columns[index] for index in chosen], costs.graph)
         if not circle:
             return order

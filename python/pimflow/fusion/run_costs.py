@@ -176,17 +176,17 @@ class RunCosts:
         wanted = growing.untiled and self.reuse != "none" and pays
         if not wanted or (best and best.objective <= value):
             return None
-        found = fitting_runs(
+        fitting = fitting_runs(
             [self.graph.layers[position] for position in positions],
             {name: int(tile.elements[0]) for name, tile in growing.tiles.items()},
             lambda name: self.graph.shapes[name][3],
             objective.capacity_elements,
             objective.accelerator.element_bytes >= SUM_BYTES,
         )
-        growing.untiled = found is not None  # with more layers, too
-        if found is None or not found[0] or positions in self._refused_untiled:
+        growing.untiled = fitting is not None  # with more layers, too
+        if fitting is None or not fitting[0] or positions in self._refused_untiled:
             return None
-        runs, bound = found
+        runs, bound = fitting
         return Costed(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
 
     def _best(

@@ -43,10 +43,10 @@ class GroupTiling:
     @classmethod
     def parse(cls, text: str) -> GroupTiling:
         """Read what `str` writes; raises `ValueError` for anything else."""
-        found = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
-        if not found:
+        match = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
+        if not match:
             raise ValueError(f"'{text}' is no tiling; write it as 'tiles 1x8x4'")
-        return cls(n=int(found[1]), h=int(found[2]), w=int(found[3]), retain=bool(found[4]))
+        return cls(n=int(match[1]), h=int(match[2]), w=int(match[3]), retain=bool(match[4]))
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
         """Tiles in the order in which they run, as (n, h, w)."""
@@ -95,15 +95,15 @@ def transfer(
     What a tile needs of a tensor with several readers is the hull of what they need.
     """
     wanted: dict[str, list[Span]] = {}
-    found: dict[str, Spans] = {}
+    spans: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):
         layer = graph.layers[position]
         if graph.stored(layer.name, range(begin, end)):
             _widen(wanted, layer.name, pieces(graph.shapes[layer.name][axis], parts))
-        found[layer.name] = _spans(wanted.pop(layer.name), retain)
+        spans[layer.name] = _spans(wanted.pop(layer.name), retain)
         for name, maps in zip(layer.inputs, layer.maps):
-            _widen(wanted, name, [_read(maps[axis], span) for span in found[layer.name].fresh])
-    return found | {name: _spans(held, retain) for name, held in wanted.items()}
+            _widen(wanted, name, [_read(maps[axis], span) for span in spans[layer.name].fresh])
+    return spans | {name: _spans(held, retain) for name, held in wanted.items()}
 
 
 def _read(window: RangeMap, span: Span) -> Span:

@@ -96,30 +96,30 @@ class StepGraph:
             Whether inputs take bytes until their last reader; an executable's lie elsewhere.
         """
         waits = waits or {}
-        found = graph.buffers(dtype)
+        buffers = graph.buffers(dtype)
         awaited = dict.fromkeys(first for named in waits.values() for first in named)
         done = {name: f"{name} done" for name in awaited}
-        size_bytes = found.size_bytes | dict.fromkeys(done.values(), 0)
+        size_bytes = buffers.size_bytes | dict.fromkeys(done.values(), 0)
         if not inputs_count:
-            size_bytes |= dict.fromkeys(found.inputs, 0)
+            size_bytes |= dict.fromkeys(buffers.inputs, 0)
         steps = []
-        for region, (reads, writes) in zip(graph.regions, found.steps, strict=True):
+        for region, (reads, writes) in zip(graph.regions, buffers.steps, strict=True):
             ended = [done[first] for first in waits.get(region.name, ())]
             marks = [done[region.name]] if region.name in done else []
             steps.append(((*reads, *ended), (*writes, *marks)))
         return cls(
             steps=steps,
             size_bytes=size_bytes,
-            inputs=found.inputs,
-            outputs=found.outputs,
-            aliases=found.aliases,
+            inputs=buffers.inputs,
+            outputs=buffers.outputs,
+            aliases=buffers.aliases,
         )
 
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
         """Lifetimes of the buffers with the steps in `order`, by default the given one."""
         steps = self.steps if order is None else [self.steps[step] for step in order]
-        found = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
-        return found.with_aliases(self.aliases).lifetimes
+        liveness = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
+        return liveness.with_aliases(self.aliases).lifetimes
 
     def peak_bytes(self, order: Sequence[int] | None = None) -> int:
         """The most bytes that are live at once with the steps in `order`."""
@@ -291,12 +291,12 @@ class ReorderedPools:
 
     Attributes
     ----------
-    found : Order
+    searched : Order
     before, after : MemoryPlan
         Of the given order, and of the found one.
     """
 
-    found: Order
+    searched: Order
     before: MemoryPlan
     after: MemoryPlan
 
@@ -308,7 +308,7 @@ class ReorderedPools:
     @property
     def order(self) -> tuple[int, ...]:
         """The order to take: the found one if it has the smaller pool, else the given one."""
-        return self.found.order if self.better else tuple(range(len(self.found.order)))
+        return self.searched.order if self.better else tuple(range(len(self.searched.order)))
 
     @property
     def pool_bytes(self) -> int:
@@ -318,7 +318,7 @@ class ReorderedPools:
     @property
     def optimal(self) -> bool:
         """Whether it is proved that no order and no plan has a smaller pool."""
-        return self.pool_bytes == self.found.lower_bound_bytes
+        return self.pool_bytes == self.searched.lower_bound_bytes
 
 
 def reordered_pools(
@@ -338,8 +338,8 @@ def reordered_pools(
     InfeasibleError, UnknownNameError, KeyboardInterrupt
         As `reorder` and `memory.plan`.
     """
-    found = reorder(graph, seconds=seconds)
+    order = reorder(graph, seconds=seconds)
     before = plan(graph.lifetimes(), policy, seconds=seconds)
-    changed = found.peak_bytes < found.given_peak_bytes
-    after = plan(graph.lifetimes(found.order), policy, seconds=seconds) if changed else before
-    return ReorderedPools(found=found, before=before, after=after)
+    changed = order.peak_bytes < order.given_peak_bytes
+    after = plan(graph.lifetimes(order.order), policy, seconds=seconds) if changed else before
+    return ReorderedPools(searched=order, before=before, after=after)

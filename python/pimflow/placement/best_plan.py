@@ -137,7 +137,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     capable = [r for r in graph.regions if not refused[r.name]]
     table = CostTable(
         candidates=candidates,
-        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
+        costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
@@ -178,8 +178,8 @@ def search(
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
-    found = minimiser.best()
-    mixed = found if found and any(c.rewrite.mode != "GPU" for c in found.solution.candidates) else None
+    best = minimiser.best()
+    mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
     if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
         mixed = None
     if not mixed and not minimiser.allows(alone):

@@ -16,7 +16,7 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
-from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
 from pimflow.placement.solvers.steps import State, check_covers, reads
 
 # Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all
@@ -191,14 +191,14 @@ class Chosen:
     Attributes
     ----------
     layers : frozenset of str
-    found : Found
+    best : EvaluatedPlan
         The best plan for the layers so, by the table of both forms.
     alone_ns : dict of str to (float, float)
         By layer whose form was free, what it takes by itself as it came, and as a chain.
     """
 
     layers: frozenset[str]
-    found: Found
+    best: EvaluatedPlan
     alone_ns: dict[str, tuple[float, float]]
 
 
@@ -215,7 +215,7 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     results = [result for table in tables if (result := table.best())]
     if not results:
         raise tables[0].unreachable()
-    return min(results, key=lambda chosen: goal.value(chosen.found.evaluation))
+    return min(results, key=lambda chosen: goal.value(chosen.best.evaluation))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +231,9 @@ def _new(given: frozenset[str], seen: set[tuple[str, ...]]) -> Callable[[tuple[s
     """Whether regions have a layer as it came, and were not `seen`; then they are."""
 
     def new(names: tuple[str, ...]) -> bool:
-        found = names not in seen and not given.isdisjoint(names)
-        seen.update([names] if found else [])
-        return found
+        is_new = names not in seen and not given.isdisjoint(names)
+        seen.update([names] if is_new else [])
+        return is_new
 
     return new
 
@@ -249,28 +249,28 @@ class _Both:
         table = profile(self.graph, maker)
         plain = maker.of(forms.mixture(set(layers) - set(forms.free)))
         plain.prepare()
-        found = {name: list(candidates) for name, candidates in table.candidates.items()}
+        candidates_of = {name: list(candidates) for name, candidates in table.candidates.items()}
         for layer in forms.free:
             for candidate in plain.all(plain.graph.region(layer)):
-                self._add(found, self._as_it_came(plain, layer, candidate))
+                self._add(candidates_of, self._as_it_came(plain, layer, candidate))
         groups = list(self._groups(maker))
         for candidate, originals in self._pipelines(maker):
-            self._add(found, self._expanded(candidate, originals))
+            self._add(candidates_of, self._expanded(candidate, originals))
         for candidate in self._fused(groups, system.gpu_channels):
-            self._add(found, candidate)
-        self.table = _with(table, found)
+            self._add(candidates_of, candidate)
+        self.table = _with(table, candidates_of)
         check_covers(self.graph, self.table)
         self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
         on_gpu = self._on_gpu(maker, plain, groups)
         self.alone = Minimiser(self.graph, _with(table, on_gpu), system, goal, costs.profiling.cache)
 
-    def _add(self, found: dict[str, list[Candidate]], candidate: Candidate) -> None:
-        found[candidate.covers[0]].append(candidate)
+    def _add(self, by_region: dict[str, list[Candidate]], candidate: Candidate) -> None:
+        by_region[candidate.covers[0]].append(candidate)
 
     def _as_it_came(self, plain: Candidates, layer: str, candidate: Candidate) -> Candidate:
-        found = self._expanded(candidate, (layer,))
-        form = replace(plain.graph.region(layer), inputs=reads(self.graph, found))
-        return replace(found, form=form)
+        expanded = self._expanded(candidate, (layer,))
+        form = replace(plain.graph.region(layer), inputs=reads(self.graph, expanded))
+        return replace(expanded, form=form)
 
     def _expanded(self, candidate: Candidate, originals: Sequence[str]) -> Candidate:
         """`candidate`, which does the layers `originals` as they came, as one of `graph`."""
@@ -278,11 +278,11 @@ class _Both:
         covers = tuple(
             name for each in candidate.covers for name in (chains[each] if each in originals else (each,))
         )
-        found = replace(
+        expanded = replace(
             candidate, name=f"{candidate.name} ({', '.join(originals)} as it came)", covers=covers
         )
-        self.originals[covers[0], found.name] = tuple(originals)
-        return found
+        self.originals[covers[0], expanded.name] = tuple(originals)
+        return expanded
 
     def _pipelines(self, maker: Candidates) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
         """Pipelines in which some layers are as they came, and those.
@@ -306,10 +306,10 @@ class _Both:
             return
         seen = {channels: set[tuple[str, ...]]() for channels in fused_groups.channel_counts(maker)}
         for mixed, given in self._mixtures(maker):
-            found: dict[Tiled, None] = {}
+            groups: dict[Tiled, None] = {}
             for channels, known in seen.items():
-                found |= dict.fromkeys(mixed.tilings.search(channels, _new(given, known)))
-            for each in found:
+                groups |= dict.fromkeys(mixed.tilings.search(channels, _new(given, known)))
+            for each in groups:
                 originals = tuple(name for name in each.covers if name in given)
                 yield _Group(maker=mixed, tiled=each, originals=originals)
 
@@ -339,36 +339,36 @@ class _Both:
     ) -> Mapping[str, list[Candidate]]:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
-        found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
+        by_region = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
         for candidate in (*fused_groups.several(maker, channels), *self._fused(groups, channels)):
-            self._add(found, candidate)
+            self._add(by_region, candidate)
         for layer in self.forms.free:
             for candidate in plain.on_gpu(plain.graph.region(layer), channels):
-                self._add(found, self._as_it_came(plain, layer, candidate))
-        return found
+                self._add(by_region, self._as_it_came(plain, layer, candidate))
+        return by_region
 
     def best(self) -> Chosen | None:
         """The best choice; None if no plan keeps to the bounds."""
         mixed, alone = self.minimiser.best(), self.alone.best()
         if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
             mixed = None  # it is better with all channels
-        found = [each for each in (alone, mixed) if each]
-        if not found:
+        plans = [each for each in (alone, mixed) if each]
+        if not plans:
             return None
-        best = min(found, key=lambda each: self.goal.value(each.evaluation))
+        best = min(plans, key=lambda each: self.goal.value(each.evaluation))
         given = {
             layer
             for candidate in best.solution.candidates
             for layer in self.originals.get((candidate.covers[0], candidate.name), ())
         }
-        return Chosen(layers=frozenset(self.layers) - given, found=best, alone_ns=self._alone_ns())
+        return Chosen(layers=frozenset(self.layers) - given, best=best, alone_ns=self._alone_ns())
 
     def unreachable(self) -> Exception:
         """What to say if none keeps to them."""
         return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation)
 
     def _alone_ns(self) -> dict[str, tuple[float, float]]:
-        found, table = {}, self.table
+        times_ns, table = {}, self.table
         order = {region.name: position for position, region in enumerate(self.graph.regions)}
         chained = {
             name: [c for c in candidates if (c.covers[0], c.name) not in self.originals]
@@ -380,14 +380,14 @@ class _Both:
             segment = (order[covers[0]], order[covers[-1]] + 1)
             ways = one_by_one(self.graph, chains, LATENCY, segment, State())
             given = [c for c in table.candidates[covers[0]] if c.form and c.covers == covers]
-            found[layer] = (
+            times_ns[layer] = (
                 min(table.cost(covers[0], c).latency_ns for c in given),
                 min(way.latency_ns for way in ways.values()),
             )
-        return found
+        return times_ns
 
 
 def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
     """`table` with other candidates."""
-    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
+    costs = {(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region}
     return replace(table, candidates={name: tuple(c) for name, c in candidates.items()}, costs=costs)

@@ -29,7 +29,7 @@ TITLES = {
 WIDE_RANGE = 20  # largest over least from which an axis is logarithmic
 
 
-def write(path: str | os.PathLike, found: Selection) -> None:
+def write(path: str | os.PathLike, selection: Selection) -> None:
     """Draw a selection with a front as .png, .svg or .html, by the name of the file.
 
     Raises
@@ -40,10 +40,10 @@ def write(path: str | os.PathLike, found: Selection) -> None:
         The file cannot be written.
     """
     pictures.check_format(path)
-    pictures.save(path, figure(found), f"{found.problem.graph.name}: primitives")
+    pictures.save(path, figure(selection), f"{selection.problem.graph.name}: primitives")
 
 
-def figure(found: Selection) -> Figure:
+def figure(selection: Selection) -> Figure:
     """Six panels.
 
     Time and memory of one primitive everywhere (Figures 1, 2 and 5), the front with the greedy's (6 to 9),
@@ -51,20 +51,20 @@ def figure(found: Selection) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    over = "workspace" if found.objective == "workspace" else "memory"
+    over = "workspace" if selection.objective == "workspace" else "memory"
     whole = Figure(figsize=(15, 8), layout="constrained")
-    whole.suptitle(f"{found.problem.graph.name}, {found.profile.device.name}")
+    whole.suptitle(f"{selection.problem.graph.name}, {selection.profile.device.name}")
     panels = whole.subplots(2, 3).flat
-    kinds = {**found.baselines, "selected": found.selected.sums}
-    if found.greedy:
-        kinds["greedy"] = found.greedy
+    kinds = {**selection.baselines, "selected": selection.selected.sums}
+    if selection.greedy:
+        kinds["greedy"] = selection.greedy
     draw_times(next(panels), kinds)
     draw_memory(next(panels), kinds)
-    draw_front(next(panels), found.front, over, found.baselines)
-    draw_speedups(next(panels), found.front)
-    quick = fastest(found.problem).choice
-    draw_layers(next(panels), found.problem, {"fastest": quick, "selected": found.selected.choice})
-    draw_families(next(panels), found.front, over)
+    draw_front(next(panels), selection.front, over, selection.baselines)
+    draw_speedups(next(panels), selection.front)
+    quick = fastest(selection.problem).choice
+    draw_layers(next(panels), selection.problem, {"fastest": quick, "selected": selection.selected.choice})
+    draw_families(next(panels), selection.front, over)
     return whole
 
 

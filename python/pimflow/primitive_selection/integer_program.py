@@ -66,7 +66,7 @@ class _Program:
         self.possible = all(self.kept.values())
         if not self.possible:
             return
-        slowest = sum(max(map(problem.time_ns, found)) for found in self.kept.values())
+        slowest = sum(max(map(problem.time_ns, candidates)) for candidates in self.kept.values())
         self.unit_ns = max(slowest, 1.0) / SPAN
         self.times: Entries = []
         self.does = {step.name: self._choice(step) for step in problem.steps}
@@ -119,10 +119,10 @@ class _Program:
     def _by_layout(self, name: str, layout_of) -> dict[str, list[Column]]:
         if name not in self.does:
             return {layout: [] for layout in self.problem.layouts(name)}
-        found: dict[str, list[Column]] = {}
+        columns: dict[str, list[Column]] = {}
         for column, candidate in self.does[name]:
-            found.setdefault(layout_of(candidate), []).append(column)
-        return found
+            columns.setdefault(layout_of(candidate), []).append(column)
+        return columns
 
     def _memory(self, budget_bytes: float) -> None:
         peak = self._column(budget_bytes / UNIT_BYTES)
@@ -138,8 +138,8 @@ class _Program:
         resident = self._column()
         filters = [
             (column, aligned(c.filter_bytes) / UNIT_BYTES)
-            for found in self.does.values()
-            for column, c in found
+            for columns in self.does.values()
+            for column, c in columns
         ]
         weights = self.problem.weight_bytes / UNIT_BYTES
         self.rows.append(([(resident, -1.0), *filters], -weights, -weights))
@@ -189,22 +189,22 @@ class _Program:
         shape = (len(self.rows), len(self.costs))
         matrix = sparse.csr_matrix((factors, (numbers, columns)), shape=shape)
         low, high = ([row[side] for row in self.rows] for side in (1, 2))
-        found = milp.solve(
+        result = milp.solve(
             np.array(self.costs),
             integrality=np.array(self.integral),
             bounds=optimize.Bounds(0.0, np.array(self.upper)),
             constraints=optimize.LinearConstraint(matrix, low, high),
             options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
         )
-        if found.x is None:
+        if result.x is None:
             return None
         regions = {region.name for region in self.problem.graph.regions}
         choice = {
-            name: max(options, key=lambda each: found.x[each[0]])[1]
+            name: max(options, key=lambda each: result.x[each[0]])[1]
             for name, options in self.does.items()
             if name in regions
         }
-        value, bound = float(found.fun), float(found.mip_dual_bound)
+        value, bound = float(result.fun), float(result.mip_dual_bound)
         gap = max(0.0, (value - bound) / max(abs(value), 1e-12))
         unit = self.unit_ns if self.objective == "time" else UNIT_BYTES
         return Selected(choice=choice, sums=self.problem.evaluate(choice), value=value * unit, gap=gap)

@@ -192,7 +192,7 @@ class Remote(Machine):
     def _c_compiler(self) -> str:
         """What builds C for it, before the name of its device; raises `ProfilerError` if nothing does."""
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
-        self._compiler = builds.found_for(triple, cpu)
+        self._compiler = builds.compiler_for(triple, cpu)
         try:
             self._built_c("int pimflow_probe(void) { return 0; }\n")
         except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say

@@ -99,10 +99,10 @@ def measure(
     times_kept = Measurements(cache, code, device)
     layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
     every = {layer: promising(layer, device.target) for layer in layers}
-    asked = [(p.name, layer) for layer, found in every.items() for p in found]
+    asked = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns]
     known = times_kept.get([*asked, *small])
     times = {key: known[key] for key in asked if key in known}
-    wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
+    wanted = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns[:most]]
     missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
     untimed = [key for key in small if key not in known]
     total = len(missing) + len(untimed)
@@ -119,12 +119,12 @@ def measure(
     for begin in range(0, len(untimed), MOVES_AT_ONCE):
         part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
-            found = dict(zip(part, _small_ns(part, machine)))
+            times_ns = dict(zip(part, _small_ns(part, machine)))
         except Exception:  # whatever a broken connection raises
             machine.require()
             raise
-        known |= found
-        times_kept.put(found)
+        known |= times_ns
+        times_kept.put(times_ns)
         progress((len(missing) + begin + len(part)) / total)
     timed = {key: known[key] for key in small}
     return Profile(
@@ -155,8 +155,8 @@ class Measurements:
     def get(self, keys: Iterable) -> dict:
         """Times by those keys that have one; what is no time was not kept by this."""
         by_cause = {self._cause(key): key for key in keys}
-        found = self.cache.get(by_cause, self.code) if self.cache else {}
-        return {by_cause[cause]: ns for cause, ns in found.items() if is_duration(ns)}
+        kept = self.cache.get(by_cause, self.code) if self.cache else {}
+        return {by_cause[cause]: ns for cause, ns in kept.items() if is_duration(ns)}
 
     def put(self, times_ns: dict) -> None:
         if self.cache:
@@ -186,8 +186,8 @@ def _small_ns(keys: Sequence[Move | tuple[Pool, str]], machine: Machine) -> list
     """Of transforms, which come first, and of pools."""
     moves = [key for key in keys if not isinstance(key[0], Pool)]
     pools = keys[len(moves) :]
-    found = moves_ns(moves, machine) if moves else []
-    return [*found, *(pools_ns(pools, machine) if pools else [])]
+    transforms_ns = moves_ns(moves, machine) if moves else []
+    return [*transforms_ns, *(pools_ns(pools, machine) if pools else [])]
 
 
 def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:

@@ -60,15 +60,15 @@ def _measured(
 ) -> dict[str, float]:
     code = f"{COLD} {compiler()} {sources_digest(BUILT_BY)}"
     kept = Measurements(cache, code, Machine().device)
-    found = kept.get(calls)
-    missing = [key for key in calls if key not in found]
+    times_ns = kept.get(calls)
+    missing = [key for key in calls if key not in times_ns]
     for begin in range(0, len(missing), KERNELS_AT_ONCE):
         keys = missing[begin : begin + KERNELS_AT_ONCE]
         new = dict(zip(keys, _times_ns([calls[key] for key in keys]), strict=True))
         kept.put(new)
-        found |= new
-        progress(len(found) / len(calls))
-    return found
+        times_ns |= new
+        progress(len(times_ns) / len(calls))
+    return times_ns
 
 
 def _times_ns(calls: Sequence[KernelCall]) -> list[float]:

@@ -183,19 +183,19 @@ class SelectionProblem:
         return tensors + aligned(candidate.filter_bytes) + aligned(candidate.workspace_bytes)
 
     def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
-        found = []
+        transforms = []
         for step in self.steps:
             taken = choice[step.name].input.layout if step.name in choice else RETURNED.layout
             for tensor in step.reads:
                 given = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
                 edge = self.table.transform(tensor, given, taken)
                 if given != taken and edge.task:
-                    found.append(
+                    transforms.append(
                         Transform(
                             tensor=tensor, reader=step.name, given=given, taken=taken, time_ns=edge.latency_ns
                         )
                     )
-        return tuple(found)
+        return tuple(transforms)
 
     def evaluate(self, choice: Mapping[str, Candidate]) -> Sums:
         """What `choice`, by region, amounts to."""
@@ -255,7 +255,8 @@ class SelectionProblem:
     def restricted(self, wanted: Callable[[str, Candidate], bool]) -> SelectionProblem:
         """The same with those candidates of each region alone that are `wanted`."""
         kept = {
-            name: tuple(c for c in found if wanted(name, c)) for name, found in self.table.candidates.items()
+            name: tuple(c for c in candidates if wanted(name, c))
+            for name, candidates in self.table.candidates.items()
         }
         return replace(self, table=replace(self.table, candidates=kept))
 

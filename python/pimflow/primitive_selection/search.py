@@ -57,21 +57,21 @@ def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budget
         raise UsageError(f"'{problem.graph.name}' has no convolution to choose a primitive for")
     if objective == "workspace":
         return _least_workspace(problem, budgets)
-    found = solve(problem, objective, budgets)
-    if found is None:
+    selected = solve(problem, objective, budgets)
+    if selected is None:
         raise _infeasible(problem, budgets)
     if objective == "time":
-        return found
-    tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, found.sums.memory_bytes))
-    return replace(solve(problem, "time", tighter) or found, gap=found.gap)
+        return selected
+    tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, selected.sums.memory_bytes))
+    return replace(solve(problem, "time", tighter) or selected, gap=selected.gap)
 
 
 def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
     """Of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
-    found = solve(problem, "time", budgets)
-    if found is None:
+    selected = solve(problem, "time", budgets)
+    if selected is None:
         raise _infeasible(problem, budgets)
-    return found
+    return selected
 
 
 def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
@@ -86,11 +86,11 @@ def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        found = solve(problem, "time", replace(budgets, workspace_bytes=sizes[middle]))
-        if found is None:
+        selected = solve(problem, "time", replace(budgets, workspace_bytes=sizes[middle]))
+        if selected is None:
             low = middle + 1
         else:
-            best, high = found, middle
+            best, high = selected, middle
     return best
 
 
@@ -151,15 +151,15 @@ def front(
         raise UsageError(f"a front has at least 2 points, not {points}")
     small, quick = minimise(problem, over, budgets), minimise(problem, "time", budgets)
     low, high = _taken(small.sums, over), _taken(quick.sums, over)
-    found: list[Point] = []
+    tried: list[Point] = []
     for number in range(points):
         budget_bytes = low + (high - low) * number // (points - 1)
         ends = {0: small, points - 1: quick}
         selected = ends.get(number) or fastest(problem, _limited(budgets, over, budget_bytes))
         greedily = greedy(problem, _limited(NO_BUDGETS, over, budget_bytes))
-        found.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
+        tried.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
         progress((number + 1) / points)
-    return tuple(p for n, p in enumerate(found) if not any(_as_fast(o, p) for o in found[:n]))
+    return tuple(p for n, p in enumerate(tried) if not any(_as_fast(o, p) for o in tried[:n]))
 
 
 def _as_fast(smaller: Point, larger: Point) -> bool:
@@ -198,8 +198,8 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
         sums = problem.evaluate(choice)
     names = {step.name for step in layers}
     relaxed = problem.restricted(lambda name, c: name not in names or c is choice[name])
-    found = solve(relaxed, "time", space)
-    sums = found.sums if found else sums
+    selected = solve(relaxed, "time", space)
+    sums = selected.sums if selected else sums
     return sums if sums.within(budgets) else None
 
 
@@ -210,6 +210,6 @@ def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate],
     """
     picked = {}
     for step in problem.steps:
-        found = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
-        picked[step.name] = found if step.chosen else lambda _: True
+        kind = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
+        picked[step.name] = kind if step.chosen else lambda _: True
     return fastest(problem.restricted(lambda name, c: picked[name](c))).sums

@@ -31,8 +31,8 @@ def dealt(extent: int, most: int, multiple: int = 1) -> int:
 
 def divided(extent: int, most: int) -> int:
     """Size of equal parts of at most `most`, if more than half of that divides `extent`; else as `dealt`."""
-    found = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
-    return next(found, 0) or dealt(extent, most)
+    sizes = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
+    return next(sizes, 0) or dealt(extent, most)
 
 
 def filled(extent: int, part: int) -> int:
@@ -145,8 +145,8 @@ class Primitive:
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
         """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
-        found, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
-        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= least}
+        stages, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
+        return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= least}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())

@@ -137,11 +137,11 @@ def drawn(value: onnx.ValueInfoProto, seed: int) -> Iterator[np.ndarray]:
     ModelError
         As `fill` does.
     """
-    found, dims = rule_of(value), dims_of(value)
+    known_rule, dims = rule_of(value), dims_of(value)
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    if found is None or dims is None or None in dims or not single:
+    if known_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
-    rule, fan_in, gain = found
+    rule, fan_in, gain = known_rule
     centre, half_width = RULES[rule]
     scale = np.float32(half_width * gain / math.sqrt(fan_in))
     for chunk in _chunks(value.name, math.prod(dims), seed):

@@ -66,21 +66,21 @@ class Compiler:
         self.build([source], path, SHARED)
 
 
-def found() -> Compiler | None:
+def local_compiler() -> Compiler | None:
     """The compiler of the environment variable ``CC``, else ``cc``; None if there is none."""
     command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     return Compiler(tuple(command)) if shutil.which(command[0]) else None
 
 
 def compiler() -> Compiler:
-    """`found`; raises `ArtifactError` if there is none."""
-    here = found()
+    """`local_compiler`; raises `ArtifactError` if there is none."""
+    here = local_compiler()
     if here is None:
         raise ArtifactError(NO_COMPILER)
     return here
 
 
-def found_for(triple: str, cpu: str) -> Compiler | None:
+def compiler_for(triple: str, cpu: str) -> Compiler | None:
     """A compiler on this machine for another of `triple`, as LLVM says it; None if there is none.
 
     Parameters
@@ -92,7 +92,7 @@ def found_for(triple: str, cpu: str) -> Compiler | None:
     selects = "-march" if architecture in X86 else "-mcpu"
     options = (OPTIONS[0], *([f"{selects}={cpu}"] if cpu else []))
     if architecture in ("", platform.machine()):
-        own = found()
+        own = local_compiler()
         return own and Compiler(own.command, OPTIONS if cpu == cpu_name() else options)
     there = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
     return Compiler((f"{there}-gcc",), options) if there else None

@@ -135,15 +135,15 @@ def _plain(symbol: str) -> str:
 
 def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
-    found: dict[str, list] = {"scope": [], "buffers": []}
+    parts: dict[str, list] = {"scope": [], "buffers": []}
     visitors = [
-        (tirx.AttrStmt, lambda s: found["scope"].append(s.body) if s.attr_key == COMPUTED else None),
-        (tirx.DeclBuffer, lambda s: found["buffers"].append(s.buffer)),
+        (tirx.AttrStmt, lambda s: parts["scope"].append(s.body) if s.attr_key == COMPUTED else None),
+        (tirx.DeclBuffer, lambda s: parts["buffers"].append(s.buffer)),
     ]
     tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
     # The first declarations are those of the operands, in order.
-    operands = found["buffers"][: len(kernel.params)]
-    body = found["scope"][0]
+    operands = parts["buffers"][: len(kernel.params)]
+    body = parts["scope"][0]
     params = []
     for operand in reversed(operands):
         pointer = tirx.Var(

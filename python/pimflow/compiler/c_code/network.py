@@ -101,7 +101,7 @@ def c_network(
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
-    here = builds.found()
+    here = builds.local_compiler()
     if here is None:
         return CNetwork(source=source)
     library, values = builds.Library(source), list(inputs.values())

@@ -287,8 +287,8 @@ def heap_bytes() -> int | None:
     except AttributeError:
         return None
     mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
-    return found.uordblks + found.hblkhd
+    info = mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:

@@ -128,8 +128,8 @@ class Cuda:
         UsageError
             If the device is not one that `gpu` describes: measured and modelled values would be mixed.
         """
-        found = self.measure([request.kernel for request in requests], gpu, dtype)
-        return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, found, strict=True)]
+        times = self.measure([request.kernel for request in requests], gpu, dtype)
+        return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, times, strict=True)]
 
     def measure(self, kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> list[KernelMeasurement | None]:
         """Times of `kernels`, in order; None for one that fails. Equal kernels are measured once."""
@@ -138,8 +138,8 @@ class Cuda:
         new = [key for key in dict.fromkeys(keys) if key not in self._measured]
         for begin in range(0, len(new), BATCH):
             batch = new[begin : begin + BATCH]
-            found = dict(self._batch([kernel for kernel, _, _ in batch], gpu, dtype))
-            self._measured |= {key: found.get(key[0]) for key in batch}
+            times = dict(self._batch([kernel for kernel, _, _ in batch], gpu, dtype))
+            self._measured |= {key: times.get(key[0]) for key in batch}
         return [self._measured[key] for key in keys]
 
     def clocks(self) -> dict[str, str]:
@@ -206,11 +206,11 @@ class Cuda:
             return {kernel: (module, name) for kernel, name in names.items()}
         except Exception:  # whatever the compiler's parts raise; which kernel it was shows one by one
             pass
-        found = {}
+        modules = {}
         for kernel, function in functions.items():
             with self._failing(kernel):
-                found[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
-        return found
+                modules[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
+        return modules
 
     def _failing(self, kernel: Kernel) -> _Failing:
         return _Failing(self, kernel)
@@ -296,13 +296,13 @@ def kernel_rows(
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
     told = {model.name: model.costs(requests, gpu, dtype) for model in models}
     rows = []
-    for at, ((name, kernel), found) in enumerate(zip(kernels, measured, strict=True)):
+    for at, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
         row: dict[str, object] = {"kernel": name, "kind": kernel.kind, "dtype": dtype}
         shape = dataclasses.asdict(kernel.geometry) if kernel.geometry else {}
         row |= {key: shape.get(key) for key in ("n", "h", "w", "c", "oc", "kh", "kw", "groups")}
         row["stride"] = kernel.stride
         row |= {key: getattr(kernel, key) for key in ("input_bytes", "weight_bytes", "output_bytes")}
-        taken = dataclasses.asdict(found) if found else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
+        taken = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
         row |= taken
         for model, costs in told.items():
             modelled_ns = costs[at].execution_ns

@@ -62,10 +62,12 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
 def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
     mod = convolution_network(kernel.geometry, residuals(kernel, dtype))
     mod = tvm.transform.Sequential(phases.kernel_phases(target, dtype))(mod)
-    found = [f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint]
-    if len(found) != 1:
-        raise ProfilerError(f"the pipeline made {len(found)} kernels of {kernel.geometry}, not one")
-    return found[0]
+    functions = [
+        f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint
+    ]
+    if len(functions) != 1:
+        raise ProfilerError(f"the pipeline made {len(functions)} kernels of {kernel.geometry}, not one")
+    return functions[0]
 
 
 def is_fc(geometry: ConvGeometry) -> bool:

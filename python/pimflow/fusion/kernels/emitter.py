@@ -182,11 +182,11 @@ class Emitter:
             left = T.bind(turn * threads + self.thread)
             stack.enter_context(T.If(left < total))
             stack.enter_context(T.Then())
-            found = []
+            indices = []
             for (begin, _), extent in zip(reversed(box[1:]), reversed(extents[1:])):
-                found.append(begin + tirx.floormod(left, extent))
+                indices.append(begin + tirx.floormod(left, extent))
                 left = tirx.floordiv(left, extent)
-            yield (box[0][0] + left, *reversed(found))
+            yield (box[0][0] + left, *reversed(indices))
 
     def sync(self) -> None:
         if self.target.threads:

@@ -212,16 +212,16 @@ def _done(graph: LayerGraph, name: str, end: int) -> bool:
 
 
 def build(
-    group: Group, placed: Placement, found: Mapping[str, Computation], dtype: str = "fp32"
+    group: Group, placed: Placement, computed: Mapping[str, Computation], dtype: str = "fp32"
 ) -> tvm.runtime.Function:
     """The function of a group for the CPU, with counters."""
     target = parameters.Target(counted=True, dtype=dtype)
-    function = generator.generate(NAME, group, placed, found, target)
+    function = generator.generate(NAME, group, placed, computed, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
 
 def build_cuda(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Module:
     """The function of a group as a kernel of one block, its pool in shared memory, compiled.
 
@@ -240,7 +240,7 @@ def build_cuda(
             f"on-chip memory of the group that begins with '{group.layers[0].name}'", placed.on_chip_bytes,
             bound, "bytes of shared memory", [f"--on-chip {bound}B"],
         )  # fmt: skip
-    built = _cuda(group, placed, found, target)
+    built = _cuda(group, placed, computed, target)
     flaw = compile_kernels(built, target).flaw
     if flaw:
         raise UsageError(flaw)
@@ -248,18 +248,18 @@ def build_cuda(
 
 
 def cuda_source(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> str:
     """What `build_cuda` compiles."""
-    parts = _cuda(group, placed, found, target).mod.imports
+    parts = _cuda(group, placed, computed, target).mod.imports
     return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
 
 
 def _cuda(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Executable:
     threads = parameters.Target(counted=True, threads=CUDA_THREADS)
-    function = generator.generate(NAME, group, placed, found, threads)
+    function = generator.generate(NAME, group, placed, computed, threads)
     # the function has its barriers; where a pool is both read and written, TVM would put them into branches
     with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
         return tvm.compile(tvm.IRModule({NAME: function}), target=target)
@@ -269,7 +269,7 @@ def run_group(
     function: tvm.runtime.Function,
     group: Group,
     placed: Placement,
-    found: Mapping[str, Computation],
+    computed: Mapping[str, Computation],
     values: dict[str, np.ndarray],
     device: tvm.runtime.Device | None = None,
     dtype: str = "fp32",
@@ -290,7 +290,7 @@ def run_group(
         if what == "load":
             array = values[name].astype(stored, copy=False)
         elif what == "weights":
-            array = parameters.weight_layout(group, layers[name], found[name].weights).astype(stored)
+            array = parameters.weight_layout(group, layers[name], computed[name].weights).astype(stored)
         else:  # whatever is not written stays no number
             array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)

@@ -87,7 +87,7 @@ class CompiledLayers:
         return _reading(computation, [counted.inputs.index(each) for each in layer.inputs])
 
     def _as_maps(self, name: str, bindings: Sequence[relax.VarBinding]) -> list[relax.VarBinding]:
-        builder, found = relax.BlockBuilder(), list[relax.VarBinding]()
+        builder, renamed = relax.BlockBuilder(), list[relax.VarBinding]()
         for binding in bindings:
             if self._moved(binding):
                 continue
@@ -104,8 +104,8 @@ class CompiledLayers:
             if len(shape(binding.var)) == 2:
                 self.flat[binding.var] = Flat(own, False)
             self.kept[name] = binding.var
-            found.append(relax.VarBinding(own, value))
-        return found
+            renamed.append(relax.VarBinding(own, value))
+        return renamed
 
     def _is_flattened(self, var: relax.Var) -> bool:
         return var in self.flat and math.prod(shape(self.flat[var].map)[1:3]) > 1
@@ -156,17 +156,17 @@ class CompiledLayers:
 
     def inputs(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Network inputs as flat NHWC."""
-        found = {}
+        maps = {}
         for param, array in zip(self.network.module["main"].params, arrays.values(), strict=True):
             array = array.transpose(TO_NHWC) if param in self.transposed else array
-            found[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
-        return found
+            maps[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
+        return maps
 
     def references(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What layers give as TVM's own pipeline compiles them, flat; outputs as the network's reference."""
         module = _returning(self.network.module, [self.kept[name] for name in names])
-        found = relax_module.reference(module)(arrays)
-        wanted = {name: array.ravel() for name, array in zip(names, found, strict=True)}
+        outputs = relax_module.reference(module)(arrays)
+        wanted = {name: array.ravel() for name, array in zip(names, outputs, strict=True)}
         results = self.network.reference(arrays)
         for var, array in zip(_results(self.network.module), results, strict=True):
             name = next(name for name, group in self.groups.items() if var in {b.var for b in group.bindings})

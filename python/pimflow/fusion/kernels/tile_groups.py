@@ -79,12 +79,12 @@ def _kernel(
         reuse="lifetime",
         weights_placed=False,
     )
-    found = {layer.name: computation for layer, computation, _ in layers}
+    computed = {layer.name: computation for layer, computation, _ in layers}
     placed = place(group, ELEMENT_BYTES[stored], BLOCK_BYTES if on_gpu else 1 << 62)
     target = Target(threads=THREADS if on_gpu else 0, network=True, dtype=stored, types=types)
-    kernel = generate(name, group, placed, found, target)
+    kernel = generate(name, group, placed, computed, target)
     marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
-    weights = [found[layer.name].weights for layer, _, _ in layers if found[layer.name].weights.size]
+    weights = [computed[layer.name].weights for layer, _, _ in layers if computed[layer.name].weights.size]
     constants = [np.ascontiguousarray(each.astype(STORED[stored])).ravel() for each in weights]
     return kernel.with_attrs(marks), [*constants, bounds(group)]
 
@@ -106,13 +106,13 @@ def _layers(function: relax.Function) -> list[tuple[Layer, Computation, tuple[in
             casts[binding.var] = value
         else:
             bindings.append(relax.VarBinding(binding.var, value))
-    found = []
+    read = []
     for index, count in enumerate(map(int, function.attrs[LAYERS])):
         own, bindings = bindings[:count], bindings[count:]
         layer, computation = read_layer(_name(index), own, names)
         names[own[-1].var] = layer.name
-        found.append((layer, computation, shape(own[-1].var)))
-    return found
+        read.append((layer, computation, shape(own[-1].var)))
+    return read
 
 
 def _graph(function: relax.Function, layers: Sequence[Layer], dims: Sequence[tuple[int, ...]]) -> LayerGraph:

@@ -67,9 +67,9 @@ class Candidates:
 
     def of(self, graph: RegionGraph) -> Candidates:
         """The same of another network: of layers that both have, nothing is asked again."""
-        found = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
-        found._layers = self._layers
-        return found
+        candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
+        candidates._layers = self._layers
+        return candidates
 
     @functools.cached_property
     def tilings(self) -> Tilings:
@@ -83,13 +83,13 @@ class Candidates:
 
     def _everything(self) -> dict[str, list[Candidate]]:
         """By region, its candidates; what else is asked about it is asked too."""
-        found = {}
+        by_region = {}
         for region in self.graph.regions:
-            found[region.name] = self._all(region)
+            by_region[region.name] = self._all(region)
             self.on_gpu(region, self.system.gpu.memory_channels)
             if not self.refusal(region):
                 self.settle(region), self.absorb(region)
-        return found
+        return by_region
 
     @property
     def splitting(self) -> str:
@@ -136,29 +136,29 @@ class Candidates:
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
-        found = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
+        candidates = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
         if self.refusal(region):
-            return found
+            return candidates
         if "PIM" in self.modes:
-            found.append(self.make(region, "PIM"))
+            candidates.append(self.make(region, "PIM"))
         if "SPLIT" in self.modes:
-            found += [self._with_pim(region, split) for split in self.splits(region)]
-        return found
+            candidates += [self._with_pim(region, split) for split in self.splits(region)]
+        return candidates
 
     def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
         """The ways of the GPU while `channels` memory channels serve it: the operator, and primitives.
 
         Of these, none that another way is as good as in time, energy and memory.
         """
-        found = [self.make(region, "GPU", gpu_channels=channels)]
+        candidates = [self.make(region, "GPU", gpu_channels=channels)]
         made = [
             self.make(region, "GPU", primitive=each.name, gpu_channels=channels)
             for each in (usable(region) if self.primitives else ())
         ]
         for candidate in sorted(made, key=_figures):
-            if not any(_as_good(other, candidate) for other in found):
-                found.append(candidate)
-        return found
+            if not any(_as_good(other, candidate) for other in candidates):
+                candidates.append(candidate)
+        return candidates
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """Those of a region that are candidates."""

@@ -61,10 +61,10 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
 
     def each() -> dict[str, list[Candidate]]:
         several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
-        found: dict[str, list[Candidate]] = {}
+        by_region: dict[str, list[Candidate]] = {}
         for candidate in several(maker, maker.system.gpu_channels):
-            found.setdefault(candidate.covers[0], []).append(candidate)
-        return found
+            by_region.setdefault(candidate.covers[0], []).append(candidate)
+        return by_region
 
     return maker.costs.together(each)
 
@@ -90,10 +90,10 @@ def runs(maker: Candidates, channels: int) -> list[Candidate]:
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
     """By first region, all that the GPU may do while so many memory channels serve it."""
-    found = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
+    by_region = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
     for candidate in several(maker, channels):
-        found[candidate.covers[0]].append(candidate)
-    return {name: tuple(candidates) for name, candidates in found.items()}
+        by_region[candidate.covers[0]].append(candidate)
+    return {name: tuple(candidates) for name, candidates in by_region.items()}
 
 
 def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:

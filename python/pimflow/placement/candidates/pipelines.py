@@ -216,7 +216,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
 
 def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
     """Of every part on PIM. Those of a region take one loop order, the fastest for the largest by default."""
-    found = {}
+    costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode == "GPU":
             continue
@@ -231,10 +231,10 @@ def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tu
             largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
             schedule = maker.costs.pim(run.products(position, largest), region.name).schedule
         for stage in range(len(parts)):
-            found[position, stage] = maker.costs.pim(
+            costs[position, stage] = maker.costs.pim(
                 run.products(position, stage), region.name, schedule=schedule
             )
-    return found
+    return costs
 
 
 def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
@@ -287,11 +287,11 @@ def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Ke
     """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
     pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
     run = Run.of(graph, pipeline)
-    found: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
+    by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
     for position, stage in pipeline.steps:
         if pipeline.modes[position] == "GPU":
-            found[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
-    return found
+            by_region[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
+    return by_region
 
 
 def candidates(
@@ -326,10 +326,10 @@ def candidates(
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
             best[key] = (latency_ns, candidate)
-    found: dict[str, list[Candidate]] = {}
+    by_region: dict[str, list[Candidate]] = {}
     for _, candidate in best.values():
-        found.setdefault(candidate.covers[0], []).append(candidate)
-    return found
+        by_region.setdefault(candidate.covers[0], []).append(candidate)
+    return by_region
 
 
 def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True) -> Iterator[Run]:

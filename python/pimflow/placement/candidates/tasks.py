@@ -123,15 +123,15 @@ class Tasks:
         """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
         if not self.system.charges("epilogue"):
             return []
-        found = []
+        tasks = []
         more = (self.system.pim.result_lanes - 1) * results
         if more:
             more_bytes = more * RESULT_BYTES[self.system.dtype]
             kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
-            found.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
+            tasks.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
         if split.axis == "reduction":
-            found.append(self.epilogue(region, sums=2).task)
-        return found
+            tasks.append(self.epilogue(region, sums=2).task)
+        return tasks
 
     def epilogue(self, region: Region, sums: int = 1) -> EdgeCost:
         """The kernel that applies what PIM leaves undone to the sum of as many results of `region`."""

@@ -120,11 +120,11 @@ def _cuts(extent: int, size: int) -> list[Span]:
 
 def _read(axis: RangeMap, spans: Sequence[Span]) -> list[Span]:
     """What of an operand is wanted, be it beside the map."""
-    found, reach = [], _reach(axis)
+    extents, reach = [], _reach(axis)
     for begin, end in spans:
         low = begin * axis.stride - axis.pad_before
-        found.append((low, low + reach.extent(end - begin)))
-    return found
+        extents.append((low, low + reach.extent(end - begin)))
+    return extents
 
 
 def _clipped(spans: Sequence[Span], extent: int) -> list[Span]:

@@ -122,9 +122,9 @@ class Tilings:
             regions = self.graph.regions[begin:end]
             if wanted(tuple(region.name for region in regions)):
                 bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
-                found = self._fastest(regions, growing, channels, bound_ns)
-                if found:
-                    yield found
+                fastest = self._fastest(regions, growing, channels, bound_ns)
+                if fastest:
+                    yield fastest
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""

@@ -128,17 +128,17 @@ class Costs:
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
         work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
-        for done, (position, found) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
+        for done, (position, costs) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
             layer = missing[position]
-            self._know(layer, found)
-            self._keep({layer.key: dataclasses.asdict(found)})
+            self._know(layer, costs)
+            self._keep({layer.key: dataclasses.asdict(costs)})
             self.tally.computed["pim"] += 1
             self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
 
-    def _know(self, layer: Layer, found: LayerCosts) -> None:
-        self._layers[layer.geometry] = found
-        self._answers[layer.key] = found.splits
-        for split, cost in found.costs:
+    def _know(self, layer: Layer, costs: LayerCosts) -> None:
+        self._layers[layer.geometry] = costs
+        self._answers[layer.key] = costs.splits
+        for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
             self._pim[layer.geometry, split, cost.schedule] = cost
@@ -205,9 +205,9 @@ class Costs:
         for request in requests:
             if keys[request] in kept:
                 self._kernels[request] = _kernel_cost(kept[keys[request]])
-        found = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
-        self._kernels |= found
-        self._keep({keys[request]: _plain(cost) for request, cost in found.items()})
+        measured = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
+        self._kernels |= measured
+        self._keep({keys[request]: _plain(cost) for request, cost in measured.items()})
         self.tally.kept["gpu"] += len(kept)
         self.tally.computed["gpu"] += len(missing)
 

@@ -174,8 +174,8 @@ class PimSide:
     def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
         """The layer without the GPU, by the two loop orders that suit it best, the faster one first."""
         # They are ranked by one channel; of two that come close, all channels decide.
-        found = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
-        return sorted(found, key=lambda cost: cost.time_ns)
+        costs = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
+        return sorted(costs, key=lambda cost: cost.time_ns)
 
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:

@@ -171,12 +171,12 @@ class Layer:
         groups: dict[tuple[str, ...], list[Beside]] = {}
         for beside in self.besides:
             groups.setdefault(beside.pending, []).append(beside)
-        found = {split: timing.cost(split) for split in self.splits}
+        costs = {split: timing.cost(split) for split in self.splits}
         for alike in groups.values():
-            found |= timing.best(alike)
+            costs |= timing.best(alike)
         return LayerCosts(
             schedule=timing.schedule,
-            splits=tuple(sorted(found)),
+            splits=tuple(sorted(costs)),
             costs=(*timing.whole, *((split, cost) for split, cost in timing.costs.items() if split != WHOLE)),
             least_ns=tuple(timing.least_ns.items()),
         )

@@ -67,14 +67,14 @@ class Partial:
 Ways = dict[State, Partial]
 
 
-def offer(ways: Ways, state: State, found: Partial) -> None:
+def offer(ways: Ways, state: State, partial: Partial) -> None:
     """Keep the better of two ways to a state, and the bound that holds for both."""
     known = ways.get(state)
     if known is not None:
-        best = found if found.value < known.value else known
-        bound = min(found.bound, known.bound)
-        found = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
-    ways[state] = found
+        best = partial if partial.value < known.value else known
+        bound = min(partial.bound, known.bound)
+        partial = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
+    ways[state] = partial
 
 
 def one_by_one(
@@ -114,9 +114,9 @@ def done(
 
 def best(ways: Ways) -> Partial:
     """The best of all ends; its bound holds for all of them."""
-    found = min(ways.values(), key=lambda partial: partial.value)
+    least = min(ways.values(), key=lambda partial: partial.value)
     bound = min(partial.bound for partial in ways.values())
-    return Partial(value=found.value, bound=bound, latency_ns=found.latency_ns, chosen=found.chosen)
+    return Partial(value=least.value, bound=bound, latency_ns=least.latency_ns, chosen=least.chosen)
 
 
 def solve_dp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:

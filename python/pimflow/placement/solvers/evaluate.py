@@ -179,15 +179,15 @@ def overlapped_ns(
     Together with the latency it makes what `solve.one_by_one` adds up.
     """
     added_ps = _added_ps(execute(graph, candidates, table).events)
-    found, state = {}, State()
+    saved_ns, state = {}, State()
     for candidate in candidates:
         name = candidate.covers[0]
         alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
         saved_ps = alone_ps - added_ps.get(name, 0)
         if round(saved_ps) > 1:  # events are rounded to a picosecond
-            found[name] = saved_ps / 1000
+            saved_ns[name] = saved_ps / 1000
         state = steps.after(graph, candidate, state)
-    return found
+    return saved_ns
 
 
 def _added_ps(events: Iterable[Event]) -> dict[str, int]:
@@ -195,11 +195,11 @@ def _added_ps(events: Iterable[Event]) -> dict[str, int]:
     ends_ps: dict[str, int] = {}
     for event in events:
         ends_ps[event.regions[0]] = max(ends_ps.get(event.regions[0], 0), event.end_ps)
-    found, reached_ps = {}, 0
+    added_ps, reached_ps = {}, 0
     for name, end_ps in ends_ps.items():
-        found[name] = max(end_ps - reached_ps, 0)
-        reached_ps += found[name]
-    return found
+        added_ps[name] = max(end_ps - reached_ps, 0)
+        reached_ps += added_ps[name]
+    return added_ps
 
 
 def static_pj_per_ns(system: System) -> float:

@@ -236,23 +236,23 @@ class _Program:
         upper = np.full(count, UNITS)
         upper[self.y] = 1.0
         scale = 1.0 / max(float(np.abs(costs).max()), 1e-300)
-        found = milp.solve(
+        result = milp.solve(
             costs * scale,
             integrality=integral,
             bounds=optimize.Bounds(0.0, upper),
             constraints=self.rows.constraint(),
             options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S, "presolve": False},
         )
-        if found.x is None:
-            return None, found.status != INFEASIBLE
+        if result.x is None:
+            return None, result.status != INFEASIBLE
         chosen = sorted(
-            (v for column, v in zip(self.y, self.variants) if found.x[column] > 0.5), key=lambda v: v.begin
+            (v for column, v in zip(self.y, self.variants) if result.x[column] > 0.5), key=lambda v: v.begin
         )
         latency_ns = self._latency_ns(chosen)
         value = weights.per_ns * latency_ns + weights.per_pj * sum(v.energy_pj for v in chosen)
         partial = Partial(
             value=value,
-            bound=min(value, float(found.mip_dual_bound) / scale),
+            bound=min(value, float(result.mip_dual_bound) / scale),
             latency_ns=latency_ns,
             chosen=tuple(v.candidate for v in chosen),
         )
@@ -275,8 +275,8 @@ class _Program:
 
 
 def _delayed(variants: list[tuple[int, Variant]], source: str, sink: str) -> list[tuple[int, float]]:
-    found = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
-    return [(column, ns) for column, ns in found if ns is not None]
+    delays = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
+    return [(column, ns) for column, ns in delays if ns is not None]
 
 
 def at_once(problem: SegmentProblem) -> Ways:
@@ -288,9 +288,9 @@ def at_once(problem: SegmentProblem) -> Ways:
     for until, known in serial.items():
         # Whatever is better than running one by one ends sooner than this.
         horizon_ns = (known.value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-        found, _ = _Program(problem, until, horizon_ns).solve()
+        best, _ = _Program(problem, until, horizon_ns).solve()
         late = Partial(value=known.value, bound=floor, latency_ns=known.latency_ns, chosen=known.chosen)
-        offer(ways, until, found or late)
+        offer(ways, until, best or late)
     return ways
 
 
@@ -346,13 +346,13 @@ def solve_whole(
     problem = SegmentProblem(
         graph=graph, table=table, weights=weights, segment=everything, state=State(), bounded=bool(bounds)
     )
-    found, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
-    if found is None and possible:
+    best, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
+    if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
             "--max-latency, --max-energy or --memory-budget"
         )
-    return found and found.solution()
+    return best and best.solution()
 
 
 def longest_ns(problem: SegmentProblem) -> float:

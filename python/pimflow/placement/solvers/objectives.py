@@ -42,10 +42,10 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
         Naming `what` and the units.
     """
     value, (first, *_) = math.nan, units
-    found = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
-    if found:
+    match = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
+    if match:
         try:
-            value = float(found[1]) * units[found[2] or first]
+            value = float(match[1]) * units[match[2] or first]
         except ValueError:
             value = math.nan
     if not 0 < value < math.inf:
@@ -142,16 +142,16 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
     for name in named:
         if name.upper() not in MODES:
             raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])
-    found = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
-    if "GPU" not in found:
+    modes = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
+    if "GPU" not in modes:
         raise UsageError(
             f"modes {','.join(named)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(named)}"
         )
-    return found
+    return modes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class EvaluatedPlan:
     """A solution and what the evaluator says of it."""
 
     solution: Solution
@@ -183,18 +183,18 @@ class Minimiser:
         self.memory = PlanMemory(graph, system.dtype)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
-        self._solved: dict[Weights, Found] = {}
+        self._solved: dict[Weights, EvaluatedPlan] = {}
 
-    def unbounded(self, weights: Weights) -> Found:
+    def unbounded(self, weights: Weights) -> EvaluatedPlan:
         """The best plan whatever the bounds."""
         if weights not in self._solved:
-            self._solved[weights] = self._found(self._solution(weights))
+            self._solved[weights] = self._evaluated(self._solution(weights))
         return self._solved[weights]
 
     def _solution(self, weights: Weights) -> Solution:
         solver = self.goal.solver_for(self.graph)
         if solver == "ilp":
-            return self.solutions.found(weights, lambda: solve_ilp(self.graph, self.table, weights))
+            return self.solutions.solved(weights, lambda: solve_ilp(self.graph, self.table, weights))
         return SOLVERS[solver](self.graph, self.table, weights)
 
     @property
@@ -204,13 +204,13 @@ class Minimiser:
             return solve_ilp(self.graph, self.table).bound
         return self.unbounded(LATENCY).solution.bound
 
-    def allows(self, found: Found) -> bool:
+    def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds."""
         most = self.goal.max_memory_bytes
-        fits = most is None or self.memory.of(found.solution.candidates) <= most * (1 + ROUNDING)
-        return fits and self.goal.allows(found.evaluation)
+        fits = most is None or self.memory.of(plan.solution.candidates) <= most * (1 + ROUNDING)
+        return fits and self.goal.allows(plan.evaluation)
 
-    def within(self, weights: Weights) -> Found | None:
+    def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
         free = self.unbounded(weights)
         if self.allows(free):
@@ -224,15 +224,15 @@ class Minimiser:
         if self.goal.max_memory_bytes:
             bounds += self.memory.bounds(self.table, self.goal.max_memory_bytes)
         solution = solve_whole(self.graph, self.table, weights, bounds)
-        return solution and self._found(solution)
+        return solution and self._evaluated(solution)
 
-    def _found(self, solution: Solution) -> Found:
-        return Found(
+    def _evaluated(self, solution: Solution) -> EvaluatedPlan:
+        return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
         )
 
-    def best(self) -> Found | None:
+    def best(self) -> EvaluatedPlan | None:
         """The best plan for the goal; None if there is none within the bounds."""
         if self.goal.objective == "latency":
             return self.within(LATENCY)
@@ -240,7 +240,7 @@ class Minimiser:
             return self.within(self.energy)
         return self._least_product()
 
-    def _least_product(self) -> Found | None:
+    def _least_product(self) -> EvaluatedPlan | None:
         """The least product of latency and energy.
 
         A product has its least value at a corner of the convex hull of all plans' latencies and energies,
@@ -250,7 +250,7 @@ class Minimiser:
         fastest, frugal = self.within(LATENCY), self.within(self.energy)
         if fastest is None or frugal is None:
             return None
-        best = min(fastest, frugal, key=lambda found: self.goal.value(found.evaluation))
+        best = min(fastest, frugal, key=lambda middle: self.goal.value(middle.evaluation))
         # No plan lies beyond these lines, a * latency + b * energy = c.
         first = (1.0, 0.0, fastest.evaluation.latency_ns)
         last = (0.0, 1.0, frugal.evaluation.energy_pj)
@@ -263,15 +263,15 @@ class Minimiser:
             if min(longer_ns, saved_pj) <= 0 or math.prod(_crossing(left_line, right_line)) >= enough:
                 continue
             pj_per_ns = saved_pj / longer_ns
-            found = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
-            if found is None:
+            middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
+            if middle is None:
                 continue
-            c = found.evaluation
+            c = middle.evaluation
             line = (pj_per_ns, 1.0, c.energy_pj + pj_per_ns * c.latency_ns)
             if self.goal.value(c) < self.goal.value(best.evaluation):
-                best = found
+                best = middle
             if line[2] < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING):
-                between += [(left, left_line, found, line), (found, line, right, right_line)]
+                between += [(left, left_line, middle, line), (middle, line, right, right_line)]
         return best
 
     def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
@@ -329,8 +329,8 @@ class Minimiser:
 
     def _under(self, goal: Goal, weights: Weights) -> Evaluation:
         """Of the best mixed plan for another goal, which some plan reaches."""
-        found = Minimiser(self.graph, self.table, self.system, goal).within(weights)
-        return (found or self.unbounded(weights)).evaluation
+        plan = Minimiser(self.graph, self.table, self.system, goal).within(weights)
+        return (plan or self.unbounded(weights)).evaluation
 
     def _fast_enough(self, evaluation: Evaluation) -> bool:
         return replace(self.goal, max_energy_pj=None).allows(evaluation)

@@ -73,8 +73,8 @@ class PlanMemory:
 
         return [
             Bound(at_most=at_most, of=functools.partial(held, name))
-            for name, found in running.items()
-            if name == fullest or max(found) > floor
+            for name, demands in running.items()
+            if name == fullest or max(demands) > floor
         ]
 
     def least(self, table: CostTable) -> int:
@@ -91,12 +91,12 @@ class PlanMemory:
                 known = begins[order[name]].get(key, candidate.filter_bytes)
                 begins[order[name]][key] = min(known, candidate.filter_bytes)
         best = float("inf")
-        for most in sorted({runs for found in begins for _, runs in found}):
+        for most in sorted({runs for ends in begins for _, runs in ends}):
             if most >= best:
                 break
             weights = [0.0] + [float("inf")] * count
-            for begin, found in enumerate(begins):
-                for (end, runs), filter_bytes in found.items():
+            for begin, ends in enumerate(begins):
+                for (end, runs), filter_bytes in ends.items():
                     if runs <= most:
                         weights[end] = min(weights[end], weights[begin] + filter_bytes)
             best = min(best, most + weights[-1])

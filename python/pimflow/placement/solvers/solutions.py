@@ -32,7 +32,7 @@ class Solutions:
         table = (self.table.candidates, self.table.settle, self.table.absorb)
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
-    def found(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
+    def solved(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
         """What `solve` finds, or found before."""
         if self.cache is None:
             return solve()

@@ -83,9 +83,9 @@ def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> 
     if several or not candidate.output.pending:
         return frozenset()
     region = candidate.form or graph.region(candidate.covers[0])
-    found = frozenset(late_operands(region)) - {region.inputs[0]}
-    taken = found.intersection(pending).intersection(results_read(graph, candidate))
-    return frozenset() if taken else found
+    operands = frozenset(late_operands(region)) - {region.inputs[0]}
+    taken = operands.intersection(pending).intersection(results_read(graph, candidate))
+    return frozenset() if taken else operands
 
 
 def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
@@ -110,8 +110,8 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
 
 def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pim: bool) -> tuple[Task, ...]:
     """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission."""
-    found = [table.transition(name, candidate).task for name in pending]
-    before = [task for task in found if task]
+    transitions = [table.transition(name, candidate).task for name in pending]
+    before = [task for task in transitions if task]
     first = len(before)
     chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     if on_pim:

@@ -67,7 +67,7 @@ class Variant:
 
 def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
     """See `Variant`: the longest paths of the evaluator's recurrence."""
-    found = {}
+    delays = {}
     for source in (START, *RESOURCES):
         begin = 0.0 if source == START else NEVER
         free = {resource: 0.0 if resource == source else NEVER for resource in RESOURCES}
@@ -77,8 +77,8 @@ def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
             ends.append(ready + task.duration_ns)
             free[task.resource] = ends[-1]
         leaves = {**free, END: max([begin, *ends])}
-        found |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
-    return found
+        delays |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
+    return delays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class SegmentProblem:
     def variants(self) -> list[Variant]:
         """All that may be chosen; of those that only figures tell apart, none that another is as good as."""
         begin, end = self.segment
-        found = [
+        every = [
             variant
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
@@ -122,14 +122,14 @@ class SegmentProblem:
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
-        for variant in found:
+        for variant in every:
             key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
             alike.setdefault(key, []).append(variant)
         no_worse = functools.partial(
             _no_worse, by_energy=self.bounded or self.weights.per_pj > 0, by_memory=self.bounded
         )
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
-        return [variant for variant in found if id(variant) in kept]
+        return [variant for variant in every if id(variant) in kept]
 
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
         reads, results = steps.reads(self.graph, candidate), steps.results_read(self.graph, candidate)
@@ -139,14 +139,14 @@ class SegmentProblem:
         ]
         given = [name for name in here if name in self.state.pending]
         maybe = [name for name in here if name in self.may_pend]
-        found = []
+        variants = []
         for count in range(len(maybe) + 1):
             for takes in itertools.combinations(maybe, count):
                 for goes_on in self._ways_to_go_on(position, candidate):
                     pending = sorted([*given, *takes])
                     late = steps.late(self.graph, candidate, pending)
                     tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
-                    found.append(
+                    variants.append(
                         Variant(
                             candidate=candidate,
                             begin=position,
@@ -159,7 +159,7 @@ class SegmentProblem:
                             energy_pj=sum(task.energy_pj for task in tasks),
                         )
                     )
-        return found
+        return variants
 
     def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
         before = self.graph.regions[position - 1].name if position else ""

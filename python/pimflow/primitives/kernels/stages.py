@@ -30,8 +30,6 @@ SHARED = "pimflow.shared"
 SLAB_BYTES = 1 << 18  # half of a small L2 (assumed)
 ZERO = tirx.const(0, "float32")
 
-Index = Sequence[tirx.Expr]
-
 
 def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
     """Input and filters."""
