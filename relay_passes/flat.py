@@ -36,8 +36,8 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
             return relax.Tuple(after)
         return relax.Call(expr.op, after, expr.attrs, expr.ty_args)
     if isinstance(expr, relax.TupleGetItem):
-        of = substitute(expr.tuple_value, env)
-        return expr if of.same_as(expr.tuple_value) else relax.TupleGetItem(of, expr.index)
+        source = substitute(expr.tuple_value, env)
+        return expr if source.same_as(expr.tuple_value) else relax.TupleGetItem(source, expr.index)
     return expr
 
 

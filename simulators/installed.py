@@ -65,17 +65,19 @@ def run_simulator(
         raise ProfilerError(f"{who}: cannot be run: {error.strerror or error}") from error
     if done.returncode == 0 or (ended is not None and ended(output)):
         return
-    said = done.stderr.decode("utf-8", "replace").strip()
-    if match := _MISSING_LIBRARY.search(said):
+    stderr_text = done.stderr.decode("utf-8", "replace").strip()
+    if match := _MISSING_LIBRARY.search(stderr_text):
         path = (os.environ if environment is None else environment).get(_LIBRARY_PATH, "")
         raise ProfilerError(f"{who}: {_missing_library(match[1] or match[2], path, libraries)}")
-    raise ProfilerError(f"{who}: failed ({_ending(done.returncode, said.removeprefix(f'{command[0]}: '))})")
+    raise ProfilerError(
+        f"{who}: failed ({_ending(done.returncode, stderr_text.removeprefix(f'{command[0]}: '))})"
+    )
 
 
 def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:
     """What to do about a shared library that is not on `path`."""
-    found = next((file for place in libraries for file in sorted(place.rglob(name))), None)
-    where = f"'{found.parent}'" if found else "the directory that has it"
+    file_there = next((file for place in libraries for file in sorted(place.rglob(name))), None)
+    where = f"'{file_there.parent}'" if file_there else "the directory that has it"
     now = f"'{path}'" if path else "empty"
     return f"no shared library '{name}': add {where} to {_LIBRARY_PATH}, which is {now}"
 

@@ -12,8 +12,8 @@ from pimflow.hardware import PimSpec
 from pimflow.hardware.system import SCHEDULINGS
 from pimflow.pim_backend.programs.rolling import shifted
 from pimflow.pim_backend.programs.schedule import (
+    BankTiling,
     Schedule,
-    Tiling,
     blocks_of_units,
     schedules,
     touched_tiles,
@@ -59,7 +59,7 @@ def lower(
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
     if not any(schedule in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
-    tiling = Tiling.of(geometry, pim, dtype, schedule.gangs)
+    tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
     runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
     dealt = [blocks_of_units(*run, end - pixel_begin, tiling.tiles, schedule) for run in runs]
@@ -104,7 +104,7 @@ def lower(
 class _Stream:
     """Command streams, of whatever channel: pixels, rows and output channels count from a block's first."""
 
-    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule):
+    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule):
         self.pim, self.t, self.schedule = pim, tiling, schedule
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pimflow.core.commands import Node
 from pimflow.pim_backend.programs.rolling import roll
-from pimflow.pim_backend.programs.schedule import Schedule, Tiling
+from pimflow.pim_backend.programs.schedule import BankTiling, Schedule
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Nest:
     """
 
     schedule: Schedule
-    tiling: Tiling
+    tiling: BankTiling
     pixels: int
     tiles: range
 

@@ -104,8 +104,8 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
-        said = [line for line in str(error).splitlines() if line.strip()]
-        reasons = [line for line in said if not line.startswith("Command line:")] or ["unknown reason"]
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reasons = [line for line in lines if not line.startswith("Command line:")] or ["unknown reason"]
         raise ArtifactError(f"{path.name} cannot be linked: {reasons[-1].strip()}") from error
 
 
@@ -156,11 +156,11 @@ def load(path: Path) -> tvm.runtime.Module:
 def without_tvm_warnings() -> Iterator[None]:
     """Drop what TVM's C++ side prints: it warns of scopes saved, of builders left; no level stops it."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
+from pimflow.core.fused_tile import BLOCK_BYTES
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host import native
 
@@ -30,7 +31,7 @@ TARGETS = {
         # kernels carry PTX, which newer GPUs translate.
         "arch": "sm_75",
         "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
+        "max_shared_memory_per_block": BLOCK_BYTES,
         "thread_warp_size": 32,
         "keys": ["cuda", "gpu", "pim"],
         "host": {"kind": "llvm"},
@@ -106,16 +107,16 @@ def cpu_target(text: str) -> tvm.target.Target:
     kind, *options = text.split() or [""]
     if kind not in ("llvm", "c") or (options and kind == "c"):
         raise UsageError(f"--target '{text}' is no CPU: give llvm, with options such as -mtriple=…, or c")
-    table: dict[str, str | list[str]] = {}
+    config: dict[str, str | list[str]] = {}
     for option in options:
         name, equals, value = option.removeprefix("-").partition("=")
         if not option.startswith("-") or not equals or not value or name not in CPU_OPTIONS:
             known = ", ".join(f"-{each}=…" for each in CPU_OPTIONS)
             raise UsageError(f"--target: '{option}' is none of {known}")
-        table[name] = value.split(",") if name == "mattr" else value
+        config[name] = value.split(",") if name == "mattr" else value
     if kind == "llvm":
-        _require_cpu(str(table.get("mtriple", "")), str(table.get("mcpu", "")))
-    return tvm.target.Target({"kind": kind, **table})
+        _require_cpu(str(config.get("mtriple", "")), str(config.get("mcpu", "")))
+    return tvm.target.Target({"kind": kind, **config})
 
 
 def _require_cpu(triple: str, cpu: str) -> None:

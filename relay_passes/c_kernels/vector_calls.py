@@ -37,26 +37,26 @@ class VectorCalls:
 
 def has_vectors(func: tirx.PrimFunc) -> bool:
     """Whether `func` holds vectors that `VectorCalls` has no calls for."""
-    found: list[object] = []
+    unsupported: list[object] = []
 
     def note(expr: tirx.Expr) -> None:
         if _lanes(expr) > 1 and _name(expr) not in ("call_pure_extern", "if_then_else"):
-            found.append(expr)
+            unsupported.append(expr)
 
     def choice(expr: tirx.Select) -> None:
         if _lanes(expr.condition) > 1:
-            found.append(expr)
+            unsupported.append(expr)
 
     def alloc(statement: tirx.AllocBuffer) -> None:
         dtype = statement.buffer.dtype
         if tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype):
-            found.append(statement)
+            unsupported.append(statement)
 
     compared = tuple(getattr(tirx, name) for name in COMPARISONS)
     others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
     visitors = [((*_BINARY, *compared, *others), note), (tirx.Select, choice), (tirx.AllocBuffer, alloc)]
     tvm_ffi.structural_walk(func.body, visitors, order="post")
-    return bool(found)
+    return bool(unsupported)
 
 
 def _lanes(expr: tirx.Expr) -> int:
@@ -129,19 +129,19 @@ def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, l
 
 
 def _load(old: tvm.ir.TensorLoad) -> tirx.Expr:
-    found = _elements(old.source, list(old.indices), old.ty.dtype)
-    if found is None:
+    access = _elements(old.source, list(old.indices), old.ty.dtype)
+    if access is None:
         return old
-    lie, at = found
-    return _call("load" if lie == "side by side" else "gather", old, *at)
+    order, at = access
+    return _call("load" if order == "side by side" else "gather", old, *at)
 
 
 def _store(old: tirx.BufferStore) -> tirx.Stmt:
-    found = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
-    if found is None:
+    access = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
+    if access is None:
         return old
-    lie, at = found
-    name = "store" if lie == "side by side" else "scatter"
+    order, at = access
+    name = "store" if order == "side by side" else "scatter"
     return tirx.Evaluate(tirx.call_extern("void", f"{name}{_lanes(old.value)}", *at, old.value))
 
 

@@ -37,7 +37,7 @@ def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
     """By convolution that reads zeros which it can add itself, all the padding that it has then."""
     bindings = main_bindings(mod)
     pads = {b.var: b.value for b in bindings if operator(b.value) == "nn.pad"}
-    found: dict[relax.Var, list[int]] = {}
+    padding_of: dict[relax.Var, list[int]] = {}
     kept = set(relax.analysis.free_vars(mod["main"].body.body))
     for binding in bindings if pads else ():
         read = pads.keys() & set(relax.analysis.free_vars(binding.value))
@@ -47,9 +47,9 @@ def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
         if padding is None or len(read) > 1 or first.same_as(call.args[1]):
             kept |= read
         else:
-            found[binding.var] = padding
+            padding_of[binding.var] = padding
     values = {b.var: b.value for b in bindings}
-    return {var: padding for var, padding in found.items() if values[var].args[0] not in kept}
+    return {var: padding for var, padding in padding_of.items() if values[var].args[0] not in kept}
 
 
 def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
@@ -59,8 +59,10 @@ def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
     zeros = str(pad.attrs.pad_mode) == "constant" and float(pad.attrs.pad_value) == 0.0
     if len(layout) != 4 or not zeros or min(widths) < 0 or any(around[axis] != (0, 0) for axis in "NC"):
         return None
-    own = [int(each) for each in call.attrs.padding]
-    padding = [p + around[axis][end] for p, (axis, end) in zip(own, (("H", 0), ("W", 0), ("H", 1), ("W", 1)))]
+    before = [int(each) for each in call.attrs.padding]
+    padding = [
+        p + around[axis][end] for p, (axis, end) in zip(before, (("H", 0), ("W", 0), ("H", 1), ("W", 1)))
+    ]
     kernel = dict(zip(str(call.attrs.kernel_layout), shape(call.args[1])))
     windows = [(kernel[axis] - 1) * int(d) + 1 for axis, d in zip("HW", call.attrs.dilation)]
     return padding if all(p < window for p, window in zip(padding, windows * 2)) else None

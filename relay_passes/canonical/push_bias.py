@@ -88,15 +88,15 @@ def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
 def _pushed(value: relax.Call, offsets: dict[relax.Var, np.ndarray]) -> tuple[relax.Expr, np.ndarray | None]:
     """What remains of a linear `value` without biases, and the bias by channel that it then needs."""
     x, y = value.args
-    given = offsets.get(x)
+    bias_of_x = offsets.get(x)
     if operator(value) == "add" and isinstance(y, relax.Var):
-        found = [o for o in (given, offsets.get(y)) if o is not None]
-        return value, sum(found) if found else None
+        biases = [o for o in (bias_of_x, offsets.get(y)) if o is not None]
+        return value, sum(biases) if biases else None
     if operator(value) == "add":
         bias = y.value.numpy().reshape(-1)
-        return x, bias if given is None else given + bias
-    if given is None:
+        return x, bias if bias_of_x is None else bias_of_x + bias
+    if bias_of_x is None:
         return value, None
     filters = y.value.numpy()
     matrix = filters if operator(value) == "matmul" else filters.sum(axis=(1, 2)).T
-    return value, (given.astype(np.float64) @ matrix).astype(given.dtype)
+    return value, (bias_of_x.astype(np.float64) @ matrix).astype(bias_of_x.dtype)

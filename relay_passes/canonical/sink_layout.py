@@ -8,11 +8,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-BLOCK = 16  # channels side by side in NCHW16c
 
 
 class _Permuted:
@@ -53,8 +53,8 @@ class _Blocked:
     steps, name, other = 2, "NCHW16c", "NHWC"
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
-        found = {0: 0, 1: 2, 2: 3}
-        return None if any(a % 4 == 3 for a in others) else [found[a % 4] for a in others]
+        kept_axes = {0: 0, 1: 2, 2: 3}
+        return None if any(a % 4 == 3 for a in others) else [kept_axes[a % 4] for a in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         n, h, w, c = array.shape
@@ -131,12 +131,12 @@ class SinkLayout:
             if at is not None and name not in at:
                 return None
 
-            def own(expr: relax.Expr) -> relax.Expr | None:
+            def in_kept(expr: relax.Expr) -> relax.Expr | None:
                 if expr in twins or at is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
                 return kept.made(builder, expr, expr.name) if kept.fits(shape(expr)) else None
 
-            new = _kept(kept, value, own)
+            new = _kept(kept, value, in_kept)
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
@@ -154,30 +154,30 @@ class SinkLayout:
 
 
 def _kept(
-    kept: _Permuted | _Blocked, value: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None]
+    kept: _Permuted | _Blocked, value: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None]
 ) -> relax.Call | None:
-    """`value` of operands in the layout that is kept, which `own` finds or makes; None if it has none."""
+    """`value` of operands in the layout that is kept, which `in_kept` finds or makes; None if it has none."""
     kind = operator(value)
     if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
-        args = [_operand(a, own, kept) for a in value.args]
+        args = [_operand(a, in_kept, kept) for a in value.args]
         known = None not in args and any(isinstance(a, relax.Var) for a in args)
         return relax.Call(value.op, args, value.attrs, value.ty_args) if known else None
     if kind == "concat" and isinstance(value.args[0], relax.Tuple):
-        fields = [own(f) for f in value.args[0].fields]
+        fields = [in_kept(f) for f in value.args[0].fields]
         return None if None in fields else _joined(kept, fields, int(value.attrs.axis))
     if kind not in (*UNARY, *REDUCE, *POOL) or not isinstance(value.args[0], relax.Var):
         return None
     if kind in POOL:
-        x = own(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
+        x = in_kept(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
         return None if x is None else _pooled(kept, value, x)
     if kind in REDUCE:
         axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
         if not value.attrs.keepdims or (axes is None and (value.attrs.axis or kept.steps > 1)):
             return None
-        x = own(value.args[0])
+        x = in_kept(value.args[0])
         return None if x is None else getattr(relax.op, kind)(x, axis=axes, keepdims=True)
     axes = kept.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
-    x = None if axes is None else own(value.args[0])
+    x = None if axes is None else in_kept(value.args[0])
     if x is None or kind != "nn.prelu":
         return None if x is None else relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
     return relax.op.nn.prelu(x, value.args[1], axes[0])
@@ -223,11 +223,11 @@ def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> 
 
 
 def _operand(
-    expr: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
+    expr: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
 ) -> relax.Expr | None:
     """A binary operator's operand in the layout that is kept; None if it would need a transform."""
     if isinstance(expr, relax.Var):
-        return own(expr)
+        return in_kept(expr)
     if not isinstance(expr, tvm.ir.GenericConst):
         return None
     array = expr.value.numpy()

@@ -96,7 +96,7 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
         sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
         return reader if sole else None
 
-    found = {}
+    upsampled = {}
     for binding in bindings:
         if operator(binding.value) != "nn.conv2d" or (first := after(binding.var, "reshape")) is None:
             continue
@@ -114,8 +114,8 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
         if crop is not None and [int(a) for a in crop.value.args[1].fields] == [1, 2]:
             result, begin = crop.var, tuple(int(b) for b in crop.value.args[2].fields)
         extent = shape(result)[1:3]
-        found[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
-    return found
+        upsampled[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
+    return upsampled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,8 +151,8 @@ def side_by_side(branches: Sequence[Branch]) -> Branch:
     for operations in zip(*(branch.behind for branch in branches)):
         first = operations[0]
         if first.constant is not None:
-            each = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
-            first = _with_constant(first, np.concatenate(each))
+            constants = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
+            first = _with_constant(first, np.concatenate(constants))
         behind.append(first)
     return Branch(branches[0].conv, filters, inputs, tuple(behind))
 
@@ -176,7 +176,7 @@ def _stacked(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tup
     columns: dict[relax.Expr, int] = {}
     for branch in branches:
         for x in branch.inputs:
-            columns.setdefault(x, sum(shape(each)[3] for each in columns))
+            columns.setdefault(x, sum(shape(other)[3] for other in columns))
     total = sum(shape(x)[3] for x in columns)
     heights = [branch.channels for branch in branches]
     filters = np.zeros((sum(heights) if rows else heights[0], total), branches[0].filters.dtype)

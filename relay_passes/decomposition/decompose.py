@@ -28,7 +28,7 @@ from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class DecomposableLayer:
     """A layer that can be decomposed.
 
     Attributes
@@ -51,29 +51,29 @@ class Layer:
     upsampling: Upsampling | None = None
 
 
-def decomposable_layers(mod: tvm.IRModule) -> list[Layer]:
+def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
     """Of a canonical module, in order: convolutions with more channels than groups, transposed ones among
     them, and products with constant matrices.
 
     Layers that a decomposition made, which have a role, are not among them.
     """
-    found, taken, spread_over = [], roles(mod), upsamplings(mod)
+    layers, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
         if layer is not None and layer.name not in taken and decomposable(layer.geometry):
             _, upsampling = spread_over.get(binding.var, (None, None))
-            found.append(replace(layer, upsampling=upsampling))
-    return found
+            layers.append(replace(layer, upsampling=upsampling))
+    return layers
 
 
-def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
+def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> DecomposableLayer | None:
     kind, name = operator(binding.value), layer_name(mod, binding.var)
     weights = binding.value.args[1] if kind in ("nn.conv2d", "matmul") else None
     if not isinstance(weights, tvm.ir.GenericConst) or str(weights.ty.dtype) not in ("float32", "float16"):
         return None
     matrix = np.from_dlpack(weights.value)
     if kind == "nn.conv2d":
-        return Layer(
+        return DecomposableLayer(
             name=name, filters=matrix, geometry=layer_geometry(binding.var.name, binding.value), fc=False
         )
     if matrix.ndim != 2 or len(shape(binding.value.args[0])) < 2:
@@ -81,7 +81,7 @@ def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
     c, oc = matrix.shape
     rows = int(np.prod(shape(binding.value.args[0])[:-1]))
     geometry = ConvGeometry(n=rows, h=1, w=1, c=c, oc=oc)
-    return Layer(name=name, filters=matrix.T[:, None, None, :], geometry=geometry, fc=True)
+    return DecomposableLayer(name=name, filters=matrix.T[:, None, None, :], geometry=geometry, fc=True)
 
 
 @tvm.transform.module_pass(opt_level=0, name="Decompose")

@@ -69,7 +69,7 @@ def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Site:
+class _FoldSite:
     """An fconv, and what it reads.
 
     Attributes
@@ -85,16 +85,16 @@ class _Site:
     reducing: np.ndarray
     bias: np.ndarray | None
 
-    def product(self, of: np.ndarray) -> np.ndarray:
+    def product(self, operand: np.ndarray) -> np.ndarray:
         """What the fconv makes of it, in double precision on the way."""
-        return (self.reducing.astype(np.float64) @ of.astype(np.float64)).astype(self.reducing.dtype)
+        return (self.reducing.astype(np.float64) @ operand.astype(np.float64)).astype(self.reducing.dtype)
 
 
-def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
+def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
     """By variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
-    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, {}
+    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}
     for var, value in values.items():
         if role[var] != "fconv" or not _reduces(value):
             continue
@@ -107,8 +107,8 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
         if role.get(lconv) != "lconv" or counts[lconv] != 1:
             continue
         if branch := Branch.of(values[lconv]):
-            found[var] = _Site(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
-    return found
+            sites[var] = _FoldSite(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
+    return sites
 
 
 def _reduces(value: relax.Expr) -> bool:

@@ -95,22 +95,22 @@ def skips(
     if "lconv" not in roles(mod).values():
         return ()
     program = _Program(mod)
-    restores, found = _restores(program), []
+    restores, restorable = _restores(program), []
     for life in program.liveness.lifetimes:
         var = program.variables[life.name]
         if life.pinned or var in program.copies or not restores[var]:
             continue
         uses = program.distant(life.begin, program.read_at[var], distance)
         if uses:
-            found.append(_skip(program, var, restores[var], uses, original_flops or {}))
-    return tuple(found)
+            restorable.append(_skip(program, var, restores[var], uses, original_flops or {}))
+    return tuple(restorable)
 
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
     """By layer that `OptimizeSkips` made, the layer that it is a copy of."""
     attrs = mod["main"].attrs
-    found = attrs[RESTORED] if attrs and RESTORED in attrs else {}
-    return {str(copy): str(layer) for copy, layer in found.items()}
+    copies = attrs[RESTORED] if attrs and RESTORED in attrs else {}
+    return {str(copy): str(layer) for copy, layer in copies.items()}
 
 
 class _Program:
@@ -176,27 +176,27 @@ def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
     Nothing for what is reduced itself: results of fconvs and cores, and inputs of the network, at which the
     search ends. What several operators read is made once.
     """
-    found = {param: _Restore((), 0, 0) for param in program.params}
+    restore_of = {param: _Restore((), 0, 0) for param in program.params}
     for binding in program.bindings:
         var, reads = binding.var, program.reads[binding.var]
         size_bytes = program.size_bytes[var.name]
         role = program.role(var)
         if role in ("fconv", "core"):
-            found[var] = _Restore((), 0, 0)
+            restore_of[var] = _Restore((), 0, 0)
         elif role == "lconv":
             read_bytes = sum(program.size_bytes[v.name] for v in reads)
-            found[var] = _Restore((var,), size_bytes, size_bytes + read_bytes)
+            restore_of[var] = _Restore((var,), size_bytes, size_bytes + read_bytes)
         else:
             # Compare(a, b): a.size + b.peak < b.size + a.peak.
-            before = sorted((found[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
+            before = sorted((restore_of[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
             order = dict.fromkeys(each for restore in before for each in restore.order)
             peak_bytes = resident_bytes = 0
             for restore in before:
                 peak_bytes = max(peak_bytes, resident_bytes + restore.peak_bytes)
                 resident_bytes += restore.size_bytes
             peak_bytes = max(peak_bytes, resident_bytes + size_bytes)
-            found[var] = _Restore((*order, var), size_bytes, peak_bytes)
-    return {var: restore.order for var, restore in found.items()}
+            restore_of[var] = _Restore((*order, var), size_bytes, peak_bytes)
+    return {var: restore.order for var, restore in restore_of.items()}
 
 
 def _skip(
@@ -251,8 +251,8 @@ class OptimizeSkips:
         self.original_flops = dict(original_flops or {})
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = skips(mod, distance=self.distance, original_flops=self.original_flops)
-        chosen = [s for s in found if (s.worthwhile() if self.names is None else s.name in self.names)]
+        candidates = skips(mod, distance=self.distance, original_flops=self.original_flops)
+        chosen = [s for s in candidates if (s.worthwhile() if self.names is None else s.name in self.names)]
         return copied(mod, chosen)
 
 

@@ -49,8 +49,8 @@ class SeparatePhases:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = {run.last.var: run for run in _runs(mod)}
-        if not found:
+        runs = {run.last.var: run for run in _runs(mod)}
+        if not runs:
             return mod
         names, role_of = layer_names(mod), roles(mod)
 
@@ -59,9 +59,9 @@ class SeparatePhases:
         def rewrite(builder, var, value):
             if operator(value) == "nn.conv2d":
                 operands[var] = value.args[0]
-            if var not in found:
+            if var not in runs:
                 return None
-            run = found[var]
+            run = runs[var]
             x, phases = operands[run.first.var], range(run.rows * run.columns)
             parts = [_phase(mod, builder, run, number, x, names, role_of) for number in phases]
             role_of.pop(layer_name(mod, var))
@@ -75,7 +75,7 @@ class SeparatePhases:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PhaseRun:
     """``lconv``, what is elementwise behind the interleaving of `rows` x `columns` phases, ``fconv``."""
 
     first: relax.VarBinding
@@ -89,8 +89,8 @@ class _Run:
         return self.rest[-1]
 
 
-def _runs(mod: tvm.IRModule) -> list[_Run]:
-    graph, found = Graph.of(mod), []
+def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
+    graph, runs = Graph.of(mod), []
     for first in main_bindings(mod):
         if not graph.has_role(first, "lconv"):
             continue
@@ -105,14 +105,14 @@ def _runs(mod: tvm.IRModule) -> list[_Run]:
             continue
         run = graph.grown(moves)
         if run and not any(operator(b.value) in POOLS for b in run):
-            found.append(_Run(first, moves[3].var, run[4:], blocks[4], blocks[5]))
-    return found
+            runs.append(_PhaseRun(first, moves[3].var, run[4:], blocks[4], blocks[5]))
+    return runs
 
 
 def _phase(
     mod: tvm.IRModule,
     builder: relax.BlockBuilder,
-    run: _Run,
+    run: _PhaseRun,
     number: int,
     x: relax.Expr,
     names: dict[str, str],

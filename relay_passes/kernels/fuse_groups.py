@@ -53,12 +53,12 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     constants besides: a tensor of the full size would have to be there anyway. The convolutions take every
     pixel once. What others read too, such as a skip connection, is no run.
     """
-    graph, found = Graph.of(mod), []
+    graph, chains = Graph.of(mod), []
     for binding in main_bindings(mod):
         if graph.has_role(binding, "lconv"):
             run = graph.grown([binding])
-            found += [[layer_name(mod, b.var) for b in run]] if run else []
-    return found
+            chains += [[layer_name(mod, b.var) for b in run]] if run else []
+    return chains
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
@@ -66,13 +66,13 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
     groups = region_groups(mod, views=views)
     order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
-    found = []
+    runs = []
     for chain in activation_chains(mod):
         names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
         begin = order.index(names[0])
         if tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
-            found.append(names)
-    return tuple(found)
+            runs.append(names)
+    return tuple(runs)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class OutlineGroups:
                 return None
             operands, function = _function(*layers[var])
             callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [renewed.get(each, each) for each in operands])
+            return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
 
         renewed: dict[relax.Var, relax.Var] = {}
         return rebuild(mod, rewrite, renewed)

@@ -67,14 +67,6 @@ class SelectPrimitives:
         return rebuild(mod, rewrite)
 
 
-def choosable(value: relax.Expr, name: str) -> ConvGeometry | None:
-    """The layer that primitives may compute in place of `value`; None if it is none."""
-    geometry = layer_geometry(name, value)
-    if geometry is None or (operator(value) == "matmul" and geometry.n > 1):
-        return None
-    return geometry
-
-
 def _filters(value: relax.Call) -> np.ndarray:
     """(output channels, input channels of a group, height, width)."""
     weights = np.from_dlpack(value.args[1].value)

@@ -128,12 +128,12 @@ def _bindings(function: relax.Function) -> list[relax.VarBinding]:
 
 def _tables(function: relax.Function) -> set[relax.Var]:
     """Parameters that `function` multiplies with, or gathers from."""
-    found: set[relax.Var] = set()
+    tables: set[relax.Var] = set()
     for binding in _bindings(function):
         kind = operator(binding.value)
         if kind in PRODUCTS or kind == "take":
-            found.update(a for a in binding.value.args[:2] if isinstance(a, relax.Var))
-    return found
+            tables.update(a for a in binding.value.args[:2] if isinstance(a, relax.Var))
+    return tables
 
 
 def _depthwise_filters(function: relax.Function) -> set[relax.Var]:

@@ -65,8 +65,8 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
             reached[binding.var] = Margins(before_y, before_x, max(0, behind_y), max(0, behind_x))
             top, left = before_y, before_x
     _, height, width, _ = shape(run[0].value.args[0])
-    found = Margins(top, left, max(0, wanted_height - top - height), max(0, wanted_width - left - width))
-    return found, {var: outside for var, outside in reached.items() if outside}
+    widened = Margins(top, left, max(0, wanted_height - top - height), max(0, wanted_width - left - width))
+    return widened, {var: outside for var, outside in reached.items() if outside}
 
 
 def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
@@ -74,8 +74,8 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
 
     The results of all others keep their shapes; the last binding stands for the last of `bindings`.
     """
-    by, reached = margins(run)
-    if not by:
+    widened, reached = margins(run)
+    if not widened:
         return bindings
     builder, new = relax.BlockBuilder(), list[relax.VarBinding]()
     env: dict[relax.Var, relax.Expr] = {}
@@ -90,10 +90,12 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
         call, kind = binding.value, operator(binding.value)
         args = [substitute(arg, env) for arg in call.args]
         if binding is run[0]:
-            args[0] = bind(op.nn.pad(args[0], [0, 0, by.top, by.bottom, by.left, by.right, 0, 0]))
+            args[0] = bind(
+                op.nn.pad(args[0], [0, 0, widened.top, widened.bottom, widened.left, widened.right, 0, 0])
+            )
         if binding.var in reached:
             _, height, width, _ = shape(call.args[0])
-            args[0] = bind(_outside(kind, args[0], height, width, by))
+            args[0] = bind(_outside(kind, args[0], height, width, widened))
         value = relax.Call(call.op, args, call.attrs, call.ty_args)
         if kind in POOLS and binding.var in inside:
             value = _without_padding(call, args[0])
@@ -105,11 +107,11 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
     return new
 
 
-def _outside(kind: str, x: relax.Expr, height: int, width: int, by: Margins) -> relax.Expr:
+def _outside(kind: str, x: relax.Expr, height: int, width: int, widened: Margins) -> relax.Expr:
     """The widened `x` with what a pooling takes for padding, beside a map of `height` and `width`."""
     largest = kind == "nn.max_pool2d"
     mask = np.full((1, height, width, 1), 0 if largest else 1, np.float32)
-    beside = [(0, 0), (by.top, by.bottom), (by.left, by.right), (0, 0)]
+    beside = [(0, 0), (widened.top, widened.bottom), (widened.left, widened.right), (0, 0)]
     mask = np.pad(mask, beside, constant_values=-np.inf if largest else 0)
     return (op.add if largest else op.multiply)(x, relax.const(mask, x.ty.dtype))
 

@@ -110,8 +110,8 @@ class _Account:
     def liveness(self) -> Liveness:
         returned = relax.analysis.free_vars(self.mod["main"].body.body)
         outputs = dict.fromkeys(name for v in returned for name in self.held[v])
-        found = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
-        return Liveness(steps=found.steps, lifetimes=tuple(map(_aligned, found.lifetimes)))
+        unaligned = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
+        return Liveness(steps=unaligned.steps, lifetimes=tuple(map(_aligned, unaligned.lifetimes)))
 
 
 def _aligned(life: Lifetime) -> Lifetime:
@@ -132,6 +132,6 @@ def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
     for ty in fields:
         if isinstance(ty, relax.TensorType):
             dtype = tvm.DataType(str(ty.dtype))
-            each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
-            total += math.prod(int(d) for d in ty.shape.values) * each
+            bytes_each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
+            total += math.prod(int(d) for d in ty.shape.values) * bytes_each
     return total

@@ -57,25 +57,25 @@ class LiftWorkspaces:
 
 def with_workspaces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func`, of known shapes, for a CPU; its last parameters are what it would allocate (`WORKSPACES`)."""
-    found = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
-    return _with_parameters(func, found) if found else func
+    workspaces = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
+    return _with_parameters(func, workspaces) if workspaces else func
 
 
 def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
     """Buffers of `func` to be lifted; none where a call passes more than tensors."""
     if any(len(call.args) > 2 for call in calls):
         return []
-    found: list[tirx.Buffer] = []
+    allocated: list[tirx.Buffer] = []
 
     visitors = [
         (tirx.For, lambda _: tvm_ffi.WalkResult.SKIP),
-        (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)),
-        (tirx.AllocBuffer, lambda stmt: found.append(stmt.buffer)),
+        (s_tir.SBlock, lambda block: allocated.extend(block.alloc_buffers)),
+        (tirx.AllocBuffer, lambda stmt: allocated.append(stmt.buffer)),
     ]
     tvm_ffi.structural_walk(func.body, visitors, order="pre")
     return [
         buffer
-        for buffer in found
+        for buffer in allocated
         if buffer.scope() == "global"
         and all(_bytes(buffer, dims) >= smallest for dims in (_dims(func, call) for call in calls))
     ]

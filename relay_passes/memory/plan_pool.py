@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.memory.buffers import Buffer, Buffers, buffers
+from pimflow.relay_passes.memory.buffers import Buffer, MainBuffers, buffers
 from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
-class Placement(Protocol):
+class PoolPlacement(Protocol):
     """Where buffers lie.
 
     Attributes
@@ -45,21 +45,21 @@ class PlanPool:
     Preserves: values, names.
     """
 
-    def __init__(self, planner: Callable[[Liveness], Placement]):
+    def __init__(self, planner: Callable[[Liveness], PoolPlacement]):
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = buffers(mod)
-        placement = self.planner(found.liveness())
+        main_buffers = buffers(mod)
+        placement = self.planner(main_buffers.liveness())
         offsets = placement.offsets_bytes
-        places = {b: ("pool", offsets[name]) for b, name in found.names.items() if name in offsets}
+        places = {b: ("pool", offsets[name]) for b, name in main_buffers.names.items() if name in offsets}
         sizes = {"pool": placement.pool_bytes} if places else {}
-        return with_main(mod, placed(mod["main"], found, places, sizes, at_once=True), found)
+        return with_main(mod, placed(mod["main"], main_buffers, places, sizes, at_once=True), main_buffers)
 
 
 def placed(
     main: relax.Function,
-    found: Buffers,
+    main_buffers: MainBuffers,
     places: Mapping[Buffer, tuple[str, int]],
     storages_bytes: Mapping[str, int],
     *,
@@ -105,17 +105,17 @@ def placed(
             elif view_call(value) == PART:
                 source, offset = value.args
                 emit(var, relax.op.memory.view(source, var.ty.shape, relative_byte_offset=offset))
-            elif var not in found.by_var:
+            elif var not in main_buffers.by_var:
                 builder.emit_normalized(binding)
         builder.emit_func_output(main.body.body)
     return builder.get()["pimflow_placed"].with_attrs(dict(main.attrs))
 
 
-def with_main(mod: tvm.IRModule, main: relax.Function, found: Buffers) -> tvm.IRModule:
+def with_main(mod: tvm.IRModule, main: relax.Function, main_buffers: MainBuffers) -> tvm.IRModule:
     """`mod` with another ``main``; kernels that write where they read promise no separate operands."""
     functions = dict(mod.functions_items())
     functions[mod.get_global_var("main")] = main
-    for kernel in found.kernels_in_place:
+    for kernel in main_buffers.kernels_in_place:
         name = mod.get_global_var(kernel.name_hint)
         functions[name] = functions[name].with_attr("tirx.noalias", False)
     return tvm.IRModule(functions, attrs=mod.attrs)

@@ -96,14 +96,14 @@ def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     """By region, the filters of its convolution or product, [OC, K] in (kh, kw, c) order, fp32, uncopied."""
-    found = {}
+    filters_of = {}
     for binding in main_bindings(mod):
         kind = operator(binding.value)
         if kind in ("nn.conv2d", "matmul") and isinstance(binding.value.args[1], tvm.ir.GenericConst):
             array = np.from_dlpack(binding.value.args[1].value)
             rows = array.T if kind == "matmul" else array.reshape(array.shape[0], -1)
-            found[layer_name(mod, binding.var)] = rows
-    return found
+            filters_of[layer_name(mod, binding.var)] = rows
+    return filters_of
 
 
 def _describe(group: KernelGroup) -> str:

@@ -175,13 +175,13 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 def _runs(mod: tvm.IRModule, counts: Mapping[relax.Var, int]) -> dict[relax.Var, int]:
     """By variable, which run of `flat.fused` makes it; of whole runs, parts of which none else reads."""
     made = {layer_name(mod, b.var): b for b in main_bindings(mod)} if fused(mod) else {}
-    found: dict[relax.Var, int] = {}
+    run_of: dict[relax.Var, int] = {}
     for number, layers in enumerate(fused(mod)):
         bindings = [made[layer] for layer in layers if layer in made]
         inside = [b.var for b in bindings[:-1]]
         if len(bindings) == len(layers) and all(_uses(bindings, v) == counts.get(v, 0) for v in inside):
-            found.update((b.var, number) for b in bindings)
-    return found
+            run_of.update((b.var, number) for b in bindings)
+    return run_of
 
 
 def _take_in(

@@ -30,23 +30,23 @@ def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, s
     view = {group.result for group in kernel_groups(mod, views=views) if group.view}
     padding = {var: value for var, value in values.items() if _pads_rows(value)}
     first = {padding[var].args[0]: var for var in sorted(padding, key=lambda var: var.name, reverse=True)}
-    found: dict[relax.Var, str] = {}
+    reasons: dict[relax.Var, str] = {}
     for var, value in padding.items():
         x = value.args[0]
         kind = operator(values[x]) if x in values else ""
         if not views:
-            found[var] = "copies are made"
+            reasons[var] = "copies are made"
         elif not kind:
-            found[var] = "it is an input of the network"
+            reasons[var] = "it is an input of the network"
         elif kind in MOVES + GATHERS and not (kind == "concat" and x in view):
-            found[var] = f"it is what {kind} moves"
+            reasons[var] = f"it is what {kind} moves"
         elif x in joined:
-            found[var] = "it lies in a concatenation"
+            reasons[var] = "it lies in a concatenation"
         elif first[x] is not var:
-            found[var] = f"it lies between the zeros of '{layer_name(mod, first[x])}'"
+            reasons[var] = f"it lies between the zeros of '{layer_name(mod, first[x])}'"
         else:
-            found[var] = _apart(value)
-    return found
+            reasons[var] = _apart(value)
+    return reasons
 
 
 def _pads_rows(value: relax.Expr) -> bool:

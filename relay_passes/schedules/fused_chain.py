@@ -65,15 +65,15 @@ def reach(block: s_tir.SBlock) -> tuple[Reach, Reach] | None:
     spatial = [axis.var for axis in axes if axis.iter_type == tirx.IterVar.DataPar]
     if len(spatial) != 4 or len(written.region) != 4 or len(block.reads[0].region) != 4:
         return None
-    found = []
-    for own, dim in zip(spatial[1:3], block.reads[0].region[1:3], strict=True):
+    reaches = []
+    for axis_var, dim in zip(spatial[1:3], block.reads[0].region[1:3], strict=True):
         factors = tvm.sym.detect_linear_equation(dim.min, [axis.var for axis in axes])
         if not factors or not all(isinstance(f, tirx.IntImm) for f in factors):
             return None
         by_axis = {axis.var: (int(f), int(axis.dom.extent)) for axis, f in zip(axes, factors, strict=False)}
-        stride, _ = by_axis.pop(own)
-        found.append(Reach(stride, 1 + sum(f * (turns - 1) for f, turns in by_axis.values())))
-    return found[0], found[1]
+        stride, _ = by_axis.pop(axis_var)
+        reaches.append(Reach(stride, 1 + sum(f * (turns - 1) for f, turns in by_axis.values())))
+    return reaches[0], reaches[1]
 
 
 def names(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> list[str]:

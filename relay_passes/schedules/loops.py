@@ -25,12 +25,12 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
     """The only reduction of a kernel, if it is one of that many tensors."""
-    found = [nest for nest in sch.get_child_blocks(get_root_block(sch)) if reduced(sch.get(nest))]
-    if len(found) != 1:
+    reductions = [nest for nest in sch.get_child_blocks(get_root_block(sch)) if reduced(sch.get(nest))]
+    if len(reductions) != 1:
         return None
-    block = sch.get(found[0])
+    block = sch.get(reductions[0])
     plain = all(i.iter_type in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce) for i in block.iter_vars)
-    return found[0] if plain and [len(block.reads), len(block.writes)] == [operands, 1] else None
+    return reductions[0] if plain and [len(block.reads), len(block.writes)] == [operands, 1] else None
 
 
 def reduced(block: s_tir.SBlock) -> set[tirx.Var]:

@@ -125,13 +125,13 @@ def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _is_costly(block: s_tir.SBlock) -> bool:
-    found: list[bool] = []
+    costly: list[bool] = []
     visitors = [
-        (tvm.ir.Call, lambda call: found.append(getattr(call.op, "name", "") not in CHEAP)),
-        *((kind, lambda _: found.append(True)) for kind in COSTLY),
+        (tvm.ir.Call, lambda call: costly.append(getattr(call.op, "name", "") not in CHEAP)),
+        *((kind, lambda _: costly.append(True)) for kind in COSTLY),
     ]
     tvm_ffi.structural_walk(block.body.value, visitors, order="post")
-    return any(found)
+    return any(costly)
 
 
 def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
@@ -229,15 +229,15 @@ def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: i
 
 def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
     """By what `axis` is divided, as it is by the channels of a group, which a vector should not leave."""
-    found: list[int] = []
+    divisors: list[int] = []
 
     def division(expr: tirx.FloorDiv | tirx.FloorMod) -> None:
         if axis in variables(expr.a) and isinstance(expr.b, tirx.IntImm):
-            found.append(int(expr.b))
+            divisors.append(int(expr.b))
 
     visitors = [((tirx.FloorDiv, tirx.FloorMod), division)]
     tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return found
+    return divisors
 
 
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:

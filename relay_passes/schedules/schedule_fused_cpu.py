@@ -23,7 +23,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Tile:
+class CpuTile:
     """Rows and columns of the result, and channels of the last sum that are there at once."""
 
     rows: int
@@ -40,8 +40,8 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
     """
     *before, last = stages
     tile, widths = _tile(sch, stages)
-    given = sch.get_producers(stages[0].main)
-    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "global")
+    producers = sch.get_producers(stages[0].main)
+    operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "global")
     fitting = [_lanes(width) % VECTOR == 0 for width in widths]
     by_pixels = _by_pixels(sch, before, fitting)
     pixels_side_by_side(sch, [operand, last.main] if by_pixels[0] else [last.main])
@@ -79,10 +79,10 @@ def schedule_chain(sch: s_tir.Schedule, stages: Sequence[Stage]) -> None:
 
 def _by_pixels(sch: s_tir.Schedule, before: Sequence[Stage], fitting: Sequence[bool]) -> list[bool]:
     """Whether vectors of a stage are of pixels: of a pooling as its operand lies, else where full."""
-    found = list[bool]()
+    by_pixels = list[bool]()
     for stage, fits in zip(before, fitting, strict=True):
-        found.append(fits if is_dense(sch.get(stage.main)) else found[-1])
-    return found
+        by_pixels.append(fits if is_dense(sch.get(stage.main)) else by_pixels[-1])
+    return by_pixels
 
 
 def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> tuple[SBlockRV, LoopRV]:
@@ -110,7 +110,7 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     return stage.main, over[0]
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[CpuTile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
     _, height, width, channels, *window = (extent(sch, loop) for loop in sch.get_loops(main))
@@ -137,7 +137,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]
     most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
     if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
         most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
-    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
+    return CpuTile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:

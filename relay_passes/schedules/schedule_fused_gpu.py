@@ -48,8 +48,8 @@ class FusedRun(GPUScheduleRule):
 
 def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
     *before, last = stages
-    given = sch.get_producers(stages[0].main)
-    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "shared")
+    producers = sch.get_producers(stages[0].main)
+    operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "shared")
     pixels_side_by_side(sch, [operand, *(stage.result for stage in before)])
     n, y, x, channel, *window = sch.get_loops(last.main)
     y, rows = sch.split(y, [None, tile.rows])

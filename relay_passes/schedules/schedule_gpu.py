@@ -254,10 +254,10 @@ def _bind_rest(sch: s_tir.Schedule) -> None:
 
 def _has_threads(block: s_tir.SBlock) -> bool:
     """Whether `block` launches threads of its own, as sorting does."""
-    found: list[bool] = []
+    launches: list[bool] = []
     visitors = [
-        (tirx.AttrStmt, lambda stmt: found.append(stmt.attr_key == "thread_extent")),
-        (tirx.For, lambda stmt: found.append(stmt.thread_binding is not None)),
+        (tirx.AttrStmt, lambda stmt: launches.append(stmt.attr_key == "thread_extent")),
+        (tirx.For, lambda stmt: launches.append(stmt.thread_binding is not None)),
     ]
     tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return any(found)
+    return any(launches)

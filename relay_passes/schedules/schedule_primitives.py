@@ -11,16 +11,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules.loops import reduced
 
-# Marks that the kernels carry; `pimflow.primitives.kernels.stages` says what they mean.
-TILE = "pimflow.tile"
-SPREAD = "pimflow.spread"
-SLAB = "pimflow.slab"
-ADDED = "pimflow.added"
-UNROLLED = "pimflow.unrolled"
-INSIDE = "pimflow.inside"
-SHARED = "pimflow.shared"
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
 TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do
@@ -55,20 +48,20 @@ def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
 
 def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
     """Stages and those that were put into loops of others."""
-    found = list(_nests(sch))
-    for nest in found:
-        found += [
-            b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in found)
+    stages = list(_nests(sch))
+    for nest in stages:
+        stages += [
+            b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in stages)
         ]
-    return found
+    return stages
 
 
 def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | None:
     """What `nest` is marked with; None if it is not."""
-    found = sch.get(nest).annotations.get(name)
-    if found is None:
+    value = sch.get(nest).annotations.get(name)
+    if value is None:
         return None
-    return [int(n) for n in found] if isinstance(found, (list, tuple, tvm.ir.Array)) else int(found)
+    return [int(n) for n in value] if isinstance(value, (list, tuple, tvm.ir.Array)) else int(value)
 
 
 def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
@@ -297,9 +290,9 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
         (products,) = sch.get_producers(nest)
         sch.reorder(position, *spatial)
         sch.compute_at(products, position, preserve_unit_loops=True)
-        own = sch.get_loops(products)
-        if len(own) == len(sch.get(products).iter_vars):
-            sch.add_unit_loop(own[1])  # in place of the loop over positions, which is shared
+        loops = sch.get_loops(products)
+        if len(loops) == len(sch.get(products).iter_vars):
+            sch.add_unit_loop(loops[1])  # in place of the loop over positions, which is shared
         sch.parallel(sch.fuse(*spatial[:2]))
     elif vector:
         into = result_of(sch, nest)
@@ -336,11 +329,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
 
-    def regions(found: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+    def regions(accessed: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
         whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
         return [
             tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
-            for r in found
+            for r in accessed
         ]
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:

@@ -10,17 +10,10 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import BLOCK, bind, reduced
-from pimflow.relay_passes.schedules.schedule_primitives import (
-    ADDED,
-    SHARED,
-    SPREAD,
-    TILE,
-    UNROLLED,
-    mark,
-    result_of,
-)
+from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places and lanes whose sums a thread holds
 DEPTH = 16  # of the slices of both operands in shared memory, at most
@@ -68,8 +61,8 @@ def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether others read what `nest` makes, such as the operand of the convolution that it finishes."""
-    made, own = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
-    return not any(made.same_as(each) for each in own)
+    made, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(made.same_as(each) for each in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:

@@ -209,12 +209,12 @@ def _intrinsics(k_is_last: bool) -> dict[str, str]:
     """
 
     def frames(_context: int = 1) -> list[inspect.FrameInfo]:
-        frame, found = sys._getframe(1), []
+        frame, infos = sys._getframe(1), []
         while frame is not None:
             code = frame.f_code
-            found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+            infos.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
             frame = frame.f_back
-        return found
+        return infos
 
     stack, inspect.stack = inspect.stack, frames
     try:

@@ -51,7 +51,7 @@ def leave_one_out(
 ) -> list[LeftOut]:
     """Fit to all kernels but one, and predict it with all its channel counts; every kernel in turn."""
     kernels = sorted({sample.shape for sample in samples})
-    found = []
+    left_out = []
     for done, kernel in enumerate(kernels):
         progress(done / len(kernels))
         fitted = fit(gpu, [sample for sample in samples if sample.shape != kernel])
@@ -64,9 +64,9 @@ def leave_one_out(
                 )
                 to_cycles = gpu.clock_mhz / 1e3
                 cycles[channels] = (round(sample.measured_ns * to_cycles), predicted.total_ns * to_cycles)
-        found.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
+        left_out.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
     progress(1.0)
-    return found
+    return left_out
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
@@ -110,12 +110,12 @@ def table(kernels: Sequence[LeftOut]) -> str:
         ]
         ratio = kernel.ratio_error
         lines.append(_row([f"`{kernel.kernel}`", *cells, "" if ratio is None else f"{ratio:+.1%}"]))
-    found = summary(kernels)
-    ratio = found["largest_ratio_error"]
+    totals = summary(kernels)
+    ratio = totals["largest_ratio_error"]
     lines += [
         "",
-        f"{found['kernels']} kernels, {found['rows']} runs: mean absolute error {found['mape']:.1%}, largest "
-        f"{found['largest_ape']:.1%}"
+        f"{totals['kernels']} kernels, {totals['rows']} runs: mean absolute error "
+        f"{totals['mape']:.1%}, largest {totals['largest_ape']:.1%}"
         + (
             f"; largest error of the ratio of {HALVES[0]} to {HALVES[1]} channels {ratio:.1%}."
             if ratio

@@ -220,7 +220,7 @@ class _Emitter:
 
     def _loads(self, addresses, loads: int, register: int, first_pc: int) -> list[list[Code]]:
         """By iteration and warp, the loads of a tile."""
-        found = []
+        codes = []
         for iteration in self._iterations():
             address, active, channel = addresses(iteration)
             listings = [Listing(first_pc, self.gemm.listed) for _ in range(self.gemm.warps)]
@@ -230,10 +230,12 @@ class _Emitter:
                     for warp, listing in enumerate(listings):
                         begin = load * self.threads + warp * WARP_LANES
                         lanes = slice(begin, begin + WARP_LANES)
-                        at = address.reshape(-1)[lanes] + part * self.width
-                        listing.load(register + 4 * load, 2, at, wanted.reshape(-1)[lanes], self.width)
-            found.append([listing.code() for listing in listings])
-        return found
+                        lane_addresses = address.reshape(-1)[lanes] + part * self.width
+                        listing.load(
+                            register + 4 * load, 2, lane_addresses, wanted.reshape(-1)[lanes], self.width
+                        )
+            codes.append([listing.code() for listing in listings])
+        return codes
 
     def _products(self, warp: int) -> Listing:
         """From the registers through shared memory to the sums, and the end of an iteration."""

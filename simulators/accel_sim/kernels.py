@@ -82,10 +82,10 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
 
     What a name does not say is as the name's: a kernel of several layers, or of a known tile, has none.
     """
-    found = _NAME.fullmatch(name)
-    if found is None or found["dtype"] != dtype:
+    match = _NAME.fullmatch(name)
+    if match is None or match["dtype"] != dtype:
         return None
-    numbers = {key: [int(n) for n in text.split("x")] for key, text in found.groupdict().items() if _is(text)}
+    numbers = {key: [int(n) for n in text.split("x")] for key, text in match.groupdict().items() if _is(text)}
     if "h" in numbers:
         single = {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
         pairs = {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
@@ -94,7 +94,7 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
         kernel = convolution_kernel(geometry, dtype)
     else:
         sizes = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
-        kernel = Kernel(kind=found["kind"], input_bytes=0, output_bytes=0, **sizes)
+        kernel = Kernel(kind=match["kind"], input_bytes=0, output_bytes=0, **sizes)
     stated = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
     kernel = dataclasses.replace(kernel, **stated)
     try:
@@ -232,9 +232,9 @@ def write_kernel(
         Whether the list says what the host has copied to the GPU. Accel-Sim then begins with it in the
         L2; the GPU model, and what it was fitted to, begin with an empty one.
     """
-    found = launches(kernel, gpu, dtype, channels)
+    grid_launches = launches(kernel, gpu, dtype, channels)
     counts, files = [], {}
-    for number, launch in enumerate(found, 1):
+    for number, launch in enumerate(grid_launches, 1):
         path = directory / f"kernel-{number}.traceg"
         instructions = 0
         with path.open("w", encoding="ascii", newline="\n") as file:
@@ -244,13 +244,13 @@ def write_kernel(
                 instructions += lanes
         counts.append(instructions)
         files[path.name] = path.stat().st_size
-    inputs = [copy for launch in found for copy in launch.inputs] if copies else []
+    inputs = [copy for launch in grid_launches for copy in launch.inputs] if copies else []
     write_kernels_list(directory / KERNELS_LIST, [*inputs, *files])
     files[KERNELS_LIST] = (directory / KERNELS_LIST).stat().st_size
     return Emitted(
-        name=found[0].name,
+        name=grid_launches[0].name,
         directory=directory.name,
-        launches=tuple(launch.name for launch in found),
+        launches=tuple(launch.name for launch in grid_launches),
         instructions=tuple(counts),
         files_bytes=files,
     )
@@ -278,11 +278,11 @@ def write_traces(
     UsageError
         If a kernel cannot be emitted.
     """
-    found = []
+    emitted = []
     for done, request in enumerate(requests):
         progress(done / len(requests))
         target = directory / f"{kernel_name(request.kernel, dtype)}.{request.channels}"
         target.mkdir()
-        found.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
+        emitted.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
     progress(1.0)
-    return found
+    return emitted

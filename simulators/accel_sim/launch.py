@@ -13,7 +13,7 @@ from pimflow.simulators.accel_sim.trace import (
     STRIDED,
     WARP_LANES,
     Copy,
-    Instruction,
+    SassInstruction,
     TraceHeader,
     block_text,
     compressed,
@@ -46,7 +46,7 @@ class Code:
     text: str = ""
 
     @classmethod
-    def of(cls, instructions: Iterable[Instruction]) -> Code:
+    def of(cls, instructions: Iterable[SassInstruction]) -> Code:
         instructions = list(instructions)
         lines = "".join(f"{instruction}\n" for instruction in instructions)
         return cls(len(instructions), sum(each.lanes for each in instructions), lines)
@@ -67,12 +67,12 @@ class Listing:
 
     def __init__(self, first_pc: int = 0, listed: bool = False):
         self.pc, self.listed = first_pc, listed
-        self.instructions: list[Instruction] = []
+        self.instructions: list[SassInstruction] = []
 
     def add(self, opcode: str, destination: int | None = None, *sources: int, **memory) -> None:
         """One that all lanes execute, unless `memory` has a mask."""
         destinations = () if destination is None else (destination,)
-        self.instructions.append(Instruction(self.pc, opcode, destinations, sources, **memory))
+        self.instructions.append(SassInstruction(self.pc, opcode, destinations, sources, **memory))
         self.pc += PC_BYTES
 
     def shared(self, opcode: str, destination: int | None, *sources: int, offset: int) -> None:
@@ -96,7 +96,7 @@ class Listing:
         if not lanes:
             self.pc += PC_BYTES
             return
-        instruction = Instruction(
+        instruction = SassInstruction(
             self.pc,
             opcode,
             () if destination is None else (destination,),

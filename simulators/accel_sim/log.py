@@ -175,7 +175,7 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     TraceError
         With file and line, if it is malformed, or if the run did not end.
     """
-    reader, number, ended = _Reader(path), 0, False
+    reader, number, ended = _LogReader(path), 0, False
     for number, line in lines_of(path):
         if line[:4] in _STARTS:
             reader.take(number, line.rstrip())
@@ -201,7 +201,7 @@ def has_ended(path: str | os.PathLike) -> bool:
 _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 
 
-class _Reader:
+class _LogReader:
     """What was found so far of a log."""
 
     def __init__(self, path: str | os.PathLike):

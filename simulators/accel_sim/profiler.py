@@ -34,7 +34,7 @@ from pimflow.simulators.accel_sim.kernels import (
     write_kernel,
 )
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
-from pimflow.simulators.accel_sim.scaling import Reference, scaled
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -101,7 +101,7 @@ class AccelSimLogs:
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    _references: dict[str, list[Reference]] = field(
+    _references: dict[str, list[SimulatedKernel]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
@@ -120,11 +120,11 @@ class AccelSimLogs:
         references = self._references_on(gpu, dtype)
         return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
 
-    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[Reference]:
+    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
         """What the logs show of the GPU model: every kernel of `kernel_name` that was run once."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
-            found = []
+            references = []
             for (name, channels), runs in sorted(self._found.items(), key=lambda item: item[0]):
                 kernel = named_kernel(name, dtype)
                 if kernel is None or len(runs) > 1 or channels > gpu.memory_channels:
@@ -132,8 +132,8 @@ class AccelSimLogs:
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
                 simulated = _simulated(log, str(path), kernel, channels, gpu, dtype)
                 about = {"name": name, "kernel": kernel, "channels": channels}
-                found.append(Reference(**about, modelled=modelled, simulated=simulated))
-            self._references[key] = found
+                references.append(SimulatedKernel(**about, modelled=modelled, simulated=simulated))
+            self._references[key] = references
         return self._references[key]
 
     def _files(self) -> list[Path]:
@@ -154,7 +154,7 @@ class AccelSimLogs:
             self._found.setdefault((name, channels), []).append((path, part))
 
     def _cost(
-        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[Reference]
+        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[SimulatedKernel]
     ) -> KernelCost:
         name = kernel_name(kernel, dtype)
         runs = self._found.get((name, channels), [])
@@ -177,13 +177,13 @@ def _report(log: Path) -> Path | None:
 
 def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
     """Kernels by name, each with the one that adds its partial sums."""
-    found: list[tuple[str, tuple[KernelLog, ...]]] = []
+    groups: list[tuple[str, tuple[KernelLog, ...]]] = []
     for kernel in kernels:
-        if found and kernel.name == found[-1][0] + REDUCE:
-            found[-1] = (found[-1][0], (*found[-1][1], kernel))
+        if groups and kernel.name == groups[-1][0] + REDUCE:
+            groups[-1] = (groups[-1][0], (*groups[-1][1], kernel))
         else:
-            found.append((kernel.name, (kernel,)))
-    return found
+            groups.append((kernel.name, (kernel,)))
+    return groups
 
 
 def _simulated(
@@ -215,7 +215,7 @@ def _simulated(
 
 def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] | None:
     """Average power times time, without the constant part; None if AccelWattch's report is not there."""
-    found = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
+    energies_pj = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
     for kernel in log.kernels:
         if kernel.power is None:
             return None
@@ -225,8 +225,8 @@ def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] |
         if rest_w < -1e-3 * kernel.power.average_w:
             raise ProfilerError(f"{who}: the power of '{kernel.name}' is less than its components add up to")
         for part, part_w in {"gpu_arithmetic": max(rest_w, 0.0), **parts_w}.items():
-            found[part] += part_w * time_ns * 1e3
-    return found
+            energies_pj[part] += part_w * time_ns * 1e3
+    return energies_pj
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pimflow.simulators.gpu.model import KernelCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class SimulatedKernel:
     """A simulated kernel, and what the GPU model says of it.
 
     Attributes
@@ -41,7 +41,7 @@ class Reference:
 
 
 def scaled(
-    name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[Reference]
+    name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[SimulatedKernel]
 ) -> KernelCost:
     """`modelled`, of a kernel that was not simulated, times what `references` show.
 
@@ -76,8 +76,8 @@ def scaled(
 
 
 def _alike(
-    name: str, kernel: Kernel, channels: int, references: Sequence[Reference]
-) -> Iterator[list[Reference]]:
+    name: str, kernel: Kernel, channels: int, references: Sequence[SimulatedKernel]
+) -> Iterator[list[SimulatedKernel]]:
     """Groups of references, the most alike first; none is empty."""
     parts = _parts(kernel.geometry)
     for same in (

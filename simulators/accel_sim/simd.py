@@ -51,10 +51,10 @@ def _launch(
     """A launch whose warps are `listing` of a block's index and a warp's number, and then end."""
 
     def warps(index: tuple[int, int, int]) -> list[Code]:
-        found = [listing(index, warp) for warp in range(WARPS)]
-        for each in found:
-            each.add("EXIT")
-        return [each.code() for each in found]
+        listings = [listing(index, warp) for warp in range(WARPS)]
+        for warp_listing in listings:
+            warp_listing.add("EXIT")
+        return [warp_listing.code() for warp_listing in listings]
 
     return Launch(name=name, grid=grid, threads=THREADS, registers=REGISTERS, warps=warps)
 
@@ -87,15 +87,15 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     products = -(-stream.macs // (2 * THREADS * blocks))
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(stream.listed)
-        for at, active, access in _share(stream.read_bytes, index[0], blocks, warp):
-            found.load(A_REGISTER + 4 * access, 2, stream.read_base + at, active, ACCESS_BYTES)
-        _multiply(found, products)
+        code = _begin(stream.listed)
+        for offsets, active, access in _share(stream.read_bytes, index[0], blocks, warp):
+            code.load(A_REGISTER + 4 * access, 2, stream.read_base + offsets, active, ACCESS_BYTES)
+        _multiply(code, products)
         source = SUM_REGISTER if products else A_REGISTER
-        for at, active, access in _share(stream.write_bytes, index[0], blocks, warp):
+        for offsets, active, access in _share(stream.write_bytes, index[0], blocks, warp):
             register = source if products else source + 4 * access
-            found.store(register, stream.write_base + at, active, ACCESS_BYTES)
-        return found
+            code.store(register, stream.write_base + offsets, active, ACCESS_BYTES)
+        return code
 
     return _launch(name, (blocks, 1, 1), listing)
 
@@ -156,7 +156,7 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
     top, left, _, _ = geometry.padding
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(convolution.listed)
+        code = _begin(convolution.listed)
         thread = index[0] * THREADS + warp * WARP_LANES + np.arange(WARP_LANES)
         active = thread < total
         pixels, channel = np.divmod(np.minimum(thread, total - 1), row)
@@ -171,11 +171,11 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
             pixel = (image * geometry.h + iy) * geometry.w + ix
             read = (pixel * geometry.c + channel // multiplier) * ELEMENT
             weight = (tap * geometry.oc + channel) * ELEMENT
-            found.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
-            found.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
-            _multiply(found, max(1, vector // 2))
-        convolution.finish(found, pixels * geometry.oc + channel, active, width)
-        return found
+            code.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
+            code.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
+            _multiply(code, max(1, vector // 2))
+        convolution.finish(code, pixels * geometry.oc + channel, active, width)
+        return code
 
     return _launch(name, (-(-total // THREADS), 1, 1), listing)
 
@@ -188,23 +188,23 @@ def gemv_launch(name: str, convolution: Convolution) -> Launch:
     vector = width // ELEMENT
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(convolution.listed)
+        code = _begin(convolution.listed)
         column = index[0] * WARPS + warp
         if column >= outputs:
-            return found
+            return code
         row = index[1] * outputs + column
         for first in range(0, geometry.reduction, WARP_LANES * vector):
             k = first + np.arange(WARP_LANES) * vector
             active = k < geometry.reduction
             weight = convolution.weight_base + (row * geometry.reduction + k) * ELEMENT
             read = convolution.input_base + (index[1] * geometry.reduction + k) * ELEMENT
-            found.load(B_REGISTER, 3, weight, active, width)
-            found.load(A_REGISTER, 2, read, active, width)
-            _multiply(found, max(1, vector // 2))
+            code.load(B_REGISTER, 3, weight, active, width)
+            code.load(A_REGISTER, 2, read, active, width)
+            _multiply(code, max(1, vector // 2))
         for _ in range(SHUFFLES):
-            found.add("SHFL.BFLY", 8, SUM_REGISTER)
-            found.add("FADD", SUM_REGISTER, SUM_REGISTER, 8)
-        convolution.finish(found, np.full(WARP_LANES, row), np.arange(WARP_LANES) == 0, ELEMENT)
-        return found
+            code.add("SHFL.BFLY", 8, SUM_REGISTER)
+            code.add("FADD", SUM_REGISTER, SUM_REGISTER, 8)
+        convolution.finish(code, np.full(WARP_LANES, row), np.arange(WARP_LANES) == 0, ELEMENT)
+        return code
 
     return _launch(name, (-(-outputs // WARPS), geometry.groups, 1), listing)

@@ -51,12 +51,12 @@ def held_out(
         If there is no record, it is malformed, or a GPU that it names has none.
     """
     record = FITTED / f"{gpu.name}.txt" if record is None else Path(record)
-    own, others = _read(record)
+    digests, others = _read(record)
     inherited = _of_others(record, others)
 
     def seen(sample: Sample) -> bool:
         digest, named = shape_digest(sample), plain_name(sample.gpu)
-        return digest in own or any(
+        return digest in digests or any(
             digest in theirs and (named == plain_name(name) or (not named and sample.simulated))
             for name, theirs in inherited.items()
         )
@@ -89,23 +89,24 @@ def shape_digest(sample: Sample) -> str:
     """What a record calls the shape of a sample: of a run of Accel-Sim what it computes, not its name."""
     shape = sample.shape
     if sample.simulated:
-        of = sample.kernel
-        shape = f"{of.kind},{of.m},{of.n},{of.k},{of.input_bytes},{of.output_bytes},{sample.tile}"
+        kernel = sample.kernel
+        sizes = (kernel.m, kernel.n, kernel.k, kernel.input_bytes, kernel.output_bytes)
+        shape = ",".join(map(str, (kernel.kind, *sizes, sample.tile)))
     return f"{zlib.crc32(shape.encode()):08x}"
 
 
 def _of_others(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
     """By embedded GPU, what is on its own record, of `names` and of those that they name in turn."""
-    found: dict[str, frozenset[str]] = {}
+    digests_of: dict[str, frozenset[str]] = {}
     waiting = [(record, name) for name in names]
     while waiting:
         path, name = waiting.pop()
         if name not in spec_names("gpu"):
             raise SpecError(f"{path}: 'as {name}': there is no embedded gpu of that name")
-        if name not in found:
-            found[name], more = _read(FITTED / f"{name}.txt")
+        if name not in digests_of:
+            digests_of[name], more = _read(FITTED / f"{name}.txt")
             waiting += [(FITTED / f"{name}.txt", each) for each in more]
-    return found
+    return digests_of
 
 
 def _read(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:

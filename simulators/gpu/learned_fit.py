@@ -13,7 +13,7 @@ import xgboost
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import group
+from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Residual,
@@ -70,7 +70,7 @@ def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
 
 def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
     """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored in the package."""
-    found = []
+    residuals = []
     for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
         rows = [sample for sample in samples if sample.dtype == dtype]
         source = (
@@ -79,13 +79,13 @@ def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool
         residual = learn(gpu, rows, source)
         if write:
             write_residual(residual_path(gpu.name, dtype), residual)
-        found.append(residual)
-    return found
+        residuals.append(residual)
+    return residuals
 
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
     tables, residuals, used = [], [], []
-    for members in group(s for s in samples if s.kernel.geometry is not None and s.channels is None):
+    for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
         residuals.append(-members.error(gpu))

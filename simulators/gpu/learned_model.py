@@ -36,7 +36,7 @@ from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.gpu.roofline import (
     TILES,
     Batch,
-    Machine,
+    RooflineMachine,
     demands,
     every_way,
     execution_cycles,
@@ -212,7 +212,7 @@ def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
         table[index, : -len(TERMS) - 1 - 2 * len(TILES)] = _shape_features(kernel, square, dtype)
         members.setdefault((square.kind, family(square)), []).append(index)
     for (kind, name), rows in members.items():
-        terms = _analytic_features(kind, [squares[i] for i in rows], Machine(gpu, dtype, None, name))
+        terms = _analytic_features(kind, [squares[i] for i in rows], RooflineMachine(gpu, dtype, None, name))
         table[rows, -len(TERMS) - 1 - 2 * len(TILES) :] = terms
     return table
 
@@ -245,12 +245,12 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
     return [*flags, *alignment, *np.log(sizes)]
 
 
-def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: Machine) -> np.ndarray:
+def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMachine) -> np.ndarray:
     batch = Batch(kernels)
-    found = demands(kind, batch, machine)
-    cycles = execution_cycles(found[0], machine)
-    total = np.min([execution_cycles(d, machine).min(axis=1) for d in found], axis=0)
-    terms = [getattr(found[0], name).min(axis=1) for name in TERMS]
+    ways = demands(kind, batch, machine)
+    cycles = execution_cycles(ways[0], machine)
+    total = np.min([execution_cycles(d, machine).min(axis=1) for d in ways], axis=0)
+    terms = [getattr(ways[0], name).min(axis=1) for name in TERMS]
     times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
     if kind != "gemm":
         return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])

@@ -16,7 +16,7 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.roofline import Batch, Machine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu.roofline import Batch, RooflineMachine, Ways, demands, execution_cycles, family
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def kernel_cost(
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
-    machine = Machine(gpu, dtype, channels, family(kernel))
+    machine = RooflineMachine(gpu, dtype, channels, family(kernel))
     tile = tile or kernel.tile
     ways = None if tile is None else Ways([(*tile, 1)])
     best = None
@@ -127,7 +127,7 @@ def kernels_ns(
     kernels: Sequence[Kernel], gpu: GpuSpec, *, dtype: str, channels: int | None = None
 ) -> np.ndarray:
     """Execution of many kernels of kind ``stream`` at once; as `kernel_cost` has it of each."""
-    machine = Machine(gpu, dtype, channels, "stream")
+    machine = RooflineMachine(gpu, dtype, channels, "stream")
     (demand,) = demands("stream", Batch(kernels), machine)
     return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns
 

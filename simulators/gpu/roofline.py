@@ -103,7 +103,7 @@ def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
     return "fp32" if gpu.fma_per_sm_cycle[dtype] == simd.get(dtype) == simd.get("fp32") else dtype
 
 
-class Machine:
+class RooflineMachine:
     """A GPU at one dtype with some of its channels: rates per core cycle.
 
     Raises
@@ -210,7 +210,7 @@ def resident_blocks(gpu: GpuSpec, ways: Ways, row_bytes: int) -> np.ndarray:
     return np.clip(resident, 1, RESIDENT_BLOCKS)
 
 
-def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
+def gemm_demand(batch: Batch, machine: RooflineMachine, ways: Ways) -> Demand:
     """Demands of implicit GEMMs, one column per way."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
     element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
@@ -248,7 +248,7 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
 
 
-def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
+def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
     """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
     sms = machine.gpu.sms
     waves = np.maximum(np.ceil(batch.blocks / sms), 1.0)
@@ -265,13 +265,13 @@ def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
     return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
 
 
-def _overflow(batch: Batch, machine: Machine) -> np.ndarray:
+def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
     """Of the smaller operand, the share that the L2 does not hold until it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
-def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None) -> list[Demand]:
+def demands(kind: str, batch: Batch, machine: RooflineMachine, ways: Ways | None = None) -> list[Demand]:
     """Demands of kernels of one kind: in the given ways, or in every way that the kind has."""
     if kind == "gemm":
         if ways is not None:
@@ -287,7 +287,7 @@ def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None)
     raise ValueError(f"kernel kind '{kind}' is none of gemm, depthwise, stream")
 
 
-def execution_cycles(demand: Demand, machine: Machine) -> np.ndarray:
+def execution_cycles(demand: Demand, machine: RooflineMachine) -> np.ndarray:
     """Cycles of kernels (rows) in several ways (columns)."""
     p = machine["overlap"]
     return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed

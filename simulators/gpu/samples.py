@@ -224,10 +224,12 @@ def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike
     names = sorted({row.get("gpu") or "" for _, row in rows})
     if len(names) < 2:
         return rows
-    own = [(line, row) for line, row in rows if plain_name(row.get("gpu") or "") == plain_name(gpu.name)]
-    if not own:
+    rows_of_gpu = [
+        (line, row) for line, row in rows if plain_name(row.get("gpu") or "") == plain_name(gpu.name)
+    ]
+    if not rows_of_gpu:
         raise TraceError(f"{path}: no rows of gpu '{gpu.name}'; there are {', '.join(filter(None, names))}")
-    return own
+    return rows_of_gpu
 
 
 def plain_name(name: str) -> str:

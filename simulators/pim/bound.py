@@ -21,7 +21,7 @@ _FOUR_ACTIVATIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class LatencyBound:
     """A lower bound on the cycles of the channel that has most to do.
 
     Attributes
@@ -52,7 +52,7 @@ class Bound:
 
 def lower_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
-) -> Bound:
+) -> LatencyBound:
     """No program of the mapping space computes `geometry` on `channels` channels in fewer cycles.
 
     Parameters
@@ -131,7 +131,7 @@ class _Channel:
         written = self._writes(units, tiles, together) * self.write
         return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
 
-    def bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
+    def bound(self, units: int, tiles: int, together: int, slots: int) -> LatencyBound:
         """What a mapping cannot do faster."""
         comp = units * self.chunks * self.comp
         visits = self._visits(units, tiles, together, slots)
@@ -158,7 +158,7 @@ class _Channel:
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
             moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
-        return Bound(
+        return LatencyBound(
             cycles=cycles,
             comp_cycles=comp,
             activation_cycles=activation,
@@ -183,8 +183,8 @@ class _Channel:
         """
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1:
-            own = -(-self.chunks // self.per_row)
-            return max(rows, -(-units // self.buffers) * (own - 1) + 1)
+            rows_of_unit = -(-self.chunks // self.per_row)
+            return max(rows, -(-units // self.buffers) * (rows_of_unit - 1) + 1)
         again = -(-units // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
 

@@ -134,8 +134,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_COMP], is_[_COMP], n("nCCDS"), "nCCDS after a COMP")
 
     for b in range(spec.global_buffers):
-        on = buffer == b
-        write, compute, read = is_[_GWRITE] & on, is_[_COMP] & on, is_[_READRES] & on
+        of_buffer = buffer == b
+        write, compute, read = is_[_GWRITE] & of_buffer, is_[_COMP] & of_buffer, is_[_READRES] & of_buffer
         yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")

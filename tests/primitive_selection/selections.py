@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from pimflow.api.published.taso_instances import LAYOUTS, candidate, network, problem_of
+from pimflow.api.published.taso_instances import candidate, network, problem_of
 from pimflow.core.candidate import Candidate
 from pimflow.primitive_selection.problem import SelectionProblem
+from pimflow.primitives.layer import LAYOUTS
 
 
 @st.composite

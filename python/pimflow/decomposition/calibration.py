@@ -14,7 +14,7 @@ from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 
 LABELS = "labels"
-TOP = 5  # classes: a hit among so many is a top-5 hit
+TOPS = (1, 5)  # of the classes by score, as many count: top-1 and top-5
 
 Data = str | os.PathLike | Mapping[str, np.ndarray]
 
@@ -192,13 +192,13 @@ class _Classes:
 
     def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
         hits = _order(scores) == wanted[:, None]
-        self.hits[name] = self.hits[name] + [hits[:, 0].sum(), hits[:, :TOP].sum()]
+        self.hits[name] = self.hits[name] + [hits[:, :top].sum() for top in TOPS]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
         return {
             f"top{top}_{name}": int(hits[i]) / self.samples if labelled or name == "agreement" else None
             for name, hits in self.hits.items()
-            for i, top in enumerate((1, TOP))
+            for i, top in enumerate(TOPS)
         }
 
 

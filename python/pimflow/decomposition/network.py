@@ -17,7 +17,7 @@ from pimflow.decomposition import factorisation
 from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
-from pimflow.relay_passes.decomposition.decompose import Decompose, Layer, decomposable_layers
+from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
 Decomposing = Request | str
 
@@ -200,7 +200,7 @@ def _rules(network: Network, request: Request) -> dict[str, RankRule]:
 
 
 def _factorised(
-    layers: Sequence[Layer], method: str, rules: Mapping[str, RankRule]
+    layers: Sequence[DecomposableLayer], method: str, rules: Mapping[str, RankRule]
 ) -> tuple[Decomposed, ...]:
     """Every layer's chain, a thread a layer: BLAS' own threads only wait on matrices as small as these."""
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)

@@ -14,7 +14,7 @@ from pimflow.core.chains import Decomposed, Link
 from pimflow.decomposition.factorisation import joined
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_roles import ROLES_KEY
-from pimflow.relay_passes.decomposition.decompose import Layer
+from pimflow.relay_passes.decomposition.decompose import DecomposableLayer
 from pimflow.relay_passes.flat import unused
 
 # Largest difference of filters in the file, scaled by row, from those of the layer, over the latter's norm.
@@ -25,7 +25,7 @@ _DIRECTIONS = ("strides", "dilations", "output_padding")
 def with_chains(
     model: onnx.ModelProto,
     layers: Sequence[Decomposed],
-    given: Mapping[str, Layer],
+    given: Mapping[str, DecomposableLayer],
     pushed: Mapping[str, np.ndarray],
 ) -> onnx.ModelProto:
     """`model` with the nodes of decomposed layers as chains of nodes.
@@ -40,7 +40,7 @@ def with_chains(
     model : ModelProto
         As `zoo.load_model` makes it; left unchanged.
     layers : sequence of Decomposed
-    given : mapping of str to Layer
+    given : mapping of str to DecomposableLayer
         By name, the layers as they came.
     pushed : mapping of str to ndarray
         See `Canonicalise`.
@@ -81,7 +81,7 @@ class _Writer:
         self,
         model: onnx.ModelProto,
         chains: dict[str, Decomposed],
-        given: Mapping[str, Layer],
+        given: Mapping[str, DecomposableLayer],
         pushed: Mapping[str, np.ndarray],
     ) -> None:
         self.chains, self.given, self.pushed = chains, given, pushed

@@ -11,9 +11,9 @@ from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, 
 from pimflow.core.region import JOINED, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
-from pimflow.primitive_selection.profile import ANALYTIC, LAYOUTS, Move, Pool, Profile, applicable, is_free
+from pimflow.primitive_selection.profile import ANALYTIC, Move, Pool, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.layer import BLOCK, has_choice
+from pimflow.primitives.layer import BLOCK, LAYOUTS, has_choice
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 Allowed = Mapping[str, tuple[str, ...]]  # layouts that regions may give and take, by their names

@@ -22,7 +22,8 @@ from pimflow.primitives.layer import BLOCK
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
     "core.fused_tile",
-    *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
+    *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
+    "primitives.primitive",
     "primitives.kernels",
     *(
         "relay_passes.schedules.fused_chain",

@@ -16,8 +16,7 @@ from pimflow.errors import ProfileError
 from pimflow.primitive_selection.profile import Profile, applicable, bound_ns, macs
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
-from pimflow.primitives.layer import input_bytes
-from pimflow.primitives.primitive import LAYOUTS
+from pimflow.primitives.layer import LAYOUTS, input_bytes
 
 Key = tuple[str, ConvGeometry]
 LEAST = 30  # measured times below which trees would only repeat them

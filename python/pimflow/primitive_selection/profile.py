@@ -20,7 +20,6 @@ from pimflow.primitives.layer import FP32_BYTES, Shape, input_bytes
 
 VERSION = "pimflow-profile/1"
 ROWS = ("layers", "transforms", "pools", "kernels")  # lists of a file
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
 ANALYTIC = "analytic"  # in place of an architecture: times are those of the GPU model
 # Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pimflow.core.region import ConvGeometry, Region
 
 FP32_BYTES = 4
+LAYOUTS = ("HWC", "CHW", "CHWc16")  # of a primitive's input and output
 BLOCK = 16  # channels side by side in the layout CHWc16
 VECTOR = 8  # lanes come in multiples of this
 Shape = tuple[int, ...]

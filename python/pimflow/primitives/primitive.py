@@ -16,7 +16,6 @@ from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, depthwise
 
 STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
 THREAD_PLACES = 4  # of a GPU's thread
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 Stages = dict[str, Shape]
 
 
@@ -93,7 +92,7 @@ class Primitive:
     formulas : Family
         Those of its family.
     layout : str
-        Of input and output: one of `LAYOUTS`.
+        Of input and output: one of `layer.LAYOUTS`.
     places, lanes : int
         The most that a register tile has; 0 for loops without tiles.
     tile : int

@@ -13,8 +13,8 @@ import numpy as np
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.primitive_selection.problem import SelectionProblem
+from pimflow.primitives.layer import LAYOUTS
 
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 INPUT_CHANNELS = 16
 # Of what is drawn (assumed): medians and spreads as log-normal parameters, times in ns, sizes in bytes.
 WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3

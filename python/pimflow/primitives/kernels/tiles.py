@@ -13,7 +13,8 @@ from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
 from pimflow.primitives.filters import winograd_matrices
 from pimflow.primitives.kernels.direct import Tensors
-from pimflow.primitives.kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
+from pimflow.primitives.kernels.stages import inside, placeholders, reduce_axes, sums
+from pimflow.primitives.marks import INSIDE, UNROLLED
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
