@@ -174,10 +174,10 @@ def _layouts_of_variables(
     """By variable, in which layout its operator works: that of the region that it belongs to."""
     by_variable = {}
     for name, group in region_groups(mod, views=views).items():
-        own = choices[name].layout if name in choices else layouts.get(name, "HWC")
-        joined = layouts.get(f"{name}{JOINED}", own)
+        layout = choices[name].layout if name in choices else layouts.get(name, "HWC")
+        joined = layouts.get(f"{name}{JOINED}", layout)
         for binding in group.bindings:
-            by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else own
+            by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else layout
     return by_variable
 
 

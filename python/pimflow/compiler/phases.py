@@ -75,15 +75,20 @@ def apply_plan(
     tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
     """
-    on = system or default_system()
+    target_system = system or default_system()
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
     chains = [chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
-        (OutlineGroups({covers: str(tiling) for covers, tiling in (tiled or {}).items()}, on.views), tiled),
+        (
+            OutlineGroups(
+                {covers: str(tiling) for covers, tiling in (tiled or {}).items()}, target_system.views
+            ),
+            tiled,
+        ),
         (PipelineRows(pipelines), pipelines),
-        (SplitMdDp(along["rows"], on.symmetric, on.views), along["rows"]),
+        (SplitMdDp(along["rows"], target_system.symmetric, target_system.views), along["rows"]),
         (SplitChannels(along["channels"]), along["channels"]),
         (SplitReduction(along["reduction"]), along["reduction"]),
         (SplitBatch(along["batch"]), along["batch"]),
@@ -221,8 +226,10 @@ def build(
         If `target` is none of `TARGETS`, or `allocation` none of `ALLOCATIONS`.
     """
     resolved = named_target(target) if isinstance(target, str) else target
-    on = system or default_system()
+    target_system = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, on, planned, allocation), opt_level=0, name="pimflow"
+        lambda module, _: lower(module, resolved, target_system, planned, allocation),
+        opt_level=0,
+        name="pimflow",
     )
     return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

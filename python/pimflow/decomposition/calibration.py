@@ -248,5 +248,5 @@ def _classes_of(scores: np.ndarray, at: float | None) -> np.ndarray:
 
 
 def _dice(both: np.ndarray, sizes: np.ndarray) -> float:
-    there = sizes > 0
-    return float(np.mean(both[there] / sizes[there])) if there.any() else 1.0
+    present = sizes > 0
+    return float(np.mean(both[present] / sizes[present])) if present.any() else 1.0

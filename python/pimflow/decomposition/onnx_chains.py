@@ -202,10 +202,10 @@ def _rows(node: onnx.NodeProto, filters: np.ndarray) -> np.ndarray:
 
 
 def _kernel(
-    node: onnx.NodeProto, of: Decomposed | Link, groups: int, filters: np.ndarray, taps: tuple[int, ...]
+    node: onnx.NodeProto, link: Decomposed | Link, groups: int, filters: np.ndarray, taps: tuple[int, ...]
 ) -> np.ndarray:
     """Canonical filters [OC, KH, KW, C] as [OC, C, *taps]: of a transposed convolution its own."""
-    scale = of.scale if isinstance(of, Link) else of.upsampling.scale if of.upsampling else None
+    scale = link.scale if isinstance(link, Link) else link.upsampling.scale if link.upsampling else None
     if scale is None:
         return filters.transpose(0, 3, 1, 2)
     (sh, sw), dilation = scale, _attributes(node).get("dilations", [1, 1])
@@ -265,30 +265,30 @@ def _along(chain: Decomposed, position: int) -> tuple[bool, bool]:
 
 def _operator(node: onnx.NodeProto, chain: Decomposed, position: int) -> tuple[str, dict[str, Any]]:
     """Operator and attributes of a link: those of `node`, in the directions that it goes."""
-    given, count = _attributes(node), len(chain.links)
+    attributes, count = _attributes(node), len(chain.links)
     first, last = position == 0, position == count - 1
     if node.op_type == "MatMul":
         return "MatMul", {}
     if node.op_type == "Gemm":
-        shared = {name: given[name] for name in ("alpha", "beta") if name in given and last}
-        return "Gemm", shared | ({"transA": 1} if first and given.get("transA") else {}) | {"transB": 1}
+        shared = {name: attributes[name] for name in ("alpha", "beta") if name in attributes and last}
+        return "Gemm", shared | ({"transA": 1} if first and attributes.get("transA") else {}) | {"transB": 1}
     link = chain.links[position]
     groups = {"group": link.geometry.groups}
     moves = first if count == 2 else not (first or last)
     if not moves:
         return "Conv", groups
     along = (True, True) if count == 2 else _along(chain, position)
-    kept = {name: given[name] for name in ("auto_pad",) if name in given}
+    kept = {name: attributes[name] for name in ("auto_pad",) if name in attributes}
     for name in _DIRECTIONS:
-        if name in given:
+        if name in attributes:
             still = 0 if name == "output_padding" else 1
-            kept[name] = [value if there else still for value, there in zip(given[name], along)]
-    if "pads" in given:
-        kept["pads"] = [value if there else 0 for value, there in zip(given["pads"], along * 2)]
-    if "output_shape" in given:
+            kept[name] = [value if there else still for value, there in zip(attributes[name], along)]
+    if "pads" in attributes:
+        kept["pads"] = [value if there else 0 for value, there in zip(attributes["pads"], along * 2)]
+    if "output_shape" in attributes:
         if count > 3:
             raise UnsupportedOpError(
                 f"layer '{node.name}': two cores cannot share its output_shape; decompose it by tucker"
             )
-        kept["output_shape"] = given["output_shape"]
+        kept["output_shape"] = attributes["output_shape"]
     return node.op_type, kept | groups

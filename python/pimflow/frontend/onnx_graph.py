@@ -308,11 +308,11 @@ def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path
         for tensor in model.graph.initializer:
             values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
             large = len(values) >= PAGE_BYTES
-            of = (tensor.name, tensor.dims, tensor.data_type)
-            light.graph.initializer.append(_external(file, [values], *of) if large else tensor)
+            described = (tensor.name, tensor.dims, tensor.data_type)
+            light.graph.initializer.append(_external(file, [values], *described) if large else tensor)
         for value in filter(zoo.is_weight, model.graph.input):
-            of = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
-            light.graph.initializer.append(_external(file, zoo.weight_values(value), *of))
+            described = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
+            light.graph.initializer.append(_external(file, zoo.weight_values(value), *described))
     path = folder / "model.onnx"
     path.write_bytes(light.SerializeToString())
     return path

@@ -84,6 +84,8 @@ def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[t
     products = [node for node in nodes if _operator(node) in _PRODUCTS]
     perturbed = set()
     for layer in layers:
-        of = {n for n in products if layer == (path := path_of(n)) or (path and layer.startswith(f"{path}."))}
-        perturbed |= of or set(products)
+        of_layer = {
+            n for n in products if layer == (path := path_of(n)) or (path and layer.startswith(f"{path}."))
+        }
+        perturbed |= of_layer or set(products)
     return perturbed

@@ -265,11 +265,11 @@ class _Classes:
 
     def join(self, result: str, operand: str, lead_bytes: int) -> None:
         """Lay `operand` `lead_bytes` above `result`."""
-        own, other = self.members(result), self.members(operand)
-        if own[0].alias and own[0].alias == other[0].alias:
+        below, other = self.members(result), self.members(operand)
+        if below[0].alias and below[0].alias == other[0].alias:
             return
         shift = self.lives[result].within_bytes + lead_bytes - self.lives[operand].within_bytes
-        moved = own + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
+        moved = below + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
         low = min(life.within_bytes for life in moved)
         key = moved[0].alias or moved[0].name
         for life in moved:

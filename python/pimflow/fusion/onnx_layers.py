@@ -99,8 +99,10 @@ class _Reader:
     def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
         sources = [self.alias.get(each, each) for each in data]
         fitting = [
-            own if self.shapes[source] == tuple(m.extent for m in own) else whole(self.shapes[source], shape)
-            for source, own in zip(sources, maps)
+            axes
+            if self.shapes[source] == tuple(m.extent for m in axes)
+            else whole(self.shapes[source], shape)
+            for source, axes in zip(sources, maps)
         ]
         moved = any(a is not b for a, b in zip(fitting, maps))
         counts["in_place"] = counts.get("in_place", False) and not moved

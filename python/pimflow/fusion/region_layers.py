@@ -74,8 +74,8 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
         else:
             maps.append(broadcast(x, result))
     maps = [
-        own if tuple(axis.output_extent for axis in own) == result else whole(shapes[name], result)
-        for name, own in zip(region.inputs, maps)
+        axes if tuple(axis.output_extent for axis in axes) == result else whole(shapes[name], result)
+        for name, axes in zip(region.inputs, maps)
     ]
     geometry = region.geometry
     filters = geometry.oc if geometry else 1

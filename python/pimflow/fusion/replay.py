@@ -191,8 +191,8 @@ class _Replay:
 
     def _form(self, layer: Layer, pixel: tuple[int, int, int], sums: bool) -> None:
         """The channel at hand of a pixel, or its part of the sums of all channels."""
-        own = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
-        result = (*((i, i + 1) for i in pixel), own)
+        channels = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
+        result = (*((i, i + 1) for i in pixel), channels)
         for name, maps in zip(layer.inputs, layer.maps):
             self._check(name, self._channel(name, tuple(_read(m, span) for m, span in zip(maps, result))))
         if layer.weight_elements:

@@ -101,22 +101,25 @@ class Forms:
 
         Exactly those, if the form of every `bound` layer is that of all of them.
         """
-        there = {layer: layer in layers for layer in self.chains}
-        if not any(there.values()):
+        decomposed = {layer: layer in layers for layer in self.chains}
+        if not any(decomposed.values()):
             return self.given
-        if all(there.values()):
+        if all(decomposed.values()):
             return self.decomposed
-        whole = all(there[layer] for layer in self.bound)
+        whole = all(decomposed[layer] for layer in self.bound)
         base, other = (self.decomposed, self.given) if whole else (self.given, self.decomposed)
         # By the region that has a layer's result in the one, or what it keeps, the one in the other.
         results, kept = (
-            {(self.chains[x][at] if whole else x): self.chains[x][at] if there[x] else x for x in self.free}
+            {
+                (self.chains[x][at] if whole else x): self.chains[x][at] if decomposed[x] else x
+                for x in self.free
+            }
             for at in (-1, 0)
         )
         regions: list[Region] = []
         for region in base.regions:
             layer = self._layer_of.get(region.name, region.name)
-            if layer not in self.free or there[layer] == whole:
+            if layer not in self.free or decomposed[layer] == whole:
                 regions.append(region)
             elif region.name == (self.chains[layer][0] if whole else layer):
                 regions += self._exchanged(layer, base, other)
@@ -140,7 +143,7 @@ class Forms:
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
         """What does `layer` in `other`, reading what it reads in `base`."""
-        here, there = (
+        operands, others = (
             [
                 (name, keeps)
                 for region in self._doing(layer, graph)
@@ -149,7 +152,7 @@ class Forms:
             ]
             for graph in (base, other)
         )
-        names = {own: name for own, (name, _) in zip(there, here, strict=True)}
+        names = {operand: name for operand, (name, _) in zip(others, operands, strict=True)}
         return [
             _renamed(region, lambda name, keeps: names.get((name, keeps), name))
             for region in self._doing(layer, other)

@@ -115,15 +115,15 @@ def draw_front(
     def taken(sums: Sums) -> float:
         return (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
 
-    own = [(taken(p.selected.sums), p.selected.sums.time_ns / 1e6) for p in points]
+    selected = [(taken(p.selected.sums), p.selected.sums.time_ns / 1e6) for p in points]
     greedily = [(taken(p.greedy), p.greedy.time_ns / 1e6) for p in points if p.greedy]
     others = [(taken(sums), sums.time_ns / 1e6) for sums in kinds.values()]
-    axes.step(*zip(*own), where="post", marker="o", markersize=4, label="integer program")
+    axes.step(*zip(*selected), where="post", marker="o", markersize=4, label="integer program")
     if greedily:
         axes.plot(*zip(*greedily), "x", color="tab:red", label="greedy")
     for number, (label, place) in enumerate(zip(kinds, others)):
         axes.plot(*place, MARKERS[number % len(MARKERS)], color="0.4", markersize=5, label=label)
-    _scaled(axes, "y", [ms for _, ms in (*own, *greedily, *others)])
+    _scaled(axes, "y", [ms for _, ms in (*selected, *greedily, *others)])
     what = "memory" if over == "memory" else "footprint of the largest layer"
     axes.set(xlabel=f"{what} (MiB)", ylabel="time (ms)", title=name or "front")
     if not name:

@@ -295,11 +295,11 @@ def machine(device: str | None, target: str = "") -> Iterator[Machine]:
     if device == CUDA:
         yield Card()
     elif is_remote(device):
-        there = Remote(Address.parse(device), target)
+        remote = Remote(Address.parse(device), target)
         try:
-            yield there
+            yield remote
         finally:
-            there.close()
+            remote.close()
     else:
         yield Machine(cpu_target(target) if target else None)
 
@@ -370,15 +370,15 @@ def _is_tracker(address: Address) -> bool:
 
 def _require_free(address: Address, summary: dict) -> None:
     """Raise unless the tracker has a machine of that name that nobody uses: a request would wait for one."""
-    there = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
-    if not there:
+    keys = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
+    if not keys:
         raise ProfilerError(f"{address.text}: the tracker has no machines")
     if not address.key:
         raise UsageError(
-            f"{address.text} is a tracker: name one of its machines, such as {address.text}/{min(there)}"
+            f"{address.text} is a tracker: name one of its machines, such as {address.text}/{min(keys)}"
         )
     queues = {name: queue["free"] for name, queue in summary["queue_info"].items()}
-    if address.key not in there:
-        raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, there)
+    if address.key not in keys:
+        raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, keys)
     if not queues.get(address.key):
         raise ProfilerError(f"{address.text}: every machine of that name is in use; try again later")

@@ -267,11 +267,11 @@ def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime
 def _median_ns(
     built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]], device: tvm.runtime.Device
 ) -> float:
-    given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
+    tensors = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
 
     def median_ns(repeat: int) -> float:
         flush = COLD if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
         timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=flush)
-        return float(timed(*given).median * 1e9)
+        return float(timed(*tensors).median * 1e9)
 
     return median_ns(int(np.clip(ENOUGH_NS // max(median_ns(1), 1.0), *CALLS)))

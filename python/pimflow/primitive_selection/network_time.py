@@ -99,16 +99,16 @@ class KernelTimer:
         tvm.register_global_func(PREPARE, prepare, override=True)
         self._timed = []
         for n, call in enumerate(calls):
-            given = arguments(call.function, tvm.cpu())
+            tensors = arguments(call.function, tvm.cpu())
             evaluate = built.time_evaluator(f"kernel{n}", tvm.cpu(), number=1, repeat=1, f_preproc=PREPARE)
-            self._timed.append((evaluate, given, [given[i] for i in call.cold]))
+            self._timed.append((evaluate, tensors, [tensors[i] for i in call.cold]))
 
     def round_ns(self) -> list[float]:
         """A time of every kernel, one after the other: so a disturbance meets many, but none often."""
         times = []
-        for evaluate, given, cold in self._timed:
+        for evaluate, tensors, cold in self._timed:
             self._cold[:] = cold
-            times.append(float(evaluate(*given).mean) * 1e9)
+            times.append(float(evaluate(*tensors).mean) * 1e9)
         return times
 
 

@@ -247,14 +247,14 @@ class Profile:
         timed = {"times_ns": known, "moves_ns": moves, "pools_ns": pools, "kernels_ns": kernels}
         return cls(device=device, code=code, **timed)
 
-    def require(self, here: Device | None, named: str | None) -> None:
+    def require(self, device: Device | None, named: str | None) -> None:
         """Refuse a profile of another machine than `here`, or than the one that is `named`.
 
         Raises
         ------
         ProfileError
         """
-        expected = named or (here.name if here else "")
+        expected = named or (device.name if device else "")
         if self.device.name != expected:
             raise ProfileError(
                 f"the profile was measured on '{self.device.name}', not on '{expected}': measure here, or "

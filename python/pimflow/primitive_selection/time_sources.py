@@ -80,8 +80,8 @@ class Source:
         if self.profile not in MODES and self.device and not is_remote(self.device):
             yield Times(self, layers, None, progress)
             return
-        with machine(self.device, self.target) as there:
-            yield Times(self, layers, there, progress)
+        with machine(self.device, self.target) as opened:
+            yield Times(self, layers, opened, progress)
 
 
 class Times:

@@ -74,10 +74,10 @@ def local_compiler() -> Compiler | None:
 
 def compiler() -> Compiler:
     """`local_compiler`; raises `ArtifactError` if there is none."""
-    here = local_compiler()
-    if here is None:
+    local = local_compiler()
+    if local is None:
         raise ArtifactError(NO_COMPILER)
-    return here
+    return local
 
 
 def compiler_for(triple: str, cpu: str) -> Compiler | None:
@@ -92,10 +92,10 @@ def compiler_for(triple: str, cpu: str) -> Compiler | None:
     selects = "-march" if architecture in X86 else "-mcpu"
     options = (OPTIONS[0], *([f"{selects}={cpu}"] if cpu else []))
     if architecture in ("", platform.machine()):
-        own = local_compiler()
-        return own and Compiler(own.command, OPTIONS if cpu == cpu_name() else options)
-    there = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
-    return Compiler((f"{there}-gcc",), options) if there else None
+        native = local_compiler()
+        return native and Compiler(native.command, OPTIONS if cpu == cpu_name() else options)
+    prefix = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
+    return Compiler((f"{prefix}-gcc",), options) if prefix else None
 
 
 def gcc_names(triple: str) -> tuple[str, ...]:
@@ -152,11 +152,11 @@ class Library:
         self._pool = _aligned(max(source.pool_bytes, 1))
 
     def _build(self, code: Path, path: Path) -> None:
-        here = compiler()
+        local = compiler()
         try:
-            here.build([code], path, [*SHARED, THREADED])
+            local.build([code], path, [*SHARED, THREADED])
         except ArtifactError:  # a compiler without OpenMP, or one that fails either way
-            here.build([code], path, SHARED)
+            local.build([code], path, SHARED)
 
     def __call__(self, inputs: Sequence[np.ndarray], threads: int = 1) -> list[np.ndarray]:
         """Outputs for inputs in order, each of its shape and dtype.

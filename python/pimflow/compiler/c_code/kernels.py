@@ -81,9 +81,9 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     with target:
         serial = PlainLoops()(tvm.IRModule(plain))
     lowered |= _lowered({gv.name_hint: f for gv, f in serial.functions_items()}, target)
-    text = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
-    assert "TVMBackend" not in text, "kernels allocate nothing"
-    code = _without_runtime(text).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
+    generated = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
+    assert "TVMBackend" not in generated, "kernels allocate nothing"
+    code = _without_runtime(generated).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
     for name, function in functions.items():
         if (function.attrs or {}).get("tirx.noalias"):
             code = _apart(code, name)
@@ -156,10 +156,10 @@ def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     return made.with_attrs(attrs)
 
 
-def _without_runtime(text: str) -> str:
+def _without_runtime(generated: str) -> str:
     """Functions of the generated file, without what declares TVM's runtime."""
-    begin = text.index("void* __tvm_ffi__library_ctx")
-    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
+    begin = generated.index("void* __tvm_ffi__library_ctx")
+    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", generated[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
     # Put where it is called, GCC would forget what the signature says of its tensors.
     return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)

@@ -101,8 +101,8 @@ def c_network(
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
-    here = builds.local_compiler()
-    if here is None:
+    local = builds.local_compiler()
+    if local is None:
         return CNetwork(source=source)
     library, values = builds.Library(source), list(inputs.values())
     # On all cores: threads that wrote the same words would show.
@@ -112,7 +112,7 @@ def c_network(
     check.require("outputs of the C code")
     return CNetwork(
         source=source,
-        compiler=here.version,
+        compiler=local.version,
         max_relative_error=check.relative_error,
         call_ns=library.call_ns(values),
         threads=library.most_threads,

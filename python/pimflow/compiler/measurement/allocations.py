@@ -95,11 +95,13 @@ def measure_allocations(
     VerificationError
         If the outputs are not the same to the bit.
     """
-    on = _device_target(target, runs)
+    device_target = _device_target(target, runs)
     network = frontend.load(model, shapes, batch).without_reference()
     inputs = list(network.example_inputs().values())
     programs = {
-        allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
+        allocation: _Program(
+            network.module, device_target, target_system or default_system(), allocation, inputs
+        )
         for allocation in phases.ALLOCATIONS
     }
     expected = [each.tobytes() for each in programs["pool"].outputs()]
@@ -134,10 +136,10 @@ def measure_pools(
     UsageError, ArtifactError
         As `measure_allocations`.
     """
-    on = _device_target(target, runs)
+    device_target = _device_target(target, runs)
     inputs = list(next(iter(networks.values())).example_inputs().values())
     programs = {
-        name: _Program(network.module, on, target_system or default_system(), "pool", inputs)
+        name: _Program(network.module, device_target, target_system or default_system(), "pool", inputs)
         for name, network in networks.items()
     }
     outputs = {name: program.outputs() for name, program in programs.items()}
@@ -149,10 +151,10 @@ def _device_target(target: str, runs: int) -> tvm.target.Target:
     """What `target` names, if `runs` inferences of it can be measured here."""
     if runs < 1:
         raise UsageError(f"{runs} runs: give 1 or more")
-    on = targets.named_target(target)
-    if not targets.device(on).exist:
+    resolved = targets.named_target(target)
+    if not targets.device(resolved).exist:
         raise ArtifactError(f"there is no device for {target}; use llvm+pim")
-    return on
+    return resolved
 
 
 def _observe(programs: Mapping[str, _Program], runs: int) -> None:
@@ -170,25 +172,25 @@ class _Program:
     def __init__(
         self,
         mod: tvm.IRModule,
-        on: tvm.target.Target,
+        target: tvm.target.Target,
         system: System,
         allocation: str,
         inputs: list[np.ndarray],
     ):
         self.allocation = allocation
-        self.device = targets.device(on)
+        self.device = targets.device(target)
         self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
-        lowered = phases.lower(mod, on, system, allocation=allocation)
-        self.machine, self.watched = self._machines(lowered, on)
-        self.empty, _ = self._machines(_without_kernels(lowered), on)
+        lowered = phases.lower(mod, target, system, allocation=allocation)
+        self.machine, self.watched = self._machines(lowered, target)
+        self.empty, _ = self._machines(_without_kernels(lowered), target)
         self.counted = _Counted()
         self.latencies_ns: list[int] = []
         self.faults: list[int] = []
 
-    def _machines(self, lowered: tvm.IRModule, on: tvm.target.Target) -> list[relax.VirtualMachine]:
+    def _machines(self, lowered: tvm.IRModule, target: tvm.target.Target) -> list[relax.VirtualMachine]:
         """Two of one executable: what is once told of calls cannot be timed any more."""
-        executable = tvm.compile(lowered, on, relax_pipeline=tvm.transform.Sequential([]))
-        if flaw := compile_kernels(executable, on).flaw:
+        executable = tvm.compile(lowered, target, relax_pipeline=tvm.transform.Sequential([]))
+        if flaw := compile_kernels(executable, target).flaw:
             raise ArtifactError(flaw)
         module = executable.jit()
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]

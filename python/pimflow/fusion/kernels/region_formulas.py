@@ -63,9 +63,9 @@ class CompiledLayers:
 
     def _stand_for(self, var: relax.Var, dims: Sequence[int], name: str) -> relax.Var:
         """A map in place of a matrix of its elements."""
-        own = relax.Var(var.name, relax.TensorType(dims, "float32"))
-        self.maps[var], self.flat[var], self.made[own] = own, Flat(own, False), name
-        return own
+        replacement = relax.Var(var.name, relax.TensorType(dims, "float32"))
+        self.maps[var], self.flat[var], self.made[replacement] = replacement, Flat(replacement, False), name
+        return replacement
 
     def _refuse(self, name: str, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(f"layer '{name}': {why}; it cannot be executed fused")
@@ -99,12 +99,12 @@ class CompiledLayers:
             elif kind == "mean":
                 value = self._pooling(name, value)
             value = builder.normalize(value)
-            own = relax.Var(binding.var.name, value.ty)
-            self.maps[binding.var] = own
+            map_var = relax.Var(binding.var.name, value.ty)
+            self.maps[binding.var] = map_var
             if len(shape(binding.var)) == 2:
-                self.flat[binding.var] = Flat(own, False)
+                self.flat[binding.var] = Flat(map_var, False)
             self.kept[name] = binding.var
-            renamed.append(relax.VarBinding(own, value))
+            renamed.append(relax.VarBinding(map_var, value))
         return renamed
 
     def _is_flattened(self, var: relax.Var) -> bool:
@@ -116,18 +116,18 @@ class CompiledLayers:
         if kind not in ("permute_dims", "reshape") or not isinstance(value.args[0], relax.Var):
             return False
         source = value.args[0]
-        own = self.maps.get(source, source)
+        map_var = self.maps.get(source, source)
         axes = tuple(map(int, value.attrs.axes)) if kind == "permute_dims" and value.attrs.axes else ()
         if source in self.made and axes == TO_NHWC:
             self.made[binding.var] = self.made[source]
             self.transposed.add(source)
         elif axes == TO_NCHW and source not in self.flat:
-            self.flat[binding.var], self.maps[binding.var] = Flat(own, True), own
+            self.flat[binding.var], self.maps[binding.var] = Flat(map_var, True), map_var
         elif kind == "reshape" and len(shape(binding.var)) == 2:
             if shape(binding.var)[0] != shape(source)[0]:
                 return False
-            self.flat[binding.var] = self.flat.get(source, Flat(own, False))
-            self.maps[binding.var] = own
+            self.flat[binding.var] = self.flat.get(source, Flat(map_var, False))
+            self.maps[binding.var] = map_var
         else:
             return False
         return True
@@ -137,15 +137,15 @@ class CompiledLayers:
         source, matrix = call.args
         if source not in self.flat or not isinstance(matrix, tvm.ir.GenericConst):
             raise self._refuse(name, "it is no product with a constant matrix")
-        of = self.flat[source]
-        _, h, w, c = shape(of.map)
+        operand = self.flat[source]
+        _, h, w, c = shape(operand.map)
         weights = matrix.value.numpy()
         if weights.ndim != 2 or weights.shape[0] != h * w * c:
             raise self._refuse(name, "its operand is reshaped")
-        filters = weights.T.reshape(-1, c, h, w) if of.channels_first else weights.T.reshape(-1, h, w, c)
-        filters = filters.transpose(0, 2, 3, 1) if of.channels_first else filters
+        filters = weights.T.reshape(-1, c, h, w) if operand.channels_first else weights.T.reshape(-1, h, w, c)
+        filters = filters.transpose(0, 2, 3, 1) if operand.channels_first else filters
         constant = relax.const(np.ascontiguousarray(filters))
-        return op.nn.conv2d(of.map, constant, data_layout="NHWC", kernel_layout="OHWI")
+        return op.nn.conv2d(operand.map, constant, data_layout="NHWC", kernel_layout="OHWI")
 
     def _pooling(self, name: str, call: relax.Call) -> relax.Expr:
         """A mean of each channel as a pooling."""

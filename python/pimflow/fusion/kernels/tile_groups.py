@@ -108,14 +108,14 @@ def _layers(function: relax.Function) -> list[tuple[Layer, Computation, tuple[in
             bindings.append(relax.VarBinding(binding.var, value))
     read = []
     for index, count in enumerate(map(int, function.attrs[LAYERS])):
-        own, bindings = bindings[:count], bindings[count:]
-        layer, computation = read_layer(_name(index), own, names)
-        names[own[-1].var] = layer.name
-        read.append((layer, computation, shape(own[-1].var)))
+        of_region, bindings = bindings[:count], bindings[count:]
+        layer, computation = read_layer(_name(index), of_region, names)
+        names[of_region[-1].var] = layer.name
+        read.append((layer, computation, shape(of_region[-1].var)))
     return read
 
 
 def _graph(function: relax.Function, layers: Sequence[Layer], dims: Sequence[tuple[int, ...]]) -> LayerGraph:
     shapes = {f"%{param.name}": shape(param) for param in function.params}
-    shapes |= {layer.name: own for layer, own in zip(layers, dims)}
+    shapes |= {layer.name: dims_of for layer, dims_of in zip(layers, dims)}
     return LayerGraph(name="tiled", layers=tuple(layers), shapes=shapes, outputs=(layers[-1].name,))

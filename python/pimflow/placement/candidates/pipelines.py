@@ -393,6 +393,6 @@ class _Bounds:
     def _task(self, region: Region, mode: str) -> Task:
         key = region.name, mode
         if key not in self._tasks:
-            on = mode.lower()
-            self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == on)
+            resource = mode.lower()
+            self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == resource)
         return self._tasks[key]

@@ -44,8 +44,8 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     element = ELEMENT_BYTES[dtype]
     macs = 0
     for region in regions:
-        own = region.geometry.macs if region.geometry else sum(region.input_elements)
-        macs += own * int(tiles.touched[region.name]) // region.output_elements
+        region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
+        macs += region_macs * int(tiles.touched[region.name]) // region.output_elements
     reads = {name: int(tiles.touched[name]) for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     once = {name: min(size, sizes[name]) for name, size in reads.items()}

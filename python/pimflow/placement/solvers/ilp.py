@@ -179,12 +179,12 @@ class _Program:
         What is not `delayed` does not wait at all, unless `always`: then it waits, without a delay.
         """
         if source is None:
-            own = [(column, -ns / self.unit_ns) for column, ns in delayed]
-            self.rows.row([(sink, 1.0), *own], 0.0)
+            delays = [(column, -ns / self.unit_ns) for column, ns in delayed]
+            self.rows.row([(sink, 1.0), *delays], 0.0)
             return
         slack = 0.0 if always else UNITS
-        own = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
-        self.rows.row([(sink, 1.0), (source, -1.0), *own], -slack)
+        delays = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
+        self.rows.row([(sink, 1.0), (source, -1.0), *delays], -slack)
 
     def _resources(self, position: int) -> None:
         starting = self.beginning[position]

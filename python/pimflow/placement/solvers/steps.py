@@ -119,5 +119,5 @@ def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pi
     if not first:
         return candidate.tasks
     waits = (first - 1,)
-    own = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
-    return (*chained, *own)
+    shifted = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
+    return (*chained, *shifted)

@@ -134,16 +134,16 @@ class SegmentProblem:
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
         reads, results = steps.reads(self.graph, candidate), steps.results_read(self.graph, candidate)
         last = position + len(candidate.covers) - 1
-        here = [
+        read_first = [
             n for n in dict.fromkeys(results) if n in self.order and position <= self.first_reader(n) <= last
         ]
-        given = [name for name in here if name in self.state.pending]
-        maybe = [name for name in here if name in self.may_pend]
+        left = [name for name in read_first if name in self.state.pending]
+        maybe = [name for name in read_first if name in self.may_pend]
         variants = []
         for count in range(len(maybe) + 1):
             for takes in itertools.combinations(maybe, count):
                 for goes_on in self._ways_to_go_on(position, candidate):
-                    pending = sorted([*given, *takes])
+                    pending = sorted([*left, *takes])
                     late = steps.late(self.graph, candidate, pending)
                     tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
                     variants.append(
