@@ -40,9 +40,9 @@ class Build:
     module : Module
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
-        By the symbol under which the executable calls each.
+        By the symbol that the executable calls.
     splits : dict of str to Split
-        Of every split region.
+        By region, how it is split.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
@@ -92,7 +92,7 @@ def build(
         By layer, what computes it where PIM does not if `target` is a CPU, in place of what the plan says;
         the code is then for this machine's alone.
     layouts : mapping of str to str, optional
-        Of the other layers; see `with_primitives`.
+        Layouts of the other layers; see `with_primitives`.
     """
     programs, splits = searched.programs(), searched.splits()
     choices = choices if target.kind.name == "llvm" else None
@@ -156,7 +156,7 @@ def with_primitives(
         By region as `primitive_selection.layers.apart` names them, in which layouts all others work; those
         without a name in HWC. If None, they keep the layout that all their operands have.
     views : bool
-        Of `kernel_groups`.
+        As for `kernel_groups`.
     """
     taken = None if layouts is None else _layouts_of_variables(mod, choices, layouts, views)
     chosen = SelectPrimitives(choices)(mod)

@@ -21,8 +21,8 @@ class LayerOrder(Rewritten):
     Attributes
     ----------
     order : Order
-        Of live bytes in the storage type; a step a region, network inputs not counted. `order.order` is the
-        order that was found, whether it is taken or not.
+        Result of the search by live bytes in the storage type, with a step a region and without network
+        inputs. `order.order` is the order that was found, whether it is taken or not.
     """
 
     order: Order

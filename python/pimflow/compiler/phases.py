@@ -63,7 +63,7 @@ def apply_plan(
     mod : IRModule
         In canonical form.
     splits : mapping of str to Split
-        Of every split region.
+        By region, how it is split.
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program; those of parts by `stage_name`.
     pipelines : sequence of Pipeline

@@ -36,11 +36,11 @@ class Rewritten:
 
     @property
     def changed(self) -> bool:
-        """Whether it is to be another than it came."""
+        """Whether the rewrite changed the network."""
         return self.network is not self.given
 
     def settled(self: Own, pool_bytes: Callable[[Network], int]) -> Own:
-        """With the pools of both; what nobody demanded stays if its pool is smaller."""
+        """The rewrite with both pools. Unless demanded, it is kept only if its pool is smaller."""
         given_bytes = pool_bytes(self.given)
         found_bytes = pool_bytes(self.network) if self.changed else given_bytes
         pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)

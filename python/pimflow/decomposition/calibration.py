@@ -32,7 +32,7 @@ class Calibration:
     batch : int
         Samples that the network takes at once.
     classes : int
-        Of the network.
+        Classes of the network.
     maps : bool
         Whether it gives every pixel a class ([batch, classes, height, width]), or the sample one.
     """
@@ -210,8 +210,8 @@ def _order(scores: np.ndarray) -> np.ndarray:
 class _Maps:
     """Counts over pixels of maps [n, classes, pixels].
 
-    Of one channel, what is in front lies above 1/2 if all scores of the original are in [0, 1], else above
-    0: both are counted until that is known.
+    With one channel, foreground is what lies above 1/2 if all scores of the original are in [0, 1], else what
+    lies above 0. Both are counted until that is known.
     """
 
     def __init__(self, classes: int) -> None:

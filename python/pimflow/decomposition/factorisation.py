@@ -48,7 +48,7 @@ def decompose(
         One of `factors.METHODS`.
     rule : RankRule
     upsampling : Upsampling, optional
-        Of a transposed convolution, whose filter is decomposed as such.
+        Given for a transposed convolution, whose filter is decomposed as such.
 
     Raises
     ------

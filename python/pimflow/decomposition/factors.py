@@ -23,7 +23,7 @@ ALS_SWEEPS = 60
 # Sweeps end where one changes the share of the norm that is kept by less.
 _HOOI_CHANGE = 1e-4
 _ALS_CHANGE = 1e-5
-# Of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
+# Share of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
 _RIDGE = 1e-10
 
 
@@ -34,11 +34,11 @@ class Chain:
     Attributes
     ----------
     first : ndarray, [R, C]
-        Of the 1x1 convolution at the beginning.
+        Filters of the 1x1 convolution at the beginning.
     cores : tuple of ndarray
         [RO, KH, KW, RI], or [R, KH, KW] of a depthwise one; each axis of the window is in one of them.
     last : ndarray, [OC, R]
-        Of the 1x1 convolution at the end.
+        Filters of the 1x1 convolution at the end.
     ranks : tuple of int
         As `RankRule.ranks`.
     """
@@ -93,8 +93,8 @@ def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
 def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
     """The largest ranks that a filter [OC, KH, KW, C] can have, in the order of `RankRule.ranks`.
 
-    Of a 1x1 filter, which is a matrix: its rank. Tucker: of the input and the output channels. CP: the
-    number of components that always suffice. Tensor train: of the cuts from the input on.
+    A 1x1 filter is a matrix and has one rank. Tucker: ranks of the input and the output channels. CP: the
+    number of components that always suffice. Tensor train: ranks of the cuts from the input on.
     """
     oc, kh, kw, c = shape
     if kh * kw == 1:

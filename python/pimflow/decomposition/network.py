@@ -35,7 +35,7 @@ class DecomposedNetwork:
     layers : tuple of Decomposed
         In execution order.
     weight_bytes, weight_bytes_original : int
-        Of all constants, fp32.
+        Bytes of all constants in fp32.
     kept : tuple of str
         Layers that were asked for and stay as they came, because that is cheaper.
     alone_ns : dict of str to (float, float)
@@ -76,7 +76,7 @@ class DecomposedNetwork:
         inputs : mapping of str to ndarray, optional
             What the original network is run on, to be compared; it is not without them.
         outputs : sequence of ndarray
-            Of the decomposed network for the same inputs.
+            Outputs of the decomposed network for the same inputs.
         """
         difference = None
         if inputs is not None:

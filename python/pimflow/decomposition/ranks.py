@@ -123,7 +123,10 @@ def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
 
 
 def _free_energy(x: np.ndarray, alpha: float, threshold: float) -> float:
-    """Of a noise variance, up to a constant; `x` are squared singular values over it and the long side."""
+    """Free energy of a noise variance, up to a constant.
+
+    `x` are squared singular values, divided by the variance and the long side.
+    """
     signal, noise = x[x > threshold], x[x <= threshold]
     centred = signal - (1 + alpha)
     tau = (centred + np.sqrt(centred**2 - 4 * alpha)) / 2

@@ -42,7 +42,7 @@ class SkipOptimisation(Rewritten):
     criterion : str
         One of `CRITERIA`.
     copies : tuple of Skip
-        Of what copies were made.
+        Skip connections whose layers were copied.
     transformation : str
         One of `TRANSFORMATIONS`.
     sites : tuple of str
@@ -54,7 +54,7 @@ class SkipOptimisation(Rewritten):
     flops_given, flops : int
         `layer_flops.flops` of both networks.
     weight_bytes : int
-        Of `network`: merged layers have zeros in their filters.
+        Weights of `network`, with the zeros in filters of merged layers.
     """
 
     criterion: str

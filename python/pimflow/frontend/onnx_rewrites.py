@@ -46,7 +46,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network in an opset that the importer knows: it takes some older operators for newer ones."""
+    """The network in an opset that the importer supports. It reads some older operators as newer ones."""
     if opset_of(model) >= 13:
         return model
     try:

@@ -11,7 +11,7 @@ from pimflow.core.region import ROLES
 from pimflow.errors import ModelError
 from pimflow.relay_passes.flat import layer_name, main_bindings, roles, with_roles
 
-# Of the model's metadata: a JSON object, from names of nodes to `core.region.ROLES`.
+# Key of the model's metadata. Its value is a JSON object from names of nodes to `core.region.ROLES`.
 ROLES_KEY = "pimflow.roles"
 
 

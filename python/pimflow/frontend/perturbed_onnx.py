@@ -173,7 +173,7 @@ class _Perturbing:
         return len(readers) != 1 or readers[0].op_type not in _ELEMENTWISE
 
     def _terms(self, node: onnx.NodeProto) -> int:
-        """Of the sums that `node` forms; 1 if it forms none, or their length is not known."""
+        """Terms of the sums that `node` forms; 1 if it forms none, or their length is not known."""
         operand = self.shapes.get(node.input[0], ()) if node.input else ()
         weights = self.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
         if node.op_type == "Conv":

@@ -27,7 +27,7 @@ def canonical(
     Parameters
     ----------
     name : str
-        Of the network, for messages.
+        Name of the network, for messages.
     pushed : dict of str to ndarray, optional
         See `Canonicalise`.
 
@@ -120,7 +120,7 @@ def outputs(mod: tvm.IRModule) -> int:
 
 
 def output_shapes(mod: tvm.IRModule) -> list[tuple[int, ...]]:
-    """Of all tensors that ``main`` returns, of a module whose shapes are fixed."""
+    """Shapes of all tensors that ``main`` returns; the module's shapes are fixed."""
     result = main(mod).ret_ty
     fields = result.fields if isinstance(result, relax.TupleType) else [result]
     return [tuple(sizes(field) or ()) for field in fields]

@@ -59,7 +59,7 @@ class Accelerator:
         return operations / self.operations_per_second * 1e9
 
     def energy_pj(self, traffic_bytes: float, operations: float) -> float:
-        """Of DRAM traffic and arithmetic, an operation half a multiply-accumulate; on-chip memory is free."""
+        """Energy of DRAM traffic and arithmetic; an operation is half a MAC, on-chip memory is free."""
         prices = self.energy.energy
         return traffic_bytes * prices["dram_pj_per_byte"] + operations / 2 * prices[f"mac_{self.dtype}_pj"]
 

@@ -147,7 +147,7 @@ def fitting_runs(
     Parameters
     ----------
     elements : mapping of str to int
-        Of each tensor, all channels.
+        Elements of each tensor, all channels together.
     channels : callable
         How many a tensor has.
     capacity : int

@@ -19,7 +19,7 @@ from pimflow.fusion.run_costs import Costed, RunCosts
 
 # Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
 MAX_SETS = 4000
-# Of covers that differ by less than this share of the unfused network, the one with fewer groups.
+# If covers differ by less than this share of the unfused network, the one with fewer groups is taken.
 TIE = 1e-9
 
 Links = tuple[tuple[int, ...], ...]

@@ -210,7 +210,7 @@ class Placement:
     ----------
     on_chip_bytes : int
     offsets_bytes : mapping of str to int
-        Of tensors' tiles, and of ``NAME.weights``.
+        Offsets of tensors' tiles, and of weights as ``NAME.weights``.
     lifetimes : tuple of Lifetime
         Results over consumed operands share an alias class.
     """

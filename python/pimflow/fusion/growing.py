@@ -117,7 +117,7 @@ class Growing:
         return tile, fresh
 
     def _of_rows(self, kept: np.ndarray) -> np.ndarray:
-        """Of a value by cut of the rows: by combination."""
+        """A value per cut of the rows, expanded to one per combination of cuts."""
         images, _, columns = (np.ones(len(axis.parts), bool) for axis in self.candidates.axes)
         return self.candidates.product(images, kept, columns)
 

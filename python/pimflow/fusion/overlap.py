@@ -48,7 +48,7 @@ def overlap(
     Parameters
     ----------
     rows, columns : RangeMap
-        Of the window.
+        Input rows and columns that the window reads.
     channels, filters : int
         Channels of operand and result.
     strict : bool

@@ -46,7 +46,7 @@ def _shape(dims: tuple[int, ...]) -> Shape:
 
 
 def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
-    """Of a network input; a layer transforms its layout to NHWC itself."""
+    """NHWC shape of a network input; the layer that reads it transforms the layout."""
     window = region.geometry or region.pooling
     if window is not None and len(dims) == 4 and (window.h, window.w, window.c) == (*dims[2:], dims[1]):
         return (window.n, window.h, window.w, window.c)

@@ -24,7 +24,7 @@ class Costed:
     Attributes
     ----------
     positions : tuple of int
-        Of its layers in the graph, ascending.
+        Positions of its layers in the graph, ascending.
     tiling : GroupTiling
     resident : frozenset of str
     channel_runs : tuple of ChannelRun

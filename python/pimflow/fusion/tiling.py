@@ -126,7 +126,7 @@ def _widen(wanted: dict[str, list[Span]], name: str, more: list[Span] | tuple[Sp
 
 
 def _spans(wanted: list[Span], retain: bool) -> Spans:
-    """What tiles want is new to them, or was kept since one before: for as long as any wants it."""
+    """Held and fresh spans of every tile. With `retain`, a span is kept while a later tile reads it."""
     if not retain:
         return Spans(held=tuple(wanted), fresh=tuple(wanted))
     later, lowest = [], math.inf

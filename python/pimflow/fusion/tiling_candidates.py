@@ -92,7 +92,7 @@ class TilingCandidates:
         )
 
     def product(self, n: np.ndarray, h: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Of a value by cut of each axis: by combination."""
+        """Products of a value per cut of each axis, one for each combination of cuts."""
         return (n[:, None, None] * h[None, :, None] * w[None, None, :]).ravel()
 
     @functools.cached_property

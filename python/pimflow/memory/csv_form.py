@@ -32,7 +32,7 @@ def read(path: str | os.PathLike, alignment_bytes: int = 1) -> list[Lifetime]:
     Parameters
     ----------
     alignment_bytes : int
-        Of buffers without one of their own.
+        Alignment of buffers that have no alignment in the file.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class MemoryPlan:
     pools : tuple of Pool
         By name of the memory region.
     offsets_bytes : dict of str to int
-        Of every buffer, in its pool.
+        Offset of every buffer in its pool.
     seconds : float
         Time that planning took.
     """
@@ -156,7 +156,7 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _block(life: Lifetime) -> Lifetime:
-    """The class of `life` as far as `life` knows it."""
+    """The buffer that the alias class of `life` must be, as far as this member says."""
     if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
         raise LifetimeError(
             f"buffer '{life.name}' lies {life.within_bytes} B into what it shares, which would begin before "

@@ -41,8 +41,8 @@ class StepGraph:
         Buffers that each step reads and writes, in an order in which the program is right. A workspace is a
         buffer that one step writes and nothing reads.
     size_bytes : mapping
-        Of every buffer. Where offsets have to be aligned, round sizes up before; buffers of another memory
-        region have 0 bytes here, and still order the steps.
+        Size of every buffer, rounded up where offsets have to be aligned. Buffers of another memory region
+        have 0 bytes here, and still order the steps.
     inputs : tuple of str
         Buffers that are there before the first step. Each is dead after its last reader unless it is an
         output too; one that no step reads takes no bytes.
@@ -292,8 +292,9 @@ class ReorderedPools:
     Attributes
     ----------
     searched : Order
+        The order with the fewest live bytes that the search found.
     before, after : MemoryPlan
-        Of the given order, and of the found one.
+        Plans for the given order and for `searched`.
     """
 
     searched: Order

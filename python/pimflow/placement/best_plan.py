@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """A plan with everything it rests on.
+    """A plan, with the network, costs and candidates that it was made from.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class Searched:
         Chosen, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
-        Of the plan, and of the same regions on the GPU with all memory channels.
+        Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
         What was searched for; where a plan was given, the default.
     given : RegionGraph, optional
-        The network as the user gave it, if `graph` is what became of it: of decomposed layers, for one.
+        The network as the user gave it, if `graph` was made from it, for example by decomposing layers.
     baseline : Evaluation
-        Of the network as the user gave it, on the GPU with all memory channels: what the plan is compared
-        with. `gpu_only` unless there is a `given`.
+        The network as the user gave it, on the GPU with all memory channels. Speed-ups compare the plan
+        with this. `gpu_only` unless there is a `given`.
     """
 
     graph: RegionGraph
@@ -78,11 +78,11 @@ class Searched:
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
-        """By region, the candidate that does it."""
+        """By region, the candidate that covers it."""
         return {name: candidate for candidate in self.candidates for name in candidate.covers}
 
     def programs(self) -> dict[str, PimProgram]:
-        """The program of every region on PIM, weights at rows of their own; of a pipeline, of every part."""
+        """Programs of all regions and pipeline parts on PIM. Each stores its weights in rows of its own."""
         return dict(self._programs)
 
     @functools.cached_property
@@ -99,7 +99,7 @@ class Searched:
         return programs
 
     def splits(self) -> dict[str, Split]:
-        """How every split region is split."""
+        """By region, how it is split."""
         return {
             candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
             for candidate in self.candidates
@@ -107,22 +107,22 @@ class Searched:
         }
 
     def fused(self) -> tuple[str, ...]:
-        """First regions of the runs that are one kernel."""
+        """First regions of the runs that are fused into one kernel without tiles."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
         return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
 
     def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
-        """The groups of regions that are one kernel in tiles, with these."""
+        """Groups of regions that are one kernel in tiles, and their tilings."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
 
     def primitives(self) -> dict[str, Primitive]:
-        """By region, what computes it on the GPU in place of the operator."""
+        """By region, the convolution primitive that replaces the operator on the GPU."""
         named = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
         return {region: PRIMITIVES[name] for region, name in named.items() if name}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """The runs that are done in stages."""
+        """Runs of regions that are pipelined in stages."""
         staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
         return tuple(pipelines.pipeline_of(candidate) for candidate in staged)
 
@@ -196,7 +196,7 @@ def as_searched(
     minimiser: Minimiser,
     given: RegionGraph | None,
 ) -> Searched:
-    """`solution` as a plan, with what the reader of a report asks about it.
+    """`solution` as a plan, evaluated, with the reason for each region that stayed on the GPU.
 
     Raises
     ------

@@ -89,7 +89,7 @@ class Forms:
         return [self._given_name(name) for name in decomposed] == list(given)
 
     def _given_name(self, name: str) -> str:
-        """Of a region of `decomposed`, what does the same in `given`."""
+        """The region of `given` that does the same as region `name` of `decomposed`."""
         return self._layer_of.get(name, name)
 
     @functools.cached_property

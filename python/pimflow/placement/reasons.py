@@ -12,13 +12,13 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
     Parameters
     ----------
     chosen : Candidate
-        What does it.
+        The region's candidate.
     gpu_only : Evaluation
-        Of the same regions on the GPU with all memory channels.
+        The same regions on the GPU with all memory channels.
     mixed : bool
         Whether the plan has anything on PIM.
     which : str
-        What the plans are called that were searched for: of a network that was changed, of that.
+        Subject of the reason if no mixed plan won, such as "no mixed plan of the changed network".
     """
     name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":

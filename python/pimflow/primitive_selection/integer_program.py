@@ -37,7 +37,7 @@ class Selected:
         By region.
     sums : Sums
     value : float
-        Of the objective, as the program counts it: ns or bytes.
+        Value of the objective, in ns or bytes.
     gap : float
         How much better, at most, another choice may be, as a share of the objective.
     """
@@ -169,7 +169,7 @@ class _Program:
                 if not crossing:
                     continue
                 yield base, copies + crossing, copied + problem.tensor_bytes[tensor]
-                # Of what nobody reads later, the copy takes the bytes that the tensor leaves.
+                # If no later step reads the tensor, its copy takes the bytes that it leaves.
                 if problem.lifetimes[tensor].end > number + 1:
                     copies, copied = copies + crossing, copied + problem.tensor_bytes[tensor]
             spaces = [(column, aligned(c.workspace_bytes)) for column, c in self.does[step.name]]

@@ -93,7 +93,7 @@ def _operand(region: Region) -> tuple[int, ...]:
 
 
 def _window(region: Region) -> ConvGeometry | None:
-    """Of a pool, or of a reduction that makes a pixel of the whole map, as of a depthwise convolution."""
+    """Window of a pool. A reduction of the whole map to a pixel is given the window of a depthwise one."""
     if region.pooling or region.operator not in REDUCTIONS or not region.anchored:
         return region.pooling
     n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
@@ -110,7 +110,7 @@ def _layouts(region: Region, target: str) -> tuple[str, ...]:
     window = _window(region)
     behind = region.operators
     if window and window.pixels == window.n and region.output_elements == window.n * window.oc:
-        # Of a pixel all layouts are one.
+        # A single pixel has the same bytes in all layouts.
         behind, shapes = _before(region), shapes[:-1]
     fixed = {*MOVES, "strided_slice"} & set(behind) or region.geometry or (region.anchored and not window)
     if fixed or any(len(shape) != 4 for shape in shapes):

@@ -31,7 +31,7 @@ keep_registers.register()
 SCHEME = "rpc:"
 CUDA = "cuda"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
-ANSWER_SECONDS = 10.0  # a machine that measures for somebody else does not answer before it has done that
+ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only afterwards
 LIBRARY = "primitives"
 
 
@@ -266,7 +266,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Of ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
+        """Read ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
         place, slash, key = text.removeprefix(SCHEME).partition("/")
         host, _, port = place.rpartition(":")
         right = text.startswith(SCHEME) and host and port.isascii() and port.isdigit()
@@ -353,7 +353,7 @@ def _session(address: Address) -> rpc.RPCSession:
 
 
 def _is_tracker(address: Address) -> bool:
-    """Whether a tracker answers there: a server closes the connection of who greets it as a tracker."""
+    """Whether the address is a tracker's. A server closes the connection if it gets a tracker's greeting."""
     silent = f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
     try:
         with socket.create_connection((address.host, address.port), ANSWER_SECONDS) as connection:
@@ -369,7 +369,7 @@ def _is_tracker(address: Address) -> bool:
 
 
 def _require_free(address: Address, summary: dict) -> None:
-    """Raise unless the tracker has a machine of that name that nobody uses: a request would wait for one."""
+    """Raise unless the tracker has a free machine of that name: a request would wait for one."""
     keys = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
     if not keys:
         raise ProfilerError(f"{address.text}: the tracker has no machines")

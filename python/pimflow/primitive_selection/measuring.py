@@ -55,7 +55,7 @@ Progress = Callable[[float], None]
 
 
 def code_digest(*, in_c: bool = False) -> str:
-    """Of what decides how fast a primitive of given parameters is on a device."""
+    """Digest of the code that decides how fast a primitive of given parameters is on a device."""
     parts = (*MEASURED, *IN_C) if in_c else MEASURED
     return f"{sources_digest(parts)[:16]} {COLD} {compiler()}"
 
@@ -146,7 +146,7 @@ class Measurements:
     cache : ResultCache or None
         None keeps nothing.
     code : str
-        Of what decides times besides their keys and the device.
+        Digest of what decides times besides their keys and the device.
     device : Device
     """
 
@@ -184,7 +184,7 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
 
 
 def _small_ns(keys: Sequence[Move | tuple[Pool, str]], machine: Machine) -> list[float]:
-    """Of transforms, which come first, and of pools."""
+    """Times of `keys`: layout transforms, which come first, and pools."""
     moves = [key for key in keys if not isinstance(key[0], Pool)]
     pools = keys[len(moves) :]
     transforms_ns = moves_ns(moves, machine) if moves else []

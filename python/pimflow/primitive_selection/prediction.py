@@ -59,7 +59,7 @@ def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, 
     ProfileError
         If it has fewer than `LEAST` to learn from.
     """
-    import xgboost  # a second to import: only who predicts waits for it
+    import xgboost  # takes a second, so it is imported only to predict
 
     known = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
     if len(known) < LEAST:

@@ -48,7 +48,7 @@ class SelectionStep:
     Attributes
     ----------
     name : str
-        Of the region; of what hands out a tensor, its name and ``>``.
+        The region's name. The step that returns a tensor is called by that tensor's name and ``>``.
     reads : tuple of str
         Tensors, each once.
     candidates : tuple of Candidate
@@ -80,7 +80,7 @@ class Sums:
     Attributes
     ----------
     time_ns : float
-        Of candidates and transforms, one after the other.
+        Time of all candidates and transforms, one after the other.
     memory_bytes : int
         In the problem's memory model.
     workspace_bytes : int
@@ -146,7 +146,7 @@ class SelectionProblem:
 
     @functools.cached_property
     def lifetimes(self) -> dict[str, Lifetime]:
-        """Of all tensors, over the `steps`."""
+        """Lifetimes of all tensors over the `steps`."""
         reads = [(s.reads, (s.name,) if s.name in self.table.candidates else ()) for s in self.steps]
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
         live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
@@ -154,7 +154,7 @@ class SelectionProblem:
 
     @functools.cached_property
     def weight_bytes(self) -> int:
-        """Of constants that no candidate transforms: biases, and weights of layers without a choice."""
+        """Bytes of constants that no candidate transforms: biases, and weights of layers without a choice."""
         chosen = {step.name for step in self.steps if step.chosen}
         total = 0
         for r in self.graph.regions:
@@ -172,7 +172,7 @@ class SelectionProblem:
         return sum(task.duration_ns for task in candidate.tasks)
 
     def copy_bytes(self, tensor: str, edge: EdgeCost) -> int:
-        """Of what a transform writes; nothing if there is none."""
+        """Bytes that a layout transform writes; 0 if there is none."""
         return self.tensor_bytes[tensor] if edge.task else 0
 
     def footprint_bytes(self, step: SelectionStep, candidate: Candidate) -> int:
@@ -247,7 +247,7 @@ class SelectionProblem:
         return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
 
     def others(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
-        """Of `choice`, layers of which no primitive is chosen, but a layout."""
+        """The part of `choice` for layers of which only the layout is chosen, no primitive."""
         return {
             step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
         }

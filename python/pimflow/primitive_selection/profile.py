@@ -108,7 +108,7 @@ class NetworkTime:
     kernels : tuple of KernelTime
         In the order of calls.
     measured_ns : float or None
-        Of whole inferences, the median; None if none was run.
+        Median time of whole inferences; None if none was run.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -153,15 +153,15 @@ class Profile:
     times_ns : dict of (str, ConvGeometry) to float
         By primitive and layer; medians of calls.
     moves_ns : dict of Move to float
-        Of layout transforms.
+        Times of layout transforms.
     pools_ns : dict of (Pool, str) to float
         By layout.
     kernels_ns : dict of str to float
-        Of whole kernels of compiled networks, by `KernelTime.key`.
+        Times of kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str
         What could not be built, and why; not in the file.
     predicted_ns : dict of (str, ConvGeometry) to float
-        Of what was not measured, by `primitive_selection.prediction`; not in the file.
+        Times that `primitive_selection.prediction` gave to what was not measured; not in the file.
     """
 
     device: Device
@@ -333,6 +333,6 @@ def is_free(move: Move) -> bool:
 
 
 def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
-    """Of the primitives that compute `layers`, how many have no time."""
+    """How many of the primitives that compute `layers` have no time."""
     wanted = ((p.name, layer) for layer in layers for p in applicable(layer, profile.device.target))
     return sum(key not in profile.times_ns for key in wanted)

@@ -52,7 +52,7 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
 
 
 def primitives_text(chosen: Mapping[str, Any]) -> list[str]:
-    """Of what `primitive_selection.selection.summary` or `plan_part` says."""
+    """Lines for people, from what `primitive_selection.selection.summary` or `plan_part` gives."""
     if "saved_ns" in chosen:
         return [_plan_text(chosen)]
     line = (
@@ -75,7 +75,7 @@ def _plan_text(part: Mapping[str, Any]) -> str:
 
 
 def c_text(part: Mapping[str, Any]) -> str:
-    """Of what `CNetwork.summary` says."""
+    """A line for people, from what `CNetwork.summary` gives."""
     sizes = f"pool {part['pool_bytes']} B, weights {part['weight_bytes']} B"
     if part["flaw"]:
         return f"C         not built: {part['flaw']}; {sizes}"

@@ -23,7 +23,7 @@ class Point:
     ----------
     selected : Selected
     budget_bytes : int
-        Of memory, or of workspace, that it keeps to.
+        The budget of memory, or of workspace, that it keeps.
     greedy : Sums or None
         What the paper's greedy selection comes to within that budget; None if it comes to nothing.
     """
@@ -67,7 +67,7 @@ def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budget
 
 
 def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
-    """Of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
+    """The selection of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
     selected = solve(problem, "time", budgets)
     if selected is None:
         raise _infeasible(problem, budgets)
@@ -206,7 +206,7 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
 def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
     """One kind of primitive in every layer: the first of `wanted` that a layer has, else whatever it has.
 
-    Of several of the kind the fastest counts.
+    If a layer has several of the kind, the fastest is taken.
     """
     picked = {}
     for step in problem.steps:

@@ -56,17 +56,17 @@ class Selection:
     profile : Profile
     selected : Selected
     greedy : Sums or None
-        Of the paper's greedy selection within the budgets and, where not time is minimised, in no more memory
-        or workspace than `selected` takes; None if it finds none.
+        The paper's greedy selection within the budgets. Where time is not minimised, it may take no more
+        memory or workspace than `selected`. None if it finds none.
     baselines : dict of str to Sums
         ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
         family in every layer that it applies to, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if none was asked for.
     solve_seconds : float
-        Of the integer programs of `selected` alone.
+        Time to solve the integer programs of `selected` alone.
     network : NetworkTime or None
-        Of all kernels that the network is compiled to; None where they were not measured.
+        Times of all kernels that the network is compiled to; None where they were not measured.
     """
 
     problem: SelectionProblem

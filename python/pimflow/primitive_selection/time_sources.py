@@ -64,7 +64,7 @@ class Source:
     @contextlib.contextmanager
     def times(self, layers: Layers, progress: Progress) -> Iterator[Times]:
         """The times of `layers`; more can be measured until the block ends."""
-        # TVM: only who measures, or asks where this is, waits for it.
+        # Imports TVM, so not at the top of the file.
         from pimflow.primitive_selection.machines import is_remote, machine
 
         if self.target not in ("", "c") and not is_remote(self.device):

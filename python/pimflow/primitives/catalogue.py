@@ -55,7 +55,7 @@ def _all() -> list[Primitive]:
 
 
 def _cuda() -> list[Primitive]:
-    """Of GPUs, in HWC: canonical layout, in which other kernels pass tensors on."""
+    """Primitives for GPUs, in HWC, which is the layout of all other kernels."""
 
     def tiled(title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int):
         return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)

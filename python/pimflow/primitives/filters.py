@@ -25,7 +25,7 @@ def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) 
     Returns
     -------
     ndarray
-        Of shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
+        Shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
     """
     last = np.moveaxis(filters, 0, -1)  # I, KH, KW, O
     if primitive.family == "loops":

@@ -15,8 +15,8 @@ from pimflow.primitives.primitive import Primitive
 def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     """The launches of `primitive`, in order, in fp32.
 
-    Of those whose operands come through shared memory, and of the operator itself. Tiles that are not full
-    count as full.
+    Known for primitives whose operands come through shared memory, and for the operator itself. Tiles that
+    are not full count as full.
     """
     if primitive.family == "operator":
         return [convolution_kernel(layer, "fp32")]

@@ -39,5 +39,5 @@ def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
 
 
 def input_bytes(layer: ConvGeometry) -> int:
-    """Of the input, fp32."""
+    """Bytes of the input in fp32."""
     return FP32_BYTES * layer.n * layer.h * layer.w * layer.c

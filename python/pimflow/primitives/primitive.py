@@ -46,10 +46,10 @@ class Extents:
     Attributes
     ----------
     places, lanes : int
-        Of a tile.
+        Places and lanes of a register tile.
     pixels, channels : int
-        Of what is tiled, filled up to whole tiles: pixels of a row unless the family says otherwise, and
-        output channels.
+        Extents that are tiled, rounded up to whole tiles: pixels (of a row unless the family says
+        otherwise) and output channels.
     """
 
     places: int
@@ -70,7 +70,7 @@ class Family:
     ----------
     name : str
     applies, filter_shape, stages : callable
-        Of a primitive and a layer; see `Primitive`.
+        Functions of a primitive and a layer; see `Primitive`.
     pixels : callable
         Extent of the axis whose places (in CHW, lanes) make register tiles.
     """
@@ -92,7 +92,7 @@ class Primitive:
     formulas : Family
         Those of its family.
     layout : str
-        Of input and output: one of `layer.LAYOUTS`.
+        Layout of input and output: one of `layer.LAYOUTS`.
     places, lanes : int
         The most that a register tile has; 0 for loops without tiles.
     tile : int
@@ -132,7 +132,7 @@ class Primitive:
         return not (ragged or single) and self.formulas.applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
-        """Of the filters as the kernel reads them."""
+        """Shape of the filters as the kernel reads them."""
         return self.formulas.filter_shape(self, layer)
 
     def filter_bytes(self, layer: ConvGeometry) -> int:

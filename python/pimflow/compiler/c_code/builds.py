@@ -46,7 +46,7 @@ class Compiler:
 
     @property
     def version(self) -> str:
-        """What it calls itself."""
+        """First line of its ``--version``."""
         done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
         return (done.stdout.strip().splitlines() or [self.command[0]])[0]
 
@@ -105,7 +105,7 @@ def gcc_names(triple: str) -> tuple[str, ...]:
 
 
 def without_options(target: tvm.target.Target) -> str:
-    """What begins a source that GCC is to optimise for `target` though nobody passes it options."""
+    """First lines of a source that make GCC optimise for `target` without command-line options."""
     triple, cpu = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
     lines = ['#pragma GCC optimize("O3")']
     if cpu:

@@ -92,7 +92,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
 
 
 def _apart(code: str, name: str) -> str:
-    """`code`, whose function `name` is told that none of its tensors lies in another's memory."""
+    """`code` with ``restrict`` pointers in function `name`: none of its tensors overlaps another."""
     head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
     return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
@@ -201,7 +201,7 @@ def _entry(name: str, function: tirx.PrimFunc) -> str:
     )
 
 
-# Of tvm-ffi's c_api.h: an argument is a DLTensor, or an object that begins with a header of 24 bytes.
+# From tvm-ffi's c_api.h: an argument is a DLTensor, or an object that begins with a header of 24 bytes.
 CONVENTION = """
 typedef struct {
   int32_t type_index;

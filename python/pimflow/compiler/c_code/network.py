@@ -32,7 +32,7 @@ class CNetwork:
     compiler : str
         That built it here; empty if it was not built.
     max_relative_error : float or None
-        Of its outputs, as `compiler.verification.Verification` has it.
+        Largest error of its outputs, as in `compiler.verification.Verification`.
     call_ns : float or None
         Median time of a run on one core of this machine.
     threads : int
@@ -86,7 +86,7 @@ def c_network(
     choices : mapping of str to Primitive, optional
         By layer, what computes it.
     layouts : mapping of str to str, optional
-        Of the other layers; see `compiler.build.with_primitives`.
+        Layouts of the other layers; see `compiler.build.with_primitives`.
     inputs, expected, tolerance
         See `compiler.verification.verify`.
 

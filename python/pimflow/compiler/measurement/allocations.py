@@ -38,20 +38,20 @@ class AllocationRun:
     allocation : str
         One of `compiler.phases.ALLOCATIONS`.
     allocations : int
-        That one inference makes.
+        Allocations of one inference.
     groups : int
         Runs of allocations that no kernel interrupts (MMG in Occamy, Table I).
     allocated_bytes : int
-        By all of them.
+        Bytes of all allocations together.
     peak_bytes : int or None
-        What the C library had handed out, over what it had before the inference, when a kernel began: the
-        most. None on a GPU, and where the library does not say.
+        The most that the C library had allocated when a kernel began, less what it had before the
+        inference. None on a GPU, and where the library does not say.
     page_faults : float
-        Of an inference, without I/O: pages that it touched first (median).
+        Minor page faults of an inference: pages that it touched first (median).
     latency_ns : float
-        Of an inference (median).
+        Time of an inference (median).
     allocating_ns : float
-        Of the same program without its kernels (median). Pages are touched by kernels, and not in it.
+        Time of the same program without its kernels (median). It touches no pages, since only kernels do.
     """
 
     allocation: str
@@ -188,7 +188,7 @@ class _Program:
         self.faults: list[int] = []
 
     def _machines(self, lowered: tvm.IRModule, target: tvm.target.Target) -> list[relax.VirtualMachine]:
-        """Two of one executable: what is once told of calls cannot be timed any more."""
+        """Two machines of one executable, since one that reports its calls cannot be timed any more."""
         executable = tvm.compile(lowered, target, relax_pipeline=tvm.transform.Sequential([]))
         if flaw := compile_kernels(executable, target).flaw:
             raise ArtifactError(flaw)
@@ -271,7 +271,7 @@ class _Counted:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """Of glibc 2.33 and later, in its order."""
+    """``struct mallinfo2`` of glibc 2.33 and later."""
 
     _NAMES = (
         *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
@@ -281,7 +281,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """What the C library has handed out to this process and not got back; None if it does not say."""
+    """Bytes that this process has allocated and not freed; None if the C library does not say."""
     if not sys.platform.startswith("linux"):
         return None
     try:

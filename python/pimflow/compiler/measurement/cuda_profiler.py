@@ -35,7 +35,7 @@ class KernelMeasurement:
         Median execution with the L2 overwritten before every call, and with what the call before left
         in it.
     launch_ns : float
-        Of an empty kernel in a queue of such: what a launch adds.
+        Time of an empty kernel in a queue of empty kernels: what a launch adds.
     """
 
     cold_ns: float
@@ -52,8 +52,8 @@ class Cuda:
     in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2 traffic, which energy needs, stay those
     of the analytic model: nothing here measures them.
 
-    Of a convolution primitive all launches are measured together, less all but one launch, and shared out as
-    the model would; what its region's epilogue adds is in proportion too.
+    All launches of a convolution primitive are measured together. The time, less all but one launch, is
+    divided among its kernels as the model divides it; its region's epilogue adds in proportion.
 
     A card cannot lend half of its memory channels. With all channels a cost is MEASURED; with fewer, the
     measured time is scaled by what the analytic model says of so many, and the cost is ANALYTIC. ANALYTIC
@@ -233,7 +233,7 @@ class Cuda:
         return {"cold": flushed, "warm": self._median_ns(module, symbol, tensors)}
 
     def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
-        """Of a call; TVM makes one more before it counts."""
+        """Median time of a call. TVM makes one more call before it measures."""
         evaluator = module.time_evaluator(
             symbol, self._device, number=number, repeat=self.repeats, limit_zero_time_iterations=1, **options
         )

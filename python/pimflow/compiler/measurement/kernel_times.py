@@ -23,7 +23,7 @@ class LaunchTime:
     calls : int
         In one inference.
     call_ns : float
-        Of one call, launched back to back on the tensors of a real inference.
+        Time of one call, launched back to back on the tensors of a real inference.
     """
 
     kernel: str

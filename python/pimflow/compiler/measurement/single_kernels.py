@@ -40,7 +40,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     dtype : str
         ``fp16`` or ``fp32``.
     multiprocessors : int
-        Of the GPU, to choose tiles by.
+        Multiprocessors of the GPU, which decide the choice of tiles.
 
     Returns
     -------

@@ -29,7 +29,7 @@ class Emitter:
     sums : list of Buffer
         Registers, one for each reduction of a formula.
     channel : Expr, optional
-        Of tensors that are on chip a channel at a time.
+        The current channel, for tensors that are on chip a channel at a time.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Emitter:
             T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
 
     def reader(self, layer: Layer):
-        """Of operand `i` at an index."""
+        """A function of an operand's number and an index, which gives the element there."""
         return lambda operand, at: self.element(self.place(layer.inputs[operand], at))
 
     def element(self, place: tirx.Expr) -> tirx.Expr:
-        """Of the pool, for arithmetic."""
+        """An element of the pool, cast for arithmetic."""
         return _cast(self.pool[place], FULL)
 
     def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
@@ -141,7 +141,7 @@ class Emitter:
         T.buffer_store(self.pool, _cast(value, self.pool.dtype), [place])
 
     def _weights(self, layer: Layer):
-        """Of weight `k` of filter `f`; see `weight_layout`."""
+        """A function of `k` and `f`, which gives weight `k` of filter `f`; see `weight_layout`."""
         if self.target.network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
             return lambda k, f: _cast(buffer[k * filters + f], FULL)

@@ -86,7 +86,7 @@ class Execution:
 
 
 def _bound(plan: FusionPlan, group: Group) -> float:
-    """Of the error of a group's results: that of outputs; between, a rounding of each layer up to there."""
+    """Bound of a group's errors: that of outputs; inside the network, half an ulp for each layer so far."""
     bound, half_ulp = OUTPUT_BOUND[plan.accelerator.dtype], _HALF_ULP[plan.accelerator.dtype]
     if set(group.stored) & set(plan.graph.outputs):
         return bound
@@ -139,7 +139,7 @@ def execute(
     plan : FusionPlan
         In fp32 or fp16.
     seed : int
-        Of unfolded layers' inputs and weights.
+        Seed for random inputs and weights of unfolded layers.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def run_group(
     Parameters
     ----------
     device : Device, optional
-        Of a kernel by `build_cuda`; the CPU by default.
+        Where the function runs: the CPU by default, a GPU for a kernel of `build_cuda`.
     dtype : str
         As the function was built.
     """

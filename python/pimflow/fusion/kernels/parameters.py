@@ -25,12 +25,12 @@ class Target:
     Attributes
     ----------
     threads : int
-        Of the one block that a GPU runs it in, with the pool in shared memory; 0 on a CPU, where the pool is
-        a parameter.
+        Threads of the one GPU block, whose pool is in shared memory; 0 on a CPU, where the pool is a
+        parameter.
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
     dtype : str
-        Of `STORED`: what the pool and the weights are stored as, and DRAM where `network` is not set.
+        One of `STORED`: storage type of the pool and the weights, and of DRAM unless `network` is set.
     network : bool
         Whether it is a kernel of a compiled network: tensors are NHWC, weights are read where they lie, the
         pool is the kernel's own, and a GPU does each tile in a block of its own.

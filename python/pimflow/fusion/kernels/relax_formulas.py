@@ -239,7 +239,7 @@ class _Reading:
         )
 
     def _constants(self) -> dict[relax.Expr, float | int]:
-        """Of what is elementwise: numbers, and rows of weights that hold one for each channel."""
+        """Constants of elementwise operators: numbers, or rows of weights that hold one value a channel."""
         constants: dict[relax.Expr, float | int] = {}
         before = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:

@@ -148,7 +148,7 @@ class Candidates:
     def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
         """The ways of the GPU while `channels` memory channels serve it: the operator, and primitives.
 
-        Of these, none that another way is as good as in time, energy and memory.
+        A candidate is left out if another is as good in time, energy and memory.
         """
         candidates = [self.make(region, "GPU", gpu_channels=channels)]
         made = [
@@ -296,7 +296,7 @@ class Candidates:
         )
 
     def _left_bytes(self, region: Region, split: Split) -> int:
-        """Of the filters that the GPU's part of a split reads."""
+        """Bytes of the filters that the GPU's part of a split reads."""
         part = split.gpu_part(region.geometry) if split.gpu else None
         return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
@@ -333,7 +333,7 @@ class Candidates:
         return self.tasks.absorbed_epilogue(region, shared=len(self.graph.consumers[region.name]) > 1)
 
     def pim_cost(self, region: Region, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """Of the program for what the GPU leaves, by the given or the fastest loop order."""
+        """The cost of PIM's part of a region, by the given loop order or the fastest."""
         geometry = region.geometry
         if schedule:
             known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
@@ -365,7 +365,7 @@ def require_primitives(system: System, gpu: GpuProfiler) -> None:
 
 
 def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
-    """Of one whose tasks follow one another on the GPU: time, energy, memory while it runs and always."""
+    """Time, energy, workspace and filters of a candidate whose tasks run one after the other on the GPU."""
     return (
         sum(task.duration_ns for task in candidate.tasks),
         sum(task.energy_pj for task in candidate.tasks),

@@ -38,7 +38,7 @@ def make(
     gpu_channels : int, optional
         Memory channels of the GPU; those of a mixed plan by default.
     tiling : GroupTiling, optional
-        Of a group of `Tilings`. Its kernel takes in nothing that PIM left undone.
+        The tiling of a group of `Tilings`. Its kernel does nothing that PIM left undone.
     """
     system = maker.system
     channels = system.gpu_channels if gpu_channels is None else gpu_channels

@@ -215,7 +215,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
 
 
 def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
-    """Of every part on PIM. Those of a region take one loop order, the fastest for the largest by default."""
+    """The cost of every part on PIM. Parts of a region share a loop order: by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode == "GPU":
@@ -299,7 +299,7 @@ def candidates(
 ) -> dict[str, list[Candidate]]:
     """By first region, the pipelines that beat doing their regions one by one.
 
-    Of every run and way to deal it to the devices that is the best number of stages. Costs of single
+    For every run, and every way to deal it to the devices, the best number of stages. Costs of single
     regions have to be known already (`Candidates.prepare`).
 
     Parameters
@@ -378,7 +378,7 @@ class _Bounds:
         return total_ns
 
     def stages_ns(self, run: Run) -> float:
-        """Of `run`, if each part took its launch and its share of the whole, and the crossbar nothing."""
+        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
         parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:

@@ -25,7 +25,7 @@ class Tasks:
     ----------
     system : System
     costs : Costs
-        Of the system, or of one that differs in launch times only.
+        Made for the system, or of one that differs in launch times only.
     """
 
     def __init__(self, system: System, costs: Costs):
@@ -168,7 +168,7 @@ def row_bytes(system: System) -> int:
 
 
 def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) -> int:
-    """Of the weights of `region` in the GPU's memory, with filters of so many bytes; whole ones if None."""
+    """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry
     if filter_bytes is None or layer is None:
         return region.weight_elements * element

@@ -80,7 +80,7 @@ class Costs:
     side : PimSide
     profiling : Profiling
     tally : Tally
-        Of ``pim`` layers and ``gpu`` kernels.
+        Counts of ``pim`` layers and ``gpu`` kernels.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -148,7 +148,7 @@ class Costs:
             self.profiling.cache.put(results)
 
     def pim(self, geometry: ConvGeometry, name: str, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """Of what the GPU leaves of a layer, by the given loop order or the layer's fastest."""
+        """The cost of PIM's part of a layer, by the given loop order or the layer's fastest."""
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
@@ -168,7 +168,7 @@ class Costs:
         return self._pim[known]
 
     def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
-        """Of a GPU kernel while `channels` memory channels serve the GPU."""
+        """The cost of a GPU kernel while `channels` memory channels serve the GPU."""
         request = KernelRequest(kernel, channels)
         if request not in self._kernels:
             if self._asked is not None:

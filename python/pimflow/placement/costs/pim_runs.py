@@ -36,7 +36,7 @@ class PimRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PimCost:
-    """What a candidate has to know of a program.
+    """The figures of a timed program that candidates are made of.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class PimCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PimSide:
-    """Where programs run.
+    """The PIM device that programs run on, and what times them.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class PimSide:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What results on it are stored under."""
+        """The key that results for this device are cached under."""
         pim = replace(self.pim, sources={})
         return repr((pim, self.channels, self.dtype, self.profiler.identity, self.level))
 
@@ -149,7 +149,7 @@ class PimSide:
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
     def cost(self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE) -> PimCost:
-        """Of what the GPU leaves of a layer."""
+        """The cost of PIM's part of a layer."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
         return PimCost.of(self.run(part, schedule, name, pixel_begin))
 

@@ -53,7 +53,7 @@ def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """What a split takes but for PIM's part.
+    """The times of a split other than PIM's part.
 
     Attributes
     ----------
@@ -83,14 +83,14 @@ class Terms:
     ----------
     launch_ns : float
     burst_ns : float
-        Of a column-sized burst over the crossbar; zero where that is not charged.
+        Time of a column-sized burst over the crossbar; zero where that is not charged.
     """
 
     launch_ns: float
     burst_ns: float
 
     def total_ns(self, beside: Beside, run: PimCost) -> float:
-        """Of a split: both parts and the crossbar at once, then what follows."""
+        """Time of a split: both parts and the crossbar at once, then what follows."""
         bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
         crossbar_ns = bursts * self.burst_ns + beside.crossbar_ns
         return max(beside.gpu_ns, self.launch_ns + run.time_ns, crossbar_ns) + beside.after_ns
@@ -113,7 +113,7 @@ class LayerCosts:
     costs : tuple of (Split, PimCost)
         By what the GPU computes of it; the same split may come up again with other loop orders.
     least_ns : tuple of (Split, float)
-        Of splits, a time that PIM's part takes at least.
+        Lower bounds of the time of PIM's part.
     """
 
     schedule: str
@@ -141,15 +141,15 @@ class Layer:
     side : PimSide
     geometry : ConvGeometry
     name : str
-        Of a region that has it.
+        A region that is this layer.
     splits : tuple of Split
         To be timed.
     besides : tuple of Beside
-        Instead, those to find the best ones of.
+        Instead of `splits`: the best of each group with equal `pending` is timed.
     terms : Terms, optional
         By which they are compared.
     known : LayerCosts, optional
-        What was found of it before, for other splits or terms.
+        Results for the same layer with other splits or terms.
     """
 
     side: PimSide
@@ -162,7 +162,7 @@ class Layer:
 
     @property
     def key(self) -> tuple:
-        """What its costs are kept under."""
+        """The key that its costs are cached under."""
         return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
 
     def costs(self) -> LayerCosts:
@@ -200,7 +200,7 @@ class _Timing:
         return layer.side.order(layer.geometry, layer.name, self.schedule, split)
 
     def cost(self, split: Split) -> PimCost:
-        """Of PIM's part."""
+        """The cost of PIM's part."""
         if split not in self.costs:
             layer, order = self.layer, self._order(split)
             self.costs[split] = layer.side.cost(layer.geometry, order, layer.name, split)

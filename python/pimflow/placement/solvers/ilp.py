@@ -259,7 +259,7 @@ class _Program:
         return partial, True
 
     def _latency_ns(self, chosen: Sequence[Variant]) -> float:
-        """Of a cover, without the solver's tolerances."""
+        """The latency of a cover, without the solver's tolerances."""
         free_ns = dict.fromkeys(RESOURCES, 0.0)
         ready_ns: dict[str, float] = {}
         for v in chosen:

@@ -328,7 +328,7 @@ class Minimiser:
         return InfeasibleError(f"energy {where}", least_pj, goal.max_energy_pj or 0.0, "pJ", levers)
 
     def _under(self, goal: Goal, weights: Weights) -> Evaluation:
-        """Of the best mixed plan for another goal, which some plan reaches."""
+        """The evaluation of the best mixed plan for another goal, which some plan reaches."""
         plan = Minimiser(self.graph, self.table, self.system, goal).within(weights)
         return (plan or self.unbounded(weights)).evaluation
 

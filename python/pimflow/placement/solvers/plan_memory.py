@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class PlanMemory:
-    """Of plans of one network: the most that is live at once.
+    """The peak memory of plans of one network: the most bytes that are live at once.
 
     Weights that the GPU reads, in the form in which it reads them, over the whole inference; tensors between
     regions while they are needed; the workspaces of a candidate while it runs. What PIM reads lies in its own
@@ -37,14 +37,14 @@ class PlanMemory:
         return {region.name: position for position, region in enumerate(self.graph.regions)}
 
     def _span_bytes(self, begin: int, count: int) -> int:
-        """Of tensors while so many regions run as one kernel."""
+        """Bytes of live tensors while `count` regions run as one kernel."""
         if (begin, count) not in self._known:
             inside = [region.name for region in self.graph.regions[begin : begin + count - 1]]
             self._known[begin, count] = self._liveness.span_bytes(begin, begin + count, inside)
         return self._known[begin, count]
 
     def running_bytes(self, name: str, candidate: Candidate) -> int:
-        """Of tensors and workspaces while `candidate` does region `name`."""
+        """Bytes of live tensors and workspaces while `candidate` does region `name`."""
         if candidate.in_one:
             return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
         return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes

@@ -15,7 +15,7 @@ from pimflow.core.region import Region, RegionGraph
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a plan up to some region leaves to the rest of it.
+    """State of the recurrence: what a plan up to some region leaves to the next regions.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 
 def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """Of `reads`, regions whose results a candidate reads, not what they keep beside these."""
+    """The names in `reads` of regions whose results a candidate reads, not what they keep beside these."""
     names = [name for region in candidate.covers for name in graph.region(region).results_read]
     return tuple(name for name in names if name not in candidate.covers)
 
@@ -75,7 +75,7 @@ def late_operands(region: Region) -> tuple[str, ...]:
 
 
 def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> frozenset[str]:
-    """Of what `candidate` reads, what its result waits for, but no task of it: the epilogue is others' work.
+    """Operands that the result of `candidate` waits for, but none of its tasks: another kernel's epilogue.
 
     Nothing where `candidate` itself takes over what such a result left pending.
     """

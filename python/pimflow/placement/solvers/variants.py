@@ -187,7 +187,10 @@ def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool)
 
 
 def _no_more_memory(one: Candidate, other: Candidate) -> bool:
-    """Of two for the same regions; what is live while they run depends on whether they are one kernel."""
+    """Whether `one` needs no more memory than `other`, which does the same regions.
+
+    The tensors that are live meanwhile depend on whether the regions are one kernel.
+    """
     return (
         one.in_one == other.in_one
         and one.workspace_bytes <= other.workspace_bytes
