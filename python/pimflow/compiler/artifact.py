@@ -42,7 +42,7 @@ _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """What a compiled directory takes, and what it consists of.
+    """Inputs, outputs and files of a compiled directory.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """The regions that a plan places, and what its GPU kernels follow from.
+    """The regions of a plan, and what its GPU kernels are made from.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class Placed:
 
 
 def device(directory: Path) -> PimSpec:
-    """What a directory was compiled for; raises `ArtifactError` if it is none, or damaged."""
+    """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
     return PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
 

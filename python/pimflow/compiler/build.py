@@ -1,4 +1,4 @@
-"""From a network and what the search found to something that runs."""
+"""Build a network as a plan says, for one target."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Build:
 
     @property
     def runs_here(self) -> bool:
-        """Whether its device is there, and its kernels are compiled."""
+        """Whether this machine has its device, and its kernels are compiled."""
         return not self.kernels.flaw and bool(self.device.exist)
 
     @property

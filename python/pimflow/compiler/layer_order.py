@@ -28,7 +28,7 @@ class LayerOrder(Rewritten):
     order: Order
 
     def summary(self) -> dict[str, Any]:
-        """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""
+        """Its part of the report: peak live bytes before and after, the bound of all orders, pools."""
         live_bytes = self.order.peak_bytes if self.changed else self.order.given_peak_bytes
         return {
             "reordered": self.changed,
@@ -88,6 +88,6 @@ def find(
 
 
 def _waits(network: Network, place: Mapping[str, int], views: bool) -> dict[str, list[str]]:
-    """What has to stay before each region, as far as it does so in the given order."""
+    """By region, the earlier regions that have to stay before it."""
     named = waits(network.module, views=views)
     return {name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()}

@@ -56,7 +56,7 @@ def apply_plan(
     fused: Sequence[str] = (),
     tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
 ) -> tvm.IRModule:
-    """The graph that a plan describes, PIM regions outlined, everything else as it was.
+    """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
     Parameters
     ----------

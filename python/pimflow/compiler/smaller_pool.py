@@ -1,4 +1,4 @@
-"""Networks rewritten to take less memory: what all such rewrites have, and when they stay."""
+"""Networks rewritten to take less memory. A rewrite is kept only if the pool shrinks, or it is demanded."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class Rewritten:
         return pools.undone(f"the pool would not shrink: {given_bytes} to {found_bytes} B")
 
     def undone(self: Own, why: str) -> Own:
-        """The network as it came."""
+        """The rewrite undone: the given network."""
         return replace(self, network=self.given, kept_because=why, pool_bytes=self.pool_given_bytes)

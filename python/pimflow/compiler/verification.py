@@ -1,4 +1,4 @@
-"""Verification: what was compiled is run, and compared with references that share no code with it."""
+"""Verification: run a build, and compare with references that share no code with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RegionCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What a run showed.
+    """Result of a verification run.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Verification:
 
 
 def legality_text(violations: int | None, judged: str | None, timing: str) -> str:
-    """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
+    """How many commands are illegal by the clocks of `judged`, which differ if `timing` has none."""
     if violations is None:
         return "timing not checked (published timing)"
     counted = f"{violations} timing violations"
@@ -139,7 +139,7 @@ def verify(
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
 ) -> Verification:
-    """Run what was built and check every PIM region, the outputs, and the legality of the commands.
+    """Run a build and check every PIM region, the outputs, and the legality of the commands.
 
     Parameters
     ----------

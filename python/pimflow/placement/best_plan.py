@@ -128,7 +128,7 @@ class Searched:
 
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
-    """Every candidate of every region with its cost."""
+    """The cost table: every candidate of every region, with its cost."""
     maker.prepare()
     runs, kernels = pipelines.candidates(maker), fused_groups.candidates(maker)
     several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}

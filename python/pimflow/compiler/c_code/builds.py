@@ -99,7 +99,7 @@ def compiler_for(triple: str, cpu: str) -> Compiler | None:
 
 
 def gcc_names(triple: str) -> tuple[str, ...]:
-    """What GCC may call `triple`: LLVM's have a vendor, GCC's on Linux have none."""
+    """Names that GCC may have for `triple`: LLVM's names have a vendor, GCC's on Linux have none."""
     architecture, *rest = triple.split("-")
     return (triple, "-".join([architecture, *rest[1:]])) if len(rest) > 2 else (triple,)
 
@@ -174,7 +174,7 @@ class Library:
         return made
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
-        """Median time of so many calls."""
+        """Median time of `calls` calls."""
         times = []
         for _ in range(calls):
             begin = time.perf_counter_ns()
@@ -184,7 +184,7 @@ class Library:
 
 
 def loaded(code: str) -> tvm.runtime.Module:
-    """What `callable_source` gives, ready to be called; raises `ArtifactError` if it cannot be built."""
+    """The module of `callable_source`, built and loaded; raises `ArtifactError` if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         compiler().library(code, path)

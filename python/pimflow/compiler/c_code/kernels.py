@@ -98,7 +98,7 @@ def _apart(code: str, name: str) -> str:
 
 
 def c_type(dtype: str) -> str:
-    """What C calls `dtype`; raises `UnsupportedOpError` if it has no such type."""
+    """The C type of `dtype`; raises `UnsupportedOpError` if C has none."""
     if dtype not in TYPES:
         raise UnsupportedOpError(f"target c: C has no type for {dtype}")
     return TYPES[dtype]
@@ -134,7 +134,7 @@ def _plain(symbol: str) -> str:
 
 
 def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
+    """The body of `wrapped` as a function of pointers, without TVM's calling convention."""
     parts: dict[str, list] = {"scope": [], "buffers": []}
     visitors = [
         (tirx.AttrStmt, lambda s: parts["scope"].append(s.body) if s.attr_key == COMPUTED else None),
@@ -178,7 +178,7 @@ def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
 
 
 def _entry(name: str, function: tirx.PrimFunc) -> str:
-    """What TVM's runtime calls: tensors from its arguments, `function`, no error."""
+    """The entry point for TVM's runtime: it unpacks the tensors, calls `function` and returns 0."""
     count = int((function.attrs or {}).get(WORKSPACES, 0))
     spaces = function.params[len(function.params) - count :]
     taken = len(function.params) - count

@@ -24,7 +24,7 @@ from pimflow.primitives import Primitive
 
 @dataclass(frozen=True, kw_only=True)
 class CNetwork:
-    """What ``--target c`` makes.
+    """A network as C source: the result of ``--target c``.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class CNetwork:
     parallel_ns: float | None = None
 
     def summary(self) -> dict[str, Any]:
-        """What the report says of it."""
+        """Its part of the report."""
         return {
             "compiler": self.compiler,
             "options": list(builds.OPTIONS),

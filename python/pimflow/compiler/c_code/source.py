@@ -121,7 +121,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
 
 
 class _Steps:
-    """What ``main`` does, as C statements.
+    """The bindings of ``main`` as C statements.
 
     Attributes
     ----------

@@ -148,7 +148,7 @@ def measure_pools(
 
 
 def _device_target(target: str, runs: int) -> tvm.target.Target:
-    """What `target` names, if `runs` inferences of it can be measured here."""
+    """The target called `target`, if its device is here to measure `runs` inferences."""
     if runs < 1:
         raise UsageError(f"{runs} runs: give 1 or more")
     resolved = targets.named_target(target)
@@ -158,7 +158,7 @@ def _device_target(target: str, runs: int) -> tvm.target.Target:
 
 
 def _observe(programs: Mapping[str, _Program], runs: int) -> None:
-    """Watch each, then time all in turns."""
+    """Count the allocations of each program, then time all in turns."""
     for program in programs.values():
         program.watch()
     for _ in range(runs):
@@ -206,7 +206,7 @@ class _Program:
         return [tensor.numpy() for tensor in tensors]
 
     def watch(self) -> None:
-        """Run under observation: what is allocated, and when."""
+        """Run once and count what is allocated, and when."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
         gc.collect()
         gc.freeze()  # else each collection, one a kernel, goes through everything that Python holds
@@ -245,7 +245,7 @@ class _Program:
 
 
 class _Counted:
-    """Told of every call of a virtual machine, before and after it."""
+    """A hook that a virtual machine calls before and after each call; it counts allocations."""
 
     def __init__(self, heap: Callable[[], int | None] | None = None):
         self.allocations = self.groups = self.allocated_bytes = 0

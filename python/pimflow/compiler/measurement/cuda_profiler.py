@@ -143,7 +143,7 @@ class Cuda:
         return [self._measured[key] for key in keys]
 
     def clocks(self) -> dict[str, str]:
-        """What nvidia-smi says of clocks and driver now; empty without it."""
+        """Current clocks and driver as nvidia-smi prints them; empty without it."""
         if not self.on_cuda:
             return {}
         try:
@@ -241,7 +241,7 @@ class Cuda:
 
 
 class _Failing:
-    """Around work on one kernel: what it raises becomes its entry in `Cuda.failures`."""
+    """Context for work on one kernel: an exception becomes the kernel's entry in `Cuda.failures`."""
 
     def __init__(self, profiler: Cuda, kernel: Kernel):
         self.profiler, self.kernel = profiler, kernel
@@ -265,12 +265,12 @@ EMPTY = Kernel(kind="stream", input_bytes=0, output_bytes=4)
 
 
 def _measured_together(kernel: Kernel) -> list[Kernel]:
-    """What is measured of `kernel`: of a primitive, all that it launches."""
+    """The kernels measured together for `kernel`: for a launch of a primitive, all of its launches."""
     return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
 
 
 def _work(kernel: Kernel) -> Kernel:
-    """What of `kernel` decides how long it takes: a stream is as good as another of the same bytes."""
+    """The part of `kernel` that decides its time: streams of equally many bytes take equally long."""
     if kernel.primitive:
         return _measured_together(kernel)[0]
     return kernel if kernel.geometry else dataclasses.replace(kernel, macs=0)

@@ -1,4 +1,4 @@
-"""Single GPU kernels, made by the passes that make a network's: for measurements."""
+"""Single GPU kernels for measurements, made by the same passes as a network's kernels."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
 
 
 def _alone(x: relax.Expr) -> relax.Expr:
-    """An operator that no convolution or product is fused with."""
+    """An operator with a kernel of its own: convolutions and products are not fused with it."""
     if len(x.ty.shape) == 2:
         return relax.op.nn.softmax(x)
     return relax.op.nn.max_pool2d(x, pool_size=(1, 1), layout="NHWC")

@@ -66,7 +66,7 @@ class Candidates:
         self._found: dict[str, list[Candidate]] = {}
 
     def of(self, graph: RegionGraph) -> Candidates:
-        """The same of another network: of layers that both have, nothing is asked again."""
+        """Candidates of another network on the same system. Layers that both have are not timed again."""
         candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
         candidates._layers = self._layers
         return candidates
@@ -82,7 +82,7 @@ class Candidates:
         self._found = self.costs.together(self._everything)
 
     def _everything(self) -> dict[str, list[Candidate]]:
-        """By region, its candidates; what else is asked about it is asked too."""
+        """The candidates of each region. All other kernels that the search will time are requested too."""
         by_region = {}
         for region in self.graph.regions:
             by_region[region.name] = self._all(region)
@@ -93,11 +93,11 @@ class Candidates:
 
     @property
     def splitting(self) -> str:
-        """How splits are found: as the system says, if GPU times take no measuring; else by the grid."""
+        """How splits are chosen: by `System.splits` if GPU times are computed, else by the grid."""
         return self.system.splits if self.costs.profiling.gpu.computes else "grid"
 
     def layers(self) -> list[splits.Layer]:
-        """What PIM is asked to do."""
+        """Layers that PIM can run, with the splits that are to be timed."""
         if set(self.modes) <= {"GPU"}:
             return []
         capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
@@ -106,7 +106,7 @@ class Candidates:
         return [self._layers[geometry] for geometry in capable]
 
     def _asked(self, region: Region) -> splits.Layer:
-        """What is asked about the layer of a region."""
+        """The layer of a region, with the splits that are to be timed."""
         geometry, name = region.geometry, region.name
         if "SPLIT" not in self.modes:
             return self.costs.layer(geometry, name)
@@ -121,7 +121,7 @@ class Candidates:
         return self.costs.layer(geometry, name, besides=besides, terms=terms)
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
-        """What a split takes but for PIM's part."""
+        """Times of a split other than PIM's part."""
         results, gpu = split.pim_results(region.geometry), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
@@ -132,7 +132,7 @@ class Candidates:
         )
 
     def all(self, region: Region) -> list[Candidate]:
-        """GPU; PIM and SPLIT where PIM can run the region; of these, those of `modes`."""
+        """Candidates of one region in `modes`: on the GPU and, where PIM can run it, on PIM and split."""
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
@@ -146,7 +146,7 @@ class Candidates:
         return candidates
 
     def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
-        """The ways of the GPU while `channels` memory channels serve it: the operator, and primitives.
+        """Candidates on the GPU alone with `channels` memory channels: the operator, and primitives.
 
         A candidate is left out if another is as good in time, energy and memory.
         """
@@ -161,7 +161,7 @@ class Candidates:
         return candidates
 
     def splits(self, region: Region) -> tuple[Split, ...]:
-        """Those of a region that are candidates."""
+        """The splits of a region that are candidates."""
         if region.geometry not in self._layers:
             self.layers()
         return self.costs.splits(self._layers[region.geometry])
@@ -173,7 +173,7 @@ class Candidates:
         return refusal(region, self.system.pim)
 
     def unsplittable(self, region: Region, split: Split) -> str:
-        """Why `region` cannot be split so; empty if it can."""
+        """Why `region` cannot be split like this; empty if it can."""
         if region.operator == "fc" and split.axis == "rows":
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
@@ -226,7 +226,7 @@ class Candidates:
         return self._with_pim(region, split, schedule)
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
-        """By the operator, or by the primitive of that `name`, whose launches follow one another."""
+        """On the GPU by the operator, or by the primitive of that `name`, one launch after the other."""
         system, primitive = self.system, named(name) if name else None
         why = primitive and (_wrong_dtype(system) or problem(primitive, region))
         if why:
@@ -301,7 +301,7 @@ class Candidates:
         return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
     def pending(self, region: Region, split: Split) -> tuple[str, ...]:
-        """What a PIM region leaves to others whatever it computes."""
+        """What the kernel after a PIM region has to do, whatever the region computes."""
         lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
         return lanes + split.pending(region.geometry, views=self.system.views)
 
@@ -322,7 +322,7 @@ class Candidates:
         return first.first_result == region.name and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:
-        """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
+        """The kernel that applies what PIM leaves undone, if no consumer's kernel does."""
         return self.tasks.epilogue(region)
 
     def absorb(self, region: Region) -> EdgeCost:

@@ -57,7 +57,7 @@ def make(
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
-    """By first region, all that do several regions as one kernel."""
+    """By first region, all candidates that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
         several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
@@ -70,7 +70,7 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
 
 
 def several(maker: Candidates, channels: int) -> list[Candidate]:
-    """All that do several regions as one kernel while so many memory channels serve the GPU.
+    """All candidates that do several regions as one kernel while `channels` memory channels serve the GPU.
 
     The same groups whatever the channels: what keeps to a bound on memory does so on all of them.
     """
@@ -89,7 +89,7 @@ def runs(maker: Candidates, channels: int) -> list[Candidate]:
 
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
-    """By first region, all that the GPU may do while so many memory channels serve it."""
+    """By first region, all candidates on the GPU while `channels` memory channels serve it."""
     by_region = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
     for candidate in several(maker, channels):
         by_region[candidate.covers[0]].append(candidate)

@@ -151,7 +151,7 @@ def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
 
 
 def _of(maker: Candidates, pipeline: Pipeline) -> Run:
-    """`pipeline` as a run on the system; raises `PlanError`, naming the region that stands against it."""
+    """`pipeline` as a run on the system; raises `PlanError` with the region that cannot be pipelined."""
     run, system = Run.of(maker.graph, pipeline), maker.system
     problem = "" if system.views else "parts of tensors would be copied (--copies made)"
     for region, mode in zip(run.regions, pipeline.modes):
@@ -164,7 +164,7 @@ def _of(maker: Candidates, pipeline: Pipeline) -> Run:
 
 
 def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
-    """The candidate that does the regions of `pipeline` so.
+    """The candidate that runs `pipeline`.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[
 
 
 def pipeline_of(candidate: Candidate) -> Pipeline:
-    """The pipeline that a candidate is."""
+    """The pipeline of a candidate of mode PIPELINE."""
     return Pipeline(regions=candidate.covers, modes=candidate.rewrite.modes, cuts=candidate.rewrite.stages)
 
 
@@ -354,13 +354,13 @@ def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _
 
 
 def _one_by_one_ns(maker: Candidates, region: Region, last: bool) -> float:
-    """The fastest way to do a region of a run by itself, with what that leaves to the next."""
+    """Time of the fastest candidate of a region by itself, with the work that it leaves to the next."""
     absorb_ns = 0.0 if last or maker.refusal(region) else maker.absorb(region).latency_ns
     return min(Cost.of(c).latency_ns + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region))
 
 
 class _Bounds:
-    """What is known of runs before their stages are timed, from the candidates of their regions."""
+    """Lower bounds of runs, from the candidates of their regions, before their stages are timed."""
 
     def __init__(self, maker: Candidates):
         self.maker = maker
@@ -368,7 +368,7 @@ class _Bounds:
         self._alone: dict[tuple[str, bool], float] = {}
 
     def one_by_one_ns(self, run: Run) -> float:
-        """The fastest way to do the regions of `run` one after the other."""
+        """Time of the regions of `run` one after the other, each by its fastest candidate."""
         total_ns = 0.0
         for region in run.regions:
             key = region.name, region is run.regions[-1]

@@ -33,11 +33,11 @@ class Tasks:
 
     @property
     def submission_ns(self) -> float:
-        """To hand PIM a program."""
+        """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
-        """A kernel while `channels` memory channels serve the GPU; those of a mixed plan by default."""
+        """The task of a kernel on `channels` memory channels; by default the GPU's share in a mixed plan."""
         cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
@@ -57,14 +57,14 @@ class Tasks:
         return [task, self._transfer(f"{name} (GPU traffic)", task.moved_bytes)]
 
     def gpu_part(self, region: Region, split: Split) -> list[Task]:
-        """The GPU's part of a split."""
+        """The task of the GPU's part of a split."""
         if not split.gpu:
             return []
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost) -> list[Task]:
-        """A PIM program, and what it moves over the crossbar: all that GWRITEs write and READRESs return."""
+        """The tasks of a PIM program: the program, and its GWRITE and READRES traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
             run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
@@ -120,7 +120,7 @@ class Tasks:
         return [self.gpu(f"{region.name} (padded input)", kernel)]
 
     def last(self, region: Region, split: Split, results: int) -> list[Task]:
-        """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
+        """The kernels that add up partial results: lanes, and the two sums of a split reduction."""
         if not self.system.charges("epilogue"):
             return []
         tasks = []

@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """What blocks load and compute, a tile each.
+    """What blocks of threads load and compute, one tile a block.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
 
 
 def operands(regions: Sequence[Region]) -> tuple[str, ...]:
-    """What regions read that none of them makes."""
+    """Tensors that regions read from outside the group."""
     made = {region.name for region in regions}
     names = dict.fromkeys(name for region in regions for name in region.inputs)
     return tuple(name for name in names if name not in made)
@@ -119,7 +119,7 @@ def _cuts(extent: int, size: int) -> list[Span]:
 
 
 def _read(axis: RangeMap, spans: Sequence[Span]) -> list[Span]:
-    """What of an operand is wanted, be it beside the map."""
+    """The spans of an operand that tiles read; they may reach beyond the map."""
     extents, reach = [], _reach(axis)
     for begin, end in spans:
         low = begin * axis.stride - axis.pad_before

@@ -54,7 +54,7 @@ class Tilings:
 
     @functools.cached_property
     def layers(self) -> fusion.LayerGraph:
-        """Region by region, what each reads of its operands."""
+        """The regions as layers of Deep Fusion, with what each reads of its operands."""
         return fusion.folded(self.graph)
 
     @property
@@ -65,7 +65,7 @@ class Tilings:
     def best(self, channels: int) -> tuple[Tiled, ...]:
         """Groups that are faster as one kernel than region by region, on so many memory channels.
 
-        By the analytic model, whoever prices them in the end.
+        Times are the analytic model's, also if another profiler times the groups later.
         """
         if channels not in self._best:
             self._best[channels] = tuple(self.search(channels))
@@ -98,7 +98,7 @@ class Tilings:
         )
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
-        """What the GPU model is asked about."""
+        """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
         regions = [self.graph.region(name) for name in covers]
         touched = {name: group.touched_elements(name) for name in group.spans[0]}
@@ -108,7 +108,7 @@ class Tilings:
     def search(
         self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> Iterator[Tiled]:
-        """`best`, of the runs of regions that `wanted` says are."""
+        """`best` for the runs of regions that `wanted` accepts."""
         if not self.graph.fusible:
             return
         gpu, dtype = self.system.gpu, self.system.dtype
@@ -152,7 +152,7 @@ class Tilings:
         return inside, {0, *(end for _, end in parts)}
 
     def _closed(self, begin: int, end: int) -> bool:
-        """Whether nobody else reads what is between."""
+        """Whether no region outside reads a result between these."""
         names = {region.name for region in self.graph.regions[begin:end]}
         return all(
             names.issuperset(self.graph.readers[region.name])

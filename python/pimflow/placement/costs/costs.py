@@ -55,7 +55,7 @@ class Profiling:
     progress: Callable[[int, int], None] = lambda _done, _all: None
 
     def of_pim(self, system: System) -> PimProfiler:
-        """What times PIM programs of `system`."""
+        """The profiler of PIM programs of `system`."""
         return self.pim or BuiltIn(system.timing, system.gwrite_hiding)
 
     def require(self, system: System, modes: Sequence[str]) -> None:
@@ -103,21 +103,21 @@ class Costs:
 
     @property
     def profilers(self) -> str:
-        """Which profilers they are from."""
+        """Names of the profilers that the costs are from."""
         return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
 
     def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> Layer:
-        """What is asked about a layer (`Layer`), on this side."""
+        """A `Layer` to be timed on this PIM device."""
         return Layer(side=self.side, geometry=geometry, name=name, **asked)
 
     def splits(self, layer: Layer) -> tuple[Split, ...]:
-        """Those worth being candidates."""
+        """The splits of a layer that are worth being candidates."""
         if layer.key not in self._answers:
             self.time_layers([layer])
         return self._answers[layer.key]
 
     def time_layers(self, wanted: Sequence[Layer]) -> None:
-        """Time layers: what is not known yet, the largest first."""
+        """Time the layers that are not known yet, the largest first."""
         layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
         kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
@@ -180,12 +180,12 @@ class Costs:
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.
 
-        Where a system sets another launch time than that of the one the costs were made for, its own.
+        If `gpu` has another launch time than the system that the costs were made for, that of `gpu`.
         """
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     def together(self, make: Callable[[], Made]) -> Made:
-        """What `make` makes. The kernels that it asks for are timed all at once: it may be called twice."""
+        """The result of `make`. All kernels that it requests are timed at once, so it may be called twice."""
         self._asked = {}
         try:
             made, asked = make(), list(self._asked)
@@ -212,7 +212,7 @@ class Costs:
         self.tally.computed["gpu"] += len(missing)
 
     def known_kernels(self) -> dict[str, int]:
-        """How many kernels are known how, the best first."""
+        """By `Known`, how many kernels are known in that way, the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {way.value: counts[way] for way in Known if counts[way]}
 

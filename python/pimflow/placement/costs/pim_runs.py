@@ -144,7 +144,7 @@ class PimSide:
         )
 
     def run(self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0) -> PimRun:
-        """A program, timed."""
+        """A program with its timing."""
         program = self.program(geometry, schedule, name, pixel_begin)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
@@ -166,13 +166,13 @@ class PimSide:
         return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
     def order(self, geometry: ConvGeometry, name: str, whole: str, split: Split) -> Schedule:
-        """The loop order of what the GPU leaves: the layer's, or where that does not fit the fastest."""
+        """The loop order of PIM's part: the layer's or, if that does not fit, the fastest for the part."""
         schedule, part = Schedule.parse(whole), split.pim_part(geometry)
         fits = part == geometry or schedule in self.schedules(part)
         return schedule if fits else self.ranked(part, name)[0]
 
     def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
-        """The layer without the GPU, by the two loop orders that suit it best, the faster one first."""
+        """Costs of the layer on PIM alone, by the two loop orders that rank best, the faster one first."""
         # They are ranked by one channel; of two that come close, all channels decide.
         costs = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
         return sorted(costs, key=lambda cost: cost.time_ns)

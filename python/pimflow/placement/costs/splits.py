@@ -77,7 +77,7 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a PIM program takes besides its own time.
+    """The charges that a PIM program has besides its own time.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """A layer on PIM.
+    """The costs of a layer on PIM.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Layer:
         return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
 
     def costs(self) -> LayerCosts:
-        """Time it."""
+        """Time the layer."""
         timing = _Timing(self)
         groups: dict[tuple[str, ...], list[Beside]] = {}
         for beside in self.besides:
@@ -207,14 +207,14 @@ class _Timing:
         return self.costs[split]
 
     def busiest_ns(self, split: Split) -> float:
-        """What PIM's part takes at least: one channel's time."""
+        """A lower bound of PIM's part: the time of its busiest channel."""
         if split not in self.least_ns:
             layer, order = self.layer, self._order(split)
             self.least_ns[split] = layer.side.busiest_ns(layer.geometry, order, layer.name, split)
         return self.least_ns[split]
 
     def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
-        """The fastest of `besides`, and what else had to be timed to know that it is.
+        """The fastest of `besides`, and the others that had to be timed to prove it.
 
         Best first by a lower bound of each, which is raised step by step: the work of PIM, the time of its
         busiest channel, the time itself. When a split comes up whose time is known, no other can be

@@ -15,7 +15,7 @@ from pimflow.simulators.pim.energy import background_pj
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a plan does over time.
+    """The timeline of a plan, with its latency and energy.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ STATIC = ("gpu_static", "pim_static")
 
 
 def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
-    """What `plan` saves of the energy of `gpu_only`; negative where it takes more.
+    """How much less energy `plan` takes than `gpu_only`, by cause; negative where it takes more.
 
     Returns
     -------
@@ -86,7 +86,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a plan is once some of its candidates are under way.
+    """State of the timeline after some candidates of a plan were issued.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ START = Moment(free_ns=dict.fromkeys(RESOURCES, 0.0), ready_ns={}, state=State()
 def advance(
     graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
 ) -> tuple[Moment, list[tuple[Task, float]]]:
-    """The moment after `candidate` was begun too, and its tasks, each with its start in ns."""
+    """The state after `candidate` is issued too, and its tasks, each with its start in ns."""
     reads = steps.reads(graph, candidate)
     late = steps.late(graph, candidate, moment.state.pending)
     begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
@@ -157,7 +157,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
 def evaluate(
     graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
 ) -> Evaluation:
-    """What `candidates` do over time, and the energy under it; see `execute`."""
+    """Timeline, latency and energy of `candidates`; see `execute`."""
     run = execute(graph, candidates, table)
     static_pj = (
         system.gpu.energy["static_w"] * run.latency_ns * 1000,

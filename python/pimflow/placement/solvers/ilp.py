@@ -41,7 +41,7 @@ TIME_LIMIT_S = 20.0  # for one integer program; what is not proved by then shows
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A row over the whole plan: so much a nanosecond of latency and for each candidate, at most so much."""
+    """A row over the whole plan: a weighted sum of latency and of candidates, and its upper bound."""
 
     at_most: float
     per_ns: float = 0.0
@@ -131,7 +131,7 @@ class _Program:
             self.rows.row([(column, 1.0) for column, _ in self.doing[position]], 1.0, 1.0)
 
     def _states(self, until: State | None) -> None:
-        """What is taken over is what was left, and the end is the state asked for."""
+        """Add rows: candidates take over what is pending, and the segment ends in the requested state."""
         problem, (_, end) = self.problem, self.problem.segment
         order = problem.order
         for name in sorted(problem.may_pend):
@@ -158,12 +158,12 @@ class _Program:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
 
     def _free(self, resource: str, position: int) -> int | None:
-        """The column of when `resource` is free after `position`; None if that is the beginning."""
+        """The column of the time when `resource` is free after `position`; None if that is the beginning."""
         begin, _ = self.problem.segment
         return self.rows.column("free", resource, position) if position >= begin else None
 
     def _ready(self, name: str) -> int | None:
-        """The column of when a result is there; None if it is there at the beginning."""
+        """The column of the time when a result is ready; None if it is ready at the beginning."""
         position = self.problem.order.get(name, -1)
         return self.rows.column("ready", position) if position >= self.problem.segment[0] else None
 
@@ -227,7 +227,7 @@ class _Program:
             self._wait(self.total, self._free(resource, end - 1), [], always=True)
 
     def solve(self) -> tuple[Partial | None, bool]:
-        """The best found, if any was in time, and whether there may be any."""
+        """The best cover found within the time limit, if any, and whether there may be one."""
         weights, count = self.problem.weights, len(self.rows.columns)
         costs, integral = np.zeros(count), np.zeros(count)
         costs[self.y] = [weights.per_pj * v.energy_pj for v in self.variants]
@@ -295,7 +295,7 @@ def at_once(problem: SegmentProblem) -> Ways:
 
 
 def _least_pj(problem: SegmentProblem) -> float:
-    """No cover of the segment takes less."""
+    """A lower bound of the energy of all covers of the segment."""
     regions = problem.graph.regions[slice(*problem.segment)]
     least = [float("inf")] * len(regions)
     for v in problem.variants:
@@ -356,7 +356,7 @@ def solve_whole(
 
 
 def longest_ns(problem: SegmentProblem) -> float:
-    """No cover of the segment takes longer."""
+    """An upper bound of the time of all covers of the segment."""
     slowest = dict.fromkeys(range(*problem.segment), 0.0)
     for v in problem.variants:
         slowest[v.begin] = max(slowest[v.begin], *v.delays_ns.values())

@@ -1,4 +1,4 @@
-"""What a search is asked for: what is minimised, by which solver, within which bounds."""
+"""The goal of a search: the objective, the solver and the bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EDP_GAP = 1e-3
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
-    """A number above zero, by itself or with one of `units` behind it, in the first of them.
+    """Read a number above zero, with or without one of `units`, and convert it to the first of them.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a search is asked for.
+    """The goal of a search: the objective, the solver and the bounds.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Goal:
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
-        """What is minimised, of a plan."""
+        """The value of the objective for a plan."""
         return {
             "latency": evaluation.latency_ns,
             "energy": evaluation.energy_pj,
@@ -130,14 +130,14 @@ class Goal:
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
 
     def solver_for(self, graph: RegionGraph) -> str:
-        """The name of the solver that a network gets."""
+        """The name of the solver for a network."""
         if self.solver != AUTO:
             return self.solver
         return "dp" if is_serial(graph) else "ilp"
 
 
 def _modes(named: Sequence[str]) -> tuple[str, ...]:
-    """As plans name them, in their order."""
+    """The modes as plans name them, in the order of `MODES`."""
     named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
     for name in named:
         if name.upper() not in MODES:
@@ -152,7 +152,7 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPlan:
-    """A solution and what the evaluator says of it."""
+    """A solution with its evaluation."""
 
     solution: Solution
     evaluation: Evaluation
@@ -199,7 +199,7 @@ class Minimiser:
 
     @property
     def latency_bound_ns(self) -> float:
-        """No mixed plan is faster."""
+        """A lower bound of the latency of all mixed plans."""
         if self.goal.solver_for(self.graph) == "dp" and not is_serial(self.graph):
             return solve_ilp(self.graph, self.table).bound
         return self.unbounded(LATENCY).solution.bound
@@ -275,7 +275,7 @@ class Minimiser:
         return best
 
     def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
-        """What to say when no plan keeps to the bounds: what the nearest needs, and what would do."""
+        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met."""
         goal, graph = self.goal, self.graph
         fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
         least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
@@ -316,7 +316,7 @@ class Minimiser:
         )
 
     def _unreachable_in_memory(self, more: list[str]) -> InfeasibleError:
-        """Where the bounds can be met one by one, but not that on memory with another."""
+        """The error if each bound can be met alone, but not the one on memory together with another."""
         goal, where = self.goal, f"of '{self.graph.name}' within {self.goal.max_memory_bytes:.0f} bytes"
         within = replace(goal, max_latency_ns=None, max_energy_pj=None)
         if goal.max_latency_ns:

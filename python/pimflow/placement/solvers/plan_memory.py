@@ -1,4 +1,4 @@
-"""How much of the GPU's memory a plan takes."""
+"""GPU memory that a plan takes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlanMemory:
         return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
 
     def of(self, candidates: Sequence[Candidate]) -> int:
-        """In bytes, of a plan of `candidates`."""
+        """Peak memory of a plan of `candidates` in bytes."""
         most = max(
             self.running_bytes(name, candidate) for candidate in candidates for name in candidate.covers
         )

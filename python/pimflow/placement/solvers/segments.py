@@ -1,4 +1,4 @@
-"""Where a network narrows: parts of it that no two tasks of different parts can overlap in."""
+"""A network cut into parts where it narrows: tasks of different parts never overlap in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Segment = tuple[int, int]  # first region, and the one behind the last, by posit
 
 
 def ancestors(graph: RegionGraph) -> list[int]:
-    """By region, the regions that it needs, itself included, as a set of bits by position."""
+    """By region, the regions that it depends on, itself included, as a bit set over positions."""
     order = {region.name: position for position, region in enumerate(graph.regions)}
     needed_by: list[int] = []
     for position, region in enumerate(graph.regions):
@@ -25,7 +25,7 @@ def ancestors(graph: RegionGraph) -> list[int]:
 
 
 def waits(graph: RegionGraph) -> list[int]:
-    """By region, those that have ended when it begins, as `ancestors` has them."""
+    """By region, the regions that have ended when it begins, as a bit set like that of `ancestors`."""
     needs = ancestors(graph)
     order = {region.name: position for position, region in enumerate(graph.regions)}
     ended = []

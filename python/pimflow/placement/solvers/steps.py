@@ -1,4 +1,4 @@
-"""What doing a candidate means at its place in a plan: the tasks, given what was done before it.
+"""The tasks of a candidate at its place in a plan, given the state that earlier candidates leave.
 
 The evaluator and every solver count with these, so that they cannot disagree about transitions.
 """
@@ -56,7 +56,7 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
 
 
 def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """What a candidate reads of others: regions and graph inputs, the first operand first."""
+    """Regions and graph inputs that a candidate reads, the first operand first."""
     if len(candidate.covers) == 1:
         return graph.region(candidate.covers[0]).inputs
     names = [name for region in candidate.covers for name in graph.region(region).inputs]
@@ -70,7 +70,7 @@ def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 
 def late_operands(region: Region) -> tuple[str, ...]:
-    """What only the epilogue of a layer reads: a residual."""
+    """Operands that only the epilogue of a layer reads: a residual."""
     return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
 
 

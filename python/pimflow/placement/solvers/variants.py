@@ -1,4 +1,4 @@
-"""What an integer program chooses among: candidates at their place, each with what it may find there."""
+"""What an integer program chooses among: candidates, each with the pending work that it takes over."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class Variant:
 
     @property
     def ends_at(self) -> tuple[int, ...]:
-        """Positions of the regions whose tensors are there when it has ended, for others to read."""
+        """Positions of the regions whose tensors others can read once it has ended."""
         keeps = self.candidate.form is not None and self.candidate.form.kept_elements
         return (self.begin, self.last) if keeps else (self.last,)
 
     @property
     def leaves(self) -> str:
-        """What its last region is left as."""
+        """The state of its last region: with pending work, on PIM, or neither (empty)."""
         if self.candidate.output.pending:
             return "pending"
         return "on pim" if self.candidate.stays_on_pim else ""
 
 
 def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
-    """See `Variant`: the longest paths of the evaluator's recurrence."""
+    """Delays as in `Variant`: longest paths through the tasks, by the evaluator's recurrence."""
     delays = {}
     for source in (START, *RESOURCES):
         begin = 0.0 if source == START else NEVER
@@ -83,7 +83,7 @@ def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentProblem:
-    """Part of a network, to be done from a given state on."""
+    """The choice of candidates for a part of a network, begun in a given state."""
 
     graph: RegionGraph
     table: CostTable
@@ -107,12 +107,12 @@ class SegmentProblem:
         )
 
     def first_reader(self, name: str) -> int:
-        """Position of the region that finds what `name` left pending."""
+        """Position of the region that takes over what `name` left pending."""
         return self.order[self.graph.consumers[name][0]]
 
     @functools.cached_property
     def variants(self) -> list[Variant]:
-        """All that may be chosen; of those that only figures tell apart, none that another is as good as."""
+        """The variants that may be chosen, without those that another is at least as good as."""
         begin, end = self.segment
         every = [
             variant
