@@ -71,7 +71,7 @@ def sums_channels(layer: Layer) -> bool:
 
 
 def slice_elements(layer: Layer) -> int:
-    """Weights that one channel of the operand meets, where results are sums over channels."""
+    """Weights that one channel of the operand is multiplied with, if results are sums over channels."""
     return layer.maps[0][1].window * layer.maps[0][2].window * layer.filters
 
 
@@ -92,7 +92,7 @@ def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> frozenset
 
 
 def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
-    """What the run loads a channel at a time: it alone reads it, and nothing in it needs all channels."""
+    """Tensors that the run loads a channel at a time: only it reads them, and never all channels at once."""
     made = {layer.name for layer in layers}
     inside = layers[run.begin : run.end]
     whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
@@ -101,7 +101,7 @@ def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
 
 
 def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
-    """Every run that these layers can be done in.
+    """All runs of these layers that can go channel by channel.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def fitting_runs(
     capacity: int,
     sums: bool,
 ) -> tuple[tuple[ChannelRun, ...], int] | None:
-    """The fewest runs with which untiled layers fit, and what they take; None if they do not.
+    """The fewest runs with which untiled layers fit, and the memory that they take; None if none fit.
 
     Every filter comes when it is needed, and nothing lies over anything else that is alive.
 

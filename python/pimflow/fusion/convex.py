@@ -42,7 +42,7 @@ class ConvexCover:
 
     @property
     def beyond_runs(self) -> bool:
-        """Whether any of the sets is no run."""
+        """Whether any of the sets is not a run."""
         return any(_gap(self._positions(each)) for each in self.sets)
 
     def best(self, costs: RunCosts) -> list[Costed]:
@@ -66,7 +66,7 @@ class ConvexCover:
         return tuple(position for link in links for position in self.links[link])
 
     def _costed(self) -> Iterator[Costed]:
-        """Every set that fits and pays; each grows from the one without its first link."""
+        """Sets that fit and are no slower than their layers alone, each grown from one without its first link."""
         larger = defaultdict(list)
         for each in self.sets:
             larger[each[1:]].append(each)

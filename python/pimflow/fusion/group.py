@@ -1,4 +1,4 @@
-"""A fused group: what it moves and computes, and where its tiles lie on chip."""
+"""A fused group: its traffic and arithmetic, and the placement of its tiles on chip."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Group:
         return tuple(lifetimes)
 
     def _over_runs(self, life: Lifetime) -> Lifetime:
-        """It over all steps of the runs that it is part of: they go round together."""
+        """The lifetime extended over the whole channel run, whose steps repeat for every channel."""
         for run in self.channel_runs:
             if life.begin < run.end and life.end > run.begin:
                 life = replace(life, begin=min(life.begin, run.begin), end=max(life.end, run.end))

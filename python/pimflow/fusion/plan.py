@@ -1,4 +1,4 @@
-"""A network cut into groups: what it moves, and how long that takes."""
+"""A network cut into groups, with its DRAM traffic, time and energy."""
 
 from __future__ import annotations
 

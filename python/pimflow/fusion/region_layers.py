@@ -37,7 +37,7 @@ def folded(regions: RegionGraph) -> LayerGraph:
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
-    """As (n, h, w, c): what is missing in the middle is 1, what is too much lies along h."""
+    """Shape as (n, h, w, c): missing axes in the middle are 1, further ones are folded into h."""
     if len(dims) > 3:
         return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
     return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
@@ -99,7 +99,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
 
 
 def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
-    """A mean over a map needs its own channel alone; of others nothing is known."""
+    """Axes of a reduction. A mean over a map needs only its own channel; others need the whole operand."""
     if region.operators == ("mean",) and (x[0], x[3]) == (result[0], result[3]):
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])

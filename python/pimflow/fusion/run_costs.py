@@ -1,4 +1,4 @@
-"""What groups of layers cost under their best tiling: every run of the order, and any others on request."""
+"""Costs of groups of layers under their best tiling: runs of the layers' order, and other sets on request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Costed:
     bound_elements: int = 0
 
     def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
-        """It in a graph where its layers are those from `begin` on."""
+        """The same group in a graph where its layers begin at `begin`."""
         return Group(
             graph=graph,
             begin=begin,
@@ -131,7 +131,7 @@ class RunCosts:
         return Growing(self.graph, self.candidates, self.reuse)
 
     def grown(self, growing: Growing, positions: Iterable[int]) -> tuple[bool, Costed | None]:
-        """Let a group grow by layers, the last first: whether it fits with any tiling, and it if it pays."""
+        """Grow a group by layers, the last first. Gives whether a tiling fits, and the group if it pays."""
         for position in positions:
             growing.grow(position)
         key = tuple(reversed(growing.positions))
@@ -152,7 +152,7 @@ class RunCosts:
         return self.grown(self.growing(), reversed(positions))[1]
 
     def refuse(self, groups: Iterable[Costed]) -> None:
-        """Give other tilings of these from now on: some that take less."""
+        """From now on give these layers only tilings that take less memory."""
         for each in groups:
             if each.channel_runs:
                 self._refused_untiled.add(each.positions)
@@ -161,7 +161,7 @@ class RunCosts:
             self._columns.pop(each.positions[-1] + 1, None)
 
     def refuses(self, costed: Costed) -> bool:
-        """Whether it was given before it, or one that takes less, could not be placed."""
+        """Whether this tiling, or one that takes less memory, could not be placed."""
         if costed.channel_runs:
             return costed.positions in self._refused_untiled
         return costed.bound_elements >= self._refused.get(costed.positions, math.inf)

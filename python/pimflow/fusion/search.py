@@ -87,7 +87,7 @@ def _value(cut: Cut) -> float:
 
 
 def _placeable(choose: Callable[[RunCosts], list[Costed]], costs: RunCosts) -> Cut:
-    """What `choose` finds best of the groups whose tiles can be placed."""
+    """The result of `choose` among the groups whose tiles can be placed."""
     placed: dict[Costed, Placement | None] = {}
     while True:
         groups = choose(costs)

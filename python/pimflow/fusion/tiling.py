@@ -17,7 +17,7 @@ TILES = "tiles"  # what the text of a tiling begins with
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class GroupTiling:
-    """Into how many parts the results of a group are cut along each axis.
+    """The number of parts that a group's results are cut into along each axis.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class GroupTiling:
         return self.n * self.h * self.w
 
     def __str__(self) -> str:
-        """As plans have it; `parse` reads it."""
+        """The form in plans, which `parse` reads."""
         return f"{TILES} {self.n}x{self.h}x{self.w}" + (" retained" if self.retain else "")
 
     @classmethod

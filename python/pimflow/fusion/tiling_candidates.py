@@ -1,4 +1,4 @@
-"""Tilings that the search tries, and shape transfer for all of them at once."""
+"""Tilings that the search tries, and shape transfer for all of them together."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TilingCandidates:
 
     @classmethod
     def of(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
-        """What can be tried for a network; `halo` as in `search.HALOS`."""
+        """The tilings to try for a network; `halo` is one of `search.HALOS`."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
@@ -115,7 +115,7 @@ class TilingCandidates:
 
 
 def hull(one: Hull | None, other: Hull) -> Hull:
-    """What either needs, by tile; the empty need nothing."""
+    """By tile, the hull of two spans; an empty span adds nothing."""
     if one is None:
         return other
     (b1, e1), (b2, e2) = one, other

@@ -27,7 +27,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
 def read(path: str | os.PathLike, alignment_bytes: int = 1) -> list[Lifetime]:
-    """Buffers of a file.
+    """Read the buffers of a file.
 
     Parameters
     ----------

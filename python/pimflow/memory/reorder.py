@@ -1,4 +1,4 @@
-"""Execution order as a lever: the order of a program's steps that needs the fewest live bytes.
+"""Execution order: the order of a program's steps that needs the fewest live bytes.
 
 `reorder` searches for it and says how far it is from the best; `reordered_pools` plans the pools of the given
 and of the found order, which is what counts in the end. The search is ``src/order_search.h``. It says for a
@@ -33,7 +33,7 @@ _BOUND_SHARE = 0.25  # of the time, at the most
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """A program whose steps may change places as far as the data flow lets them.
+    """A program whose steps may run in any order that its data flow allows.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class StepGraph:
 
     @functools.cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the C++ core takes: dependencies, storages and which steps touch them, int64.
+        """The input of the C++ core: dependencies, storages and which steps touch them, int64.
 
         A storage is an alias class or a buffer of its own: [bytes, holds an input, holds an output].
         """

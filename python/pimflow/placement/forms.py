@@ -1,4 +1,4 @@
-"""Layers as they came and as chains of smaller ones, in one table: which form of each is cheaper."""
+"""Which layers to decompose: a cost table with both forms, the given layers and their chains."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
 from pimflow.placement.solvers.steps import State, check_covers, reads
 
-# Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all
-# combinations have between them every pipeline of every mixture.
+# Longest pipeline. Mixtures in which so many neighbours take all combinations of forms contain, together,
+# every pipeline of every mixture.
 NEIGHBOURS = max(pipelines.LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forms:
-    """A network in both forms.
+    """A network in both forms: as given, and with layers decomposed.
 
     Attributes
     ----------
@@ -41,15 +41,15 @@ class Forms:
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
-        """Layers whose form concerns nobody else: their chain stands where they stood, alike to all others.
+        """Layers that can be exchanged for their chains without a change to any other region.
 
-        What a layer keeps for others, such as a concatenation, its ``fconv`` keeps.
+        If a layer keeps a tensor for others, such as a concatenation, its ``fconv`` keeps it instead.
         """
         return tuple(layer for layer in self.chains if self._exchangeable(layer))
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """The others."""
+        """Decomposed layers that are not `free`: all of them have the same form."""
         return tuple(layer for layer in self.chains if layer not in self.free)
 
     def _exchangeable(self, layer: str) -> bool:
@@ -138,11 +138,11 @@ class Forms:
 
     @functools.cached_property
     def _fusible(self) -> frozenset[str]:
-        """Regions of either form that groups may have."""
+        """Regions of both forms that may be part of groups."""
         return frozenset((*self.given.fusible, *self.decomposed.fusible))
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
-        """What does `layer` in `other`, reading what it reads in `base`."""
+        """The regions for `layer` in `other`, with the operands that it has in `base`."""
         operands, others = (
             [
                 (name, keeps)
@@ -164,7 +164,7 @@ class Forms:
 
 
 def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Names of what it reads, whether that is kept beside a result, and shapes."""
+    """Of each operand: its name, whether it is kept beside a result, and its shape."""
     return [
         (name, i in region.kept_inputs, shape)
         for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
@@ -172,24 +172,24 @@ def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
 
 
 def _kept_readers(graph: RegionGraph, name: str) -> list[str]:
-    """Who reads what `name` keeps beside its result."""
+    """Regions that read what `name` keeps beside its result."""
     return [r.name for r in graph.regions for read, keeps, _ in _operands(r) if keeps and read == name]
 
 
 def _renamed(region: Region, new: Callable[[str, bool], str]) -> Region:
-    """`region`, reading what `new` says by name, and whether that is kept beside a result."""
+    """`region` with other operands: `new` maps a name, and whether it is kept beside a result."""
     return replace(region, inputs=tuple(new(name, keeps) for name, keeps, _ in _operands(region)))
 
 
 def _left_undone(region: Region) -> tuple[object, ...]:
-    """All that decides what it costs to finish a result that PIM has left."""
+    """All properties that decide the cost of the work that PIM leaves undone."""
     results = region.geometry and region.geometry.pixels * region.geometry.oc
     return region.output_shape, results, region.input_elements[region.operands :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Which layers are decomposed, and what the choice was made by.
+    """The layers that are decomposed, and the figures behind that choice.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """A group of a mixture, whose maker prices it, and the layers in it that are as they came."""
+    """A group of a mixture, the mixture's `Candidates`, and the group's layers that are not decomposed."""
 
     maker: Candidates
     tiled: Tiled
@@ -231,7 +231,7 @@ class _Group:
 
 
 def _new(given: frozenset[str], seen: set[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    """Whether regions have a layer as it came, and were not `seen`; then they are."""
+    """A predicate: whether regions include a layer of `given` and are new, after which they are `seen`."""
 
     def new(names: tuple[str, ...]) -> bool:
         is_new = names not in seen and not given.isdisjoint(names)
@@ -317,7 +317,7 @@ class _Both:
                 yield _Group(maker=mixed, tiled=each, originals=originals)
 
     def _mixtures(self, maker: Candidates) -> Iterator[tuple[Candidates, frozenset[str]]]:
-        """Makers of networks that have some of the free layers as they came, and those."""
+        """`Candidates` of networks with some free layers not decomposed, and the names of those layers."""
         free = self.forms.free
         for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
             given = frozenset(layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1)
@@ -367,7 +367,7 @@ class _Both:
         return Chosen(layers=frozenset(self.layers) - given, best=best, alone_ns=self._alone_ns())
 
     def unreachable(self) -> Exception:
-        """What to say if none keeps to them."""
+        """The error if no plan keeps to the bounds."""
         return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation)
 
     def _alone_ns(self) -> dict[str, tuple[float, float]]:

@@ -30,7 +30,7 @@ def apply(
     max_memory_bytes: float | None = None,
     given: RegionGraph | None = None,
 ) -> Searched:
-    """An edited or stored plan on `system`.
+    """Apply an edited or stored plan on `system`.
 
     Parameters
     ----------

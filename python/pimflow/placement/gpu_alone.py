@@ -1,4 +1,4 @@
-"""What plans are compared with: the whole network on the GPU, which has all memory channels."""
+"""The baseline of plans: the whole network on the GPU, which has all memory channels."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
 
 
 def known(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
-    """A plan that was not searched for, as its evaluation has it."""
+    """A solution from given candidates and their evaluation, without a search."""
     latency_ns = evaluation.latency_ns
     return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)

@@ -44,7 +44,7 @@ def write(path: str | os.PathLike, selection: Selection) -> None:
 
 
 def figure(selection: Selection) -> Figure:
-    """Six panels.
+    """A figure of six panels.
 
     Time and memory of one primitive everywhere (Figures 1, 2 and 5), the front with the greedy's (6 to 9),
     the speed-up over the greedy by budget (10), memory over the layers, and choices by family.

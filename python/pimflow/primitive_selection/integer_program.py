@@ -29,7 +29,7 @@ Entries = list[tuple[Column, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """A choice of candidates with its sums, and how sure it is that none is better.
+    """A choice of candidates with its sums, and the proved gap to the best one.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class _Program:
         return columns
 
     def _flow(self, tensor: str, step: SelectionStep) -> None:
-        """How much of `tensor` goes from each layout that it has to each in which `step` takes it."""
+        """Add the flows of `tensor` from each layout that it may have to each in which `step` may read it."""
         table, crossing = self.problem.table, []
         given = self._by_layout(tensor, lambda c: c.output.layout)
         taken = self._by_layout(step.name, lambda c: c.input.layout)

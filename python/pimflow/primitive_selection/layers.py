@@ -105,7 +105,7 @@ def _window(region: Region) -> ConvGeometry | None:
 
 
 def _layouts(region: Region, target: str) -> tuple[str, ...]:
-    """Those in which a region without a choice can work: elementwise operators, concatenations, pools."""
+    """Layouts in which a region without primitives can work: elementwise operators, concatenations, pools."""
     shapes = [*region.input_shapes, region.output_shape]
     window = _window(region)
     behind = region.operators
@@ -131,7 +131,7 @@ def _fits(region: Region, layout: str) -> bool:
 
 
 def _given_as_chw(region: Region) -> bool:
-    """Whether it begins with the transform of a graph input that comes in CHW."""
+    """Whether a region begins with the transform of a graph input that comes in CHW."""
     return region.prologue[:1] == ("permute_dims",) and region.inputs[0].startswith("%")
 
 
@@ -168,12 +168,12 @@ class Layers:
 
     @functools.cached_property
     def chosen(self) -> dict[str, ConvGeometry]:
-        """Layers that have a choice."""
+        """Layers that primitives can compute."""
         return {region.name: region.geometry for region in self.graph.regions if has_choice(region)}
 
     @functools.cached_property
     def inputs(self) -> dict[str, Port]:
-        """The form in which the graph's inputs come."""
+        """The layouts of the graph's inputs."""
         first: dict[str, Port] = {}
         for region in self.graph.regions:
             for name in region.inputs:
@@ -219,7 +219,7 @@ class Layers:
 
     @functools.cached_property
     def layouts(self) -> dict[str, tuple[str, ...]]:
-        """Those that regions may give, by their names."""
+        """By region, the layouts that its result may have."""
         layouts = {}
         for region in self.graph.regions:
             if region.name in self.chosen:

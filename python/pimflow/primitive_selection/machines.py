@@ -69,16 +69,16 @@ class Machine:
 
     @property
     def cpu(self) -> tvm.runtime.Device:
-        """Where tensors lie."""
+        """The device that holds the tensors."""
         return tvm.cpu()
 
     @property
     def schedule(self) -> tvm.transform.Pass:
-        """What gives kernels their loops."""
+        """The schedule rules for kernels."""
         return ScheduleCpu()
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
-        """Kernels that `schedule` gave their loops, ready to be called by their names.
+        """Compile scheduled kernels; the module calls them by their names.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Machine:
         return kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
     def require(self) -> None:
-        """Raise `ProfilerError` unless it still answers."""
+        """Raise `ProfilerError` unless the machine still answers."""
 
 
 class Card(Machine):
@@ -190,7 +190,7 @@ class Remote(Machine):
         return self._session.load_module(path.name)
 
     def _c_compiler(self) -> str:
-        """What builds C for it, before the name of its device; raises `ProfilerError` if nothing does."""
+        """Prefix of the device's name that names the C compiler; raises `ProfilerError` if there is none."""
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
         self._compiler = builds.compiler_for(triple, cpu)
         try:
@@ -236,7 +236,7 @@ class Remote(Machine):
         return self._session.get_function(function)()
 
     def _own_target(self) -> tvm.target.Target:
-        """By what the machine's own LLVM says, if it has one."""
+        """The target as the machine's own LLVM describes it, if it has one."""
         names = ("target.llvm_get_system_triple", "target.llvm_get_system_cpu")
         try:
             triple, cpu = (str(self._asked(name)) for name in names)
@@ -280,7 +280,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """What its profile says it was measured on: the key, which a tracker may give another port."""
+        """The device name in its profile: the key, since a tracker may give the machine another port."""
         return f"remote {self.key or f'{self.host}:{self.port}'}"
 
 
@@ -305,7 +305,7 @@ def machine(device: str | None, target: str = "") -> Iterator[Machine]:
 
 
 def thread_count() -> int:
-    """That TVM's runtime uses here."""
+    """Number of threads that TVM's runtime uses on this machine."""
     return int(tvm.get_global_func("runtime.NumThreads")())
 
 
@@ -319,7 +319,7 @@ def _model_name() -> str:
 
 
 def _described(target: tvm.target.Target) -> str:
-    """What tells a target from others."""
+    """A target's kind and attributes as text, to tell it from others."""
     parts = [target.attrs.get(name) for name in ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")]
     texts = [part if isinstance(part, str) else ",".join(map(str, part)) for part in parts if part]
     return " ".join(texts) or target.kind.name

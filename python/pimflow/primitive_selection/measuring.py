@@ -61,7 +61,7 @@ def code_digest(*, in_c: bool = False) -> str:
 
 
 def compiler() -> str:
-    """What makes machine code of kernels."""
+    """Name and version of the compiler that makes machine code of kernels."""
     llvm = tvm.get_global_func("target.llvm_version_major")()
     return f"TVM {tvm.__version__}, LLVM {llvm}"
 
@@ -139,7 +139,7 @@ def measure(
 
 
 class Measurements:
-    """What was measured on a device, in a cache: by what decides it, and by no other code.
+    """A cache of measurements on a device. The key holds all that decides a time, the code's digest included.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class Measurements:
             self.cache.put({self._cause(key): ns for key, ns in times_ns.items()}, self.code)
 
     def _cause(self, key: object) -> tuple:
-        """A primitive's parameters stand for its name."""
+        """The key with the primitive's parameters in place of its name."""
         if isinstance(key, tuple) and key[0] in PRIMITIVES:
             key = (replace(PRIMITIVES[key[0]], name=""), *key[1:])
         return ("cpu", self.device, key)
@@ -257,7 +257,7 @@ def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
 
 
 def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
-    """Compiled for `machine`, by the schedules and passes that a network's kernels take."""
+    """Kernels compiled for `machine` by the schedules and passes of a network's kernels."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
         scheduled = machine.schedule(tvm.IRModule(named))

@@ -1,4 +1,4 @@
-"""A network's kernels for the CPU one by one: how long each takes alone, and so how long all of them."""
+"""Time of a network on the CPU, as the sum of its kernels, each measured alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def network_time(
     known_ns: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> NetworkTime | None:
-    """The sum of its kernels, each measured alone.
+    """Time of a network: the sum of its kernels, each measured alone.
 
     Parameters
     ----------

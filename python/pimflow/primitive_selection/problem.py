@@ -1,4 +1,4 @@
-"""Which candidate of each layer, so that time, memory or workspace is least within budgets: data and sums.
+"""The selection problem: a candidate for each layer, with least time, memory or workspace within budgets.
 
 Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses;
 `SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks `core.liveness` what
@@ -29,7 +29,7 @@ def aligned(size_bytes: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """What a selection may take at most.
+    """Upper bounds of a selection.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Budgets:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionStep:
-    """A region, or at the end a tensor that is handed out.
+    """A region in the order of execution, or at the end a tensor that the network returns.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Transform:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What a choice amounts to.
+    """Time, memory and workspace of a choice.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class SelectionProblem:
         return total
 
     def layouts(self, tensor: str) -> tuple[str, ...]:
-        """Those that `tensor` may be made in."""
+        """The layouts that `tensor` may be produced in."""
         if tensor in self.table.inputs or tensor not in self.table.candidates:
             return (self.table.inputs.get(tensor, RETURNED).layout,)
         return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
@@ -198,7 +198,7 @@ class SelectionProblem:
         return tuple(transforms)
 
     def evaluate(self, choice: Mapping[str, Candidate]) -> Sums:
-        """What `choice`, by region, amounts to."""
+        """Time, memory and workspace of `choice`, by region."""
         transforms = self.transforms(choice)
         times = {name: self.time_ns(candidate) for name, candidate in choice.items()}
         footprints = {s.name: self.footprint_bytes(s, choice[s.name]) for s in self.steps if s.name in choice}

@@ -14,7 +14,7 @@ from pimflow.primitives.launches import usable
 
 
 def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
-    """What a report says of the GPU's primitives in a plan; times in ns.
+    """The report's part about the GPU's primitives in a plan; times in ns.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One of a front.
+    """A point of a front of selections.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
 
 
 def _infeasible(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
-    """Why nothing keeps to `budgets`: the first of them that cannot be kept, beside those before it."""
+    """The error if nothing keeps to `budgets`. It names the first that cannot be kept with those before."""
     name = problem.graph.name
     kept = NO_BUDGETS
     if budgets.memory_bytes < math.inf:
@@ -163,7 +163,7 @@ def front(
 
 
 def _as_fast(smaller: Point, larger: Point) -> bool:
-    """Whether more room was of no use, up to rounding."""
+    """Whether a larger budget made the selection no faster, up to rounding."""
     return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
 
 

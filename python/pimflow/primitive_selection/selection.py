@@ -82,7 +82,7 @@ class Selection:
 
     @property
     def choices(self) -> dict[str, Primitive]:
-        """By layer, what computes it."""
+        """By layer, the primitive that computes it."""
         chosen = self.selected.choice
         return {
             step.name: PRIMITIVES[chosen[step.name].rewrite.primitive]
@@ -92,7 +92,7 @@ class Selection:
 
     @property
     def layouts(self) -> dict[str, str]:
-        """In which layouts all other layers work."""
+        """By layer without a primitive, the layout that it works in."""
         others = self.problem.others(self.selected.choice)
         return {name: candidate.input.layout for name, candidate in others.items()}
 
@@ -211,7 +211,7 @@ def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
 
 
 def baselines(problem: SelectionProblem) -> dict[str, Sums]:
-    """What the paper compares with, by name."""
+    """By name, the selections that the paper compares with."""
 
     def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
         def wanted(candidate: Candidate) -> bool:

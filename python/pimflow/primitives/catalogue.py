@@ -1,4 +1,4 @@
-"""Every primitive by its name."""
+"""The catalogue: every primitive by its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
 def _tiled(
     title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: int
 ) -> list[Primitive]:
-    """One for each shape of a register tile."""
+    """A primitive for each shape of a register tile."""
     stem = f"{title}-{layout.lower()}"
     return [
         Primitive(

@@ -1,4 +1,4 @@
-"""What a GPU's primitives launch, as kernels that a model of the GPU takes."""
+"""Kernel launches of primitives on a GPU, in the form that GPU models take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
 
 
 def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
-    """Those that do a whole region: the last reads what its epilogue reads too, and stores its result."""
+    """The launches for a whole region. The last one also reads the epilogue's operands."""
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements
@@ -63,7 +63,7 @@ def computes(name: str, region: Region) -> bool:
 
 
 def usable(region: Region) -> list[Primitive]:
-    """Those that a GPU may compute `region` by."""
+    """The primitives by which a GPU may compute `region`."""
     return [primitive for primitive in PRIMITIVES.values() if not problem(primitive, region)]
 
 

@@ -1,4 +1,4 @@
-"""What primitives ask of a convolution's geometry."""
+"""Properties of a convolution's geometry that primitives depend on."""
 
 from __future__ import annotations
 

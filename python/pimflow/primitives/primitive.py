@@ -1,4 +1,4 @@
-"""What a convolution primitive is: its parameters, where it applies, and the memory that it takes.
+"""Convolution primitives: parameters, applicability, and memory.
 
 Families are those of Wen et al., *TASO*, section 3: direct loops, im2row and im2col, kn2row and kn2col, MEC,
 Winograd, FFT, products for 1x1 windows, depthwise. Sums go through register tiles of some *places*, each a
@@ -64,7 +64,7 @@ def _row_pixels(_: Primitive, layer: ConvGeometry) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the primitives of a family have in common.
+    """Functions that all primitives of a family share.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class Primitive:
         return self.formulas.stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
+        """The `stages` that do not fit on the stack; on a GPU all, since launches share no stack."""
         stages, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
         return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= least}
 
@@ -151,7 +151,7 @@ class Primitive:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
 
     def extents(self, layer: ConvGeometry) -> Extents:
-        """How its register tiles cut `layer`."""
+        """The register tiles that `layer` is cut into."""
         pixels = self.formulas.pixels(self, layer)
         if not self.places:
             return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)
