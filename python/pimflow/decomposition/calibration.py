@@ -1,4 +1,4 @@
-"""How often a decomposed network says what the original says, on data that a user gives."""
+"""Agreement of a decomposed network with the original, on data that a user gives."""
 
 from __future__ import annotations
 

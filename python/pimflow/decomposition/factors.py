@@ -86,7 +86,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
 
 
 def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
-    """A mode's rows."""
+    """The unfolding of a tensor along a mode: one row for each index of the mode."""
     return np.moveaxis(filters, mode, 0).reshape(filters.shape[mode], -1)
 
 
@@ -291,7 +291,7 @@ def _solved(right: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarr
 
 
 def _balance(factors: list[np.ndarray]) -> None:
-    """Give every mode the same share of a component's size."""
+    """Scale factors so that every mode has the same norm for each component."""
     norms = [np.maximum(np.linalg.norm(f, axis=0), np.finfo(float).tiny) for f in factors]
     mean = np.exp(np.mean(np.log(norms), axis=0))
     for mode, norm in enumerate(norms):

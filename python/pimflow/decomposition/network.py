@@ -1,4 +1,4 @@
-"""Networks whose layers are decomposed, and how far they are from the original."""
+"""Networks with decomposed layers, and their distance from the original."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Decomposing = Request | str
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposedNetwork:
-    """A network and what became of its layers.
+    """A network with decomposed layers.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class DecomposedNetwork:
     def summary(
         self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
     ) -> dict[str, Any]:
-        """What a report says of it.
+        """Its part of the report.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class DecomposedNetwork:
 
 
 def requested(request: Decomposing | None) -> Request | None:
-    """`request` in the form that `decomposed` needs: what is wrong with its text is said before the work."""
+    """`request` in the form that `decomposed` needs; parsed early, so that errors come before the work."""
     return Request.parse(request) if isinstance(request, str) else request
 
 

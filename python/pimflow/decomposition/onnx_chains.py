@@ -97,7 +97,7 @@ class _Writer:
         self.values = {name for node in graph.node for name in (*node.input, *node.output)}
 
     def nodes(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """What stands for `node`: itself, if it is no decomposed layer."""
+        """The nodes that replace `node`; itself if it is no decomposed layer."""
         chain = self.chains.pop(node.name, None)
         if chain is None:
             return [node]

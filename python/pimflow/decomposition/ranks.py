@@ -1,4 +1,4 @@
-"""How many components of a layer are kept: rules for ranks, and the spectra that some of them read."""
+"""Rules for ranks, which say how many components of a layer are kept, and the spectra that they read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECTRUM_FLOOR = 1e-15
 
 @dataclass(frozen=True, kw_only=True)
 class RankRule:
-    """How ranks are found.
+    """A rule for ranks.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ``--decompose`` asks for, as text and as a file of ranks."""
+"""The argument of ``--decompose``: text, or a file of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which skip connections of a decomposed network wait in their reduced form, and how they meet others."""
+"""Skip connections of a decomposed network that are kept in reduced form, and how they are joined."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SkipOptimisation(Rewritten):
         )
 
     def summary(self) -> dict[str, Any]:
-        """What reports say of it."""
+        """Its part of the report."""
         return {
             "criterion": self.criterion,
             "changed": self.changed,
@@ -206,7 +206,7 @@ class _Forms:
         self._forms: dict[tuple, _Form] = {}
 
     def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
-        """By `criterion`; of equal ones that with less done."""
+        """The best form by `criterion`; of equal ones, the one with fewer changes."""
         plain, some = self._transformed([]), [skip for skip in skips if skip.worthwhile()]
         if criterion == "paper":
             return self._transformed(some) if some else plain
@@ -218,7 +218,7 @@ class _Forms:
         return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
-        """With `copies`, and the transformation that costs least."""
+        """The form with `copies` and the transformation that costs least."""
         forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
 

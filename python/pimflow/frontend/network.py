@@ -1,4 +1,4 @@
-"""Networks into the canonical Relax form, wherever they come from."""
+"""Load networks of any source into canonical Relax form."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def load(
 
 
 def _stem(model: object) -> str:
-    """What to call a network by."""
+    """The default name of a network."""
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)

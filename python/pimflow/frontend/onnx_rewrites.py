@@ -16,7 +16,7 @@ from pimflow.frontend.recurrent import unrolled
 
 
 def known_operators() -> set[str]:
-    """What the importer has a rule for."""
+    """Names of the operators that the importer supports."""
     # What it calls Attention is com.microsoft's.
     return (set(onnx_frontend._get_convert_map()) | {"Constant", "If"}) - {"Attention"}
 

@@ -132,7 +132,7 @@ class _Perturbing:
         self.nodes.append(helper.make_node("Add", [product, added], [final]))
 
     def _after(self, node: onnx.NodeProto, change) -> None:
-        """`node`, what it computes in floating point changed before others read it."""
+        """`node`, followed by nodes that perturb its floating-point results."""
         self.nodes.append(node)
         for index, final in enumerate(node.output):
             if final in self.floats and final in self.computed:
@@ -193,7 +193,7 @@ class _Perturbing:
 
 
 def _computed(graph: onnx.GraphProto) -> set[str]:
-    """What depends on the values of inputs."""
+    """Names of the tensors that depend on the values of inputs."""
     names = {value.name for value in graph.input}
     for node in graph.node:
         if node.op_type not in _SHAPES and any(name in names for name in node.input):

@@ -66,7 +66,7 @@ class ConvexCover:
         return tuple(position for link in links for position in self.links[link])
 
     def _costed(self) -> Iterator[Costed]:
-        """Sets that fit and are no slower than their layers alone, each grown from one without its first link."""
+        """Sets that fit and are no slower than their layers alone, grown from sets without the first link."""
         larger = defaultdict(list)
         for each in self.sets:
             larger[each[1:]].append(each)

@@ -14,7 +14,7 @@ from pimflow.placement.best_plan import Searched, as_searched, profile
 from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_alone import gpu_alone, known
+from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
 from pimflow.primitives import PRIMITIVES
@@ -79,7 +79,7 @@ def apply(
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    solution = known(candidates, evaluate(graph, candidates, table, system))
+    solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
 
 

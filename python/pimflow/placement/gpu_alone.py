@@ -23,14 +23,14 @@ def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     )
     fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
-    whole = EvaluatedPlan(solution=known(fastest, evaluation), evaluation=evaluation)
+    whole = EvaluatedPlan(solution=unsearched(fastest, evaluation), evaluation=evaluation)
     if goal.max_memory_bytes is None:
         return whole
     within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
     return whole if within.allows(whole) else within.within(LATENCY) or whole
 
 
-def known(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
+def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
     """A solution from given candidates and their evaluation, without a search."""
     latency_ns = evaluation.latency_ns
     return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)

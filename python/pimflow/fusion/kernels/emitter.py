@@ -1,4 +1,4 @@
-"""One tile of a fused group in code: what it loads, computes and stores, with the builder that is open."""
+"""TIR for one tile of a fused group: its loads, computation and stores, written into the open builder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Emitter:
         return (*(self.spans[name, which, axis] for axis in range(3)), channels)
 
     def load(self, layer: Layer, wanted: Callable[[str], bool]) -> None:
-        """Load what is new of the operands that are made outside, as far as they are wanted now."""
+        """Load the new parts of operands from outside that this step reads."""
         for name in dict.fromkeys(layer.inputs):
             if name in self.group.loaded and wanted(name):
                 with self.each(self.box(name, "fresh")) as at:
@@ -66,7 +66,7 @@ class Emitter:
             self.copy("store", layer.name, self.place(layer.name, at), self._index(layer.name, at))
 
     def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
-        """A run of them, to where the layer's weights are."""
+        """Load consecutive weights to the place of the layer's weights in the pool."""
         with self.each(((0, size),)) as (index,):
             self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, (begin + index,))
 
@@ -153,7 +153,7 @@ class Emitter:
         return lambda k, f: self.element(begin + k * filters + f)
 
     def place(self, name: str, at: At) -> tirx.Expr:
-        """Where an element lies in the pool; rows go round where some are retained."""
+        """Address of an element in the pool; rows wrap around where some are retained."""
         size = self.group.tile(name)
         n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
         if self.group.spans[1][name].retained:
@@ -162,7 +162,7 @@ class Emitter:
         return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + channel
 
     def _index(self, name: str, at: At) -> At:
-        """Where an element lies in DRAM."""
+        """Index of an element in DRAM."""
         if self.target.network:
             return at
         shape = self.graph.shapes[name]

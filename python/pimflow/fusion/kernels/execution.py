@@ -1,4 +1,4 @@
-"""Fused groups of a network, run on the CPU: are their results right, and do they move what was counted?"""
+"""Fused groups of a network, run on the CPU: results are verified, and traffic is compared with the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HALF_ULP = {"fp32": 0.0, "fp16": 2.0**-11}  # of a result rounded to the storag
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRun:
-    """What one group did.
+    """Result and traffic of one group.
 
     Attributes
     ----------
@@ -250,7 +250,7 @@ def build_cuda(
 def cuda_source(
     group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> str:
-    """What `build_cuda` compiles."""
+    """The CUDA source that `build_cuda` compiles."""
     parts = _cuda(group, placed, computed, target).mod.imports
     return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
 
@@ -311,7 +311,7 @@ def run_group(
 
 
 def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
-    """What ``pimflow fuse --execute --json`` adds, under ``executed``."""
+    """The part ``executed`` of ``pimflow fuse --execute --json``."""
     groups = [
         {
             "layers": [layer.name for layer in group.layers],
@@ -328,7 +328,7 @@ def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
 
 
 def text(plan: FusionPlan, execution: Execution) -> str:
-    """The same for people."""
+    """The result of the execution for people."""
     lines = [
         f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
         f"largest error {execution.error:.2g} (bound of outputs {OUTPUT_BOUND[plan.accelerator.dtype]:g})"
@@ -345,7 +345,7 @@ def text(plan: FusionPlan, execution: Execution) -> str:
 def references(
     model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """By ONNX Runtime, what groups store, as far as the file names it."""
+    """Results of ONNX Runtime for the tensors that groups store, as far as the file names them."""
     from pimflow.frontend.onnx_graph import reference
 
     shown = onnx.ModelProto()

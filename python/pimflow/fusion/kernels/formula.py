@@ -102,7 +102,7 @@ class Node:
             raise self.refuse("an operand is computed from constants")
 
     def refuse(self, why: str) -> UnsupportedOpError:
-        """To be raised where there is no formula."""
+        """The error for a layer that has no formula."""
         return UnsupportedOpError(
             f"layer '{self.layer.name}' ({self.type}): {why}; it cannot be executed fused"
         )

@@ -1,4 +1,4 @@
-"""What the layers of an ONNX network compute, element by element.
+"""Formulas of the layers of an ONNX network, element by element.
 
 A layer of `fusion` says what is read; here is what is done with it, and the values of its weights.
 """
@@ -141,7 +141,7 @@ def pooled(layer: Layer, largest: bool) -> Reduction:
 
 
 def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
-    """What the sum of a mean's window is divided by."""
+    """The divisor of a mean over a window: how many taps are counted."""
     rows, columns = layer.maps[0][1:3]
     if padding_counts:
         return float(rows.window * columns.window)

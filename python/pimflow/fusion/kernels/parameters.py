@@ -1,4 +1,4 @@
-"""What the function of a fused group takes: its streams, the table of its pieces, its weights."""
+"""Parameters of a fused group's function: its streams, the table of its pieces, its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDS = ("held", "fresh")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """How the function runs.
+    """How the function runs: threads, storage type, counters.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the regions of a compiled network compute, as Deep Fusion has them: maps alone.
+"""Formulas of the regions of a compiled network, in which all tensors are maps, as Deep Fusion needs.
 
 An input that is transposed lies in DRAM as NHWC, a flattened map as the map that it was, and a fully
 connected layer is a convolution whose window is that map.
@@ -28,7 +28,7 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 @dataclass(frozen=True)
 class Flat:
-    """What stands for a map: its elements, in the order of NCHW or of NHWC."""
+    """The map that a flat tensor was made from, and whether its elements are in the order of NCHW."""
 
     map: relax.Var
     channels_first: bool
@@ -111,7 +111,7 @@ class CompiledLayers:
         return var in self.flat and math.prod(shape(self.flat[var].map)[1:3]) > 1
 
     def _moved(self, binding: relax.VarBinding) -> bool:
-        """Whether it moves elements that lie where they lie."""
+        """Whether a binding only reshapes, so that elements stay where they are."""
         value, kind = binding.value, operator(binding.value)
         if kind not in ("permute_dims", "reshape") or not isinstance(value.args[0], relax.Var):
             return False
