@@ -161,7 +161,7 @@ def _without_runtime(generated: str) -> str:
     begin = generated.index("void* __tvm_ffi__library_ctx")
     declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", generated[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
-    # Put where it is called, GCC would forget what the signature says of its tensors.
+    # Inlined, GCC would lose the information that the signature gives about its tensors.
     return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)
 
 

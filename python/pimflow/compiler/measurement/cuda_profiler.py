@@ -260,7 +260,7 @@ class _Failing:
         return True
 
 
-# The least that a device can be asked to do: one element of nothing.
+# The smallest kernel: one element, no operands.
 EMPTY = Kernel(kind="stream", input_bytes=0, output_bytes=4)
 
 

@@ -73,7 +73,7 @@ def operands(regions: Sequence[Region]) -> tuple[str, ...]:
 def run_tiles(regions: Sequence[Region], dtype: str) -> Tiles | None:
     """Tiles in which `relay_passes.schedules.schedule_fused_gpu` computes a run; None if it finds none.
 
-    All tiles are full ones: beside a map whose width vectors do not fill, columns are computed that nobody
+    All tiles are full ones: if vectors do not fill a map's width, columns beside it are computed that nothing
     reads. Nothing is loaded from beside the operand.
     """
     steps = _steps(regions, dtype)

@@ -32,9 +32,9 @@ class State:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
 
-    A run stands at its first region, and nobody else reads what is inside, but what a layer in another form
-    keeps beside its result too. Of a pipeline, each region reads the one before through its first input, and
-    nobody else does.
+    A run begins at its first region. No region outside reads what is inside, except what a layer in another
+    form keeps beside its result. In a pipeline, each region reads the one before through its first input,
+    and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
