@@ -28,7 +28,7 @@ from pimflow.primitive_selection.machines import Machine, thread_count
 from pimflow.primitive_selection.measuring import COLD, pooling
 from pimflow.primitive_selection.profile import Pool
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import LAYOUTS
 
 PAGE = ROOT / "docs" / "primitives.md"

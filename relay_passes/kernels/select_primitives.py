@@ -13,7 +13,7 @@ from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry

@@ -10,7 +10,7 @@ from pimflow.api import fuse
 from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
-from pimflow.fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.fusion import OBJECTIVES, Accelerator, GroupTiling, folded, fuse_layers, unfolded
 from pimflow.fusion.replay import replay
 
 # Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
@@ -114,7 +114,7 @@ def test_the_plan_of_the_toy_runs(baseline):
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
     assert plan.dram_bytes < plan.dram_bytes_unfused
     fused = [(group, placed) for group, placed in zip(plan.groups, plan.placements) if placed]
-    assert any(group.tiling != Tiling() for group, _ in fused)
+    assert any(group.tiling != GroupTiling() for group, _ in fused)
     for group, placed in fused:
         ran = replay(group, placed, 4)
         assert ran.loaded + ran.stored == group.traffic_elements

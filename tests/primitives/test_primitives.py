@@ -12,7 +12,7 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
 from pimflow.primitives.filters import transformed, winograd_matrices
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu

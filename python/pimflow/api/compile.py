@@ -46,7 +46,7 @@ from pimflow.decomposition import skips as skip_optimisation
 from pimflow.decomposition.calibration import Calibration, Data, agreement
 from pimflow.decomposition.network import Decomposing, decomposed, requested
 from pimflow.errors import UsageError
-from pimflow.fusion import kernels
+from pimflow.fusion.kernels import execution
 from pimflow.hardware import System, system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched
@@ -73,7 +73,7 @@ fuse = fusion.fuse
 infer, run = inference.infer, inference.run
 fuse_decomposed = fusion.fuse_decomposed
 select = selecting.select
-execute_fused = kernels.execute
+execute_fused = execution.execute
 export_decomposed = onnx_export.export_decomposed
 
 

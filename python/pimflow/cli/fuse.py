@@ -113,17 +113,17 @@ def _fused(
     from pimflow.api import fuse
 
     if args.execute:  # TVM: only who executes waits for it
-        from pimflow.fusion import kernels
+        from pimflow.fusion.kernels import execution
 
-        kernels.require_executable(on.dtype)
+        execution.require_executable(on.dtype)
     with bar("searching", args.quiet) as advance:
         plan = fuse.fuse(args.model, on, **options, progress=advance)
     found, lines = fuse.summary(plan), [fuse.text(plan)]
     if args.execute:
         same = {key: options[key] for key in ("baseline", "shapes", "batch")}
         with bar("executing", args.quiet) as advance:
-            ran = kernels.execute(args.model, plan, **same, progress=advance)
+            ran = execution.execute(args.model, plan, **same, progress=advance)
         ran.require(plan)
-        found["executed"] = kernels.summary(plan, ran)
-        lines.append(kernels.text(plan, ran))
+        found["executed"] = execution.summary(plan, ran)
+        lines.append(execution.text(plan, ran))
     return found, "\n".join(lines)

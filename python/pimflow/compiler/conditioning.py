@@ -66,6 +66,6 @@ def output_checks(
 def reference_deviations(
     run: Run, inputs: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]
 ) -> list[float]:
-    """Of every output, the largest `relative_error` of `RUNS` runs."""
+    """The largest `relative_error` of every output in `RUNS` runs."""
     made = [run(inputs) for _ in range(RUNS)]
     return [max(relative_error(outputs[i], y) for outputs in made) for i, y in enumerate(expected)]

@@ -1,4 +1,4 @@
-"""How often a decomposed network says what the original says, on data that a user gives."""
+"""Agreement of a decomposed network with the original, on data that a user gives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Calibration:
     batch : int
         Samples that the network takes at once.
     classes : int
-        Of the network.
+        Classes of the network.
     maps : bool
         Whether it gives every pixel a class ([batch, classes, height, width]), or the sample one.
     """
@@ -191,8 +191,8 @@ class _Classes:
             self._count("accuracy_original", original, labels[:, 0])
 
     def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
-        found = _order(scores) == wanted[:, None]
-        self.hits[name] = self.hits[name] + [found[:, :top].sum() for top in TOPS]
+        hits = _order(scores) == wanted[:, None]
+        self.hits[name] = self.hits[name] + [hits[:, :top].sum() for top in TOPS]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
         return {
@@ -210,8 +210,8 @@ def _order(scores: np.ndarray) -> np.ndarray:
 class _Maps:
     """Counts over pixels of maps [n, classes, pixels].
 
-    Of one channel, what is in front lies above 1/2 if all scores of the original are in [0, 1], else above
-    0: both are counted until that is known.
+    With one channel, foreground is what lies above 1/2 if all scores of the original are in [0, 1], else what
+    lies above 0. Both are counted until that is known.
     """
 
     def __init__(self, classes: int) -> None:
@@ -248,5 +248,5 @@ def _classes_of(scores: np.ndarray, at: float | None) -> np.ndarray:
 
 
 def _dice(both: np.ndarray, sizes: np.ndarray) -> float:
-    there = sizes > 0
-    return float(np.mean(both[there] / sizes[there])) if there.any() else 1.0
+    present = sizes > 0
+    return float(np.mean(both[present] / sizes[present])) if present.any() else 1.0

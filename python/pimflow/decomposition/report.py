@@ -1,4 +1,4 @@
-"""What is said of a decomposed network."""
+"""Lines for people about a decomposed network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decomposition_text(part: dict[str, Any]) -> str:
 
 
 def agreement_text(part: dict[str, Any]) -> str:
-    """How often a decomposed network says what the original says."""
+    """Agreement of a decomposed network with the original."""
     if "dice" in part:
         text = f"Dice {part['dice']:.4f} to the original's maps"
         if part["dice_to_labels"] is not None:
@@ -54,7 +54,7 @@ def export_text(part: dict[str, Any]) -> str:
 
 
 def skips_text(part: dict[str, Any]) -> str:
-    """What became of the skip connections of a decomposed network."""
+    """The changes to the skip connections of a decomposed network."""
     if not part["changed"]:
         return f"kept: {part['kept_because']}"
     copies = sum(len(skip["uses"]) for skip in part["copies"])

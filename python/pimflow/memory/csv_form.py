@@ -27,12 +27,12 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
 def read(path: str | os.PathLike, alignment_bytes: int = 1) -> list[Lifetime]:
-    """Buffers of a file.
+    """Read the buffers of a file.
 
     Parameters
     ----------
     alignment_bytes : int
-        Of buffers without one of their own.
+        Alignment of buffers that have no alignment in the file.
 
     Raises
     ------

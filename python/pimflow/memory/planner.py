@@ -1,4 +1,4 @@
-"""Planned memory: one pool a memory region, an offset for every buffer, and how far it is from the best.
+"""Memory planning: one pool a memory region, an offset for every buffer, and the gap to the best plan.
 
 `plan` places lifetimes (`core.liveness`) under one of Occamy's policies, under the best of the four, or
 with a search that proves the smallest pool; `validator.check` certifies every plan that it returns.

@@ -1,4 +1,4 @@
-"""Memory over time: every buffer a rectangle, its lifetime wide and its bytes high."""
+"""Pictures of plans: every buffer is a rectangle, as wide as its lifetime and as high as its bytes."""
 
 from __future__ import annotations
 

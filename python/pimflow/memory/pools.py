@@ -1,4 +1,4 @@
-"""What a memory plan is: an offset for every buffer, and a pool for every memory region."""
+"""Memory plans: an offset for every buffer, and a pool for every memory region."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Where every buffer lies.
+    """The offset of every buffer.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class MemoryPlan:
     pools : tuple of Pool
         By name of the memory region.
     offsets_bytes : dict of str to int
-        Of every buffer, in its pool.
+        Offset of every buffer in its pool.
     seconds : float
         Time that planning took.
     """
@@ -123,7 +123,7 @@ def _check(life: Lifetime) -> None:
 
 
 def alias_class(life: Lifetime) -> tuple[str, str]:
-    """What two lifetimes of one memory region share if they share their bytes."""
+    """Key of the alias class of a lifetime: equal for two of one memory region that share their bytes."""
     return ("alias", life.alias) if life.alias else ("name", life.name)
 
 
@@ -156,7 +156,7 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _block(life: Lifetime) -> Lifetime:
-    """The class of `life` as far as `life` knows it."""
+    """The buffer that the alias class of `life` must be, as far as this member says."""
     if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
         raise LifetimeError(
             f"buffer '{life.name}' lies {life.within_bytes} B into what it shares, which would begin before "
@@ -224,7 +224,7 @@ def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
 
 
 def step_bytes(placed: Sequence[Lifetime]) -> int:
-    """What the pool of every packed plan is a multiple of: sizes stacked, and offsets rounded up."""
+    """The number of bytes that the pool of every packed plan is a multiple of."""
     step = math.gcd(*(life.size_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
     alignments = {life.alignment_bytes for life in placed}
     while clashes := [a for a in alignments if step % a and a % step]:

@@ -46,7 +46,7 @@ def for_plan(options: Mapping[str, Any] | None) -> dict[str, Any]:
         given = options.get(key, default)
         if given != default:
             raise UsageError(f"{name} {given}: with --device cuda {instead}; leave it out")
-    found: dict[str, Any] = {"primitives": True}
+    search_options: dict[str, Any] = {"primitives": True}
     if options.get("memory_budget_bytes") is not None:
-        found["max_memory_bytes"] = options["memory_budget_bytes"]
-    return found
+        search_options["max_memory_bytes"] = options["memory_budget_bytes"]
+    return search_options

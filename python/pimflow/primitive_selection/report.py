@@ -14,7 +14,7 @@ from pimflow.primitives.launches import usable
 
 
 def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
-    """What a report says of the GPU's primitives in a plan; times in ns.
+    """The report's part about the GPU's primitives in a plan; times in ns.
 
     Parameters
     ----------
@@ -24,16 +24,16 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
     costs, graph, choices = searched.maker.costs, searched.graph, []
     for name, primitive in searched.primitives().items():
         candidate, region = searched.doing[name], graph.region(name)
-        own = Cost.of(candidate)
+        cost = Cost.of(candidate)
         operator = searched.maker.make(region, "GPU", gpu_channels=searched.plan.gpu_channels)
         choices.append(
             {
                 "layer": name,
                 "primitive": primitive.name,
                 "launches": len(candidate.tasks),
-                "time_ns": own.latency_ns,
+                "time_ns": cost.latency_ns,
                 "operator_ns": Cost.of(operator).latency_ns,
-                "known": own.known["gpu"].value,
+                "known": cost.known["gpu"].value,
                 "workspace_bytes": candidate.workspace_bytes,
                 "filter_bytes": candidate.filter_bytes,
             }
@@ -52,7 +52,7 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
 
 
 def primitives_text(chosen: Mapping[str, Any]) -> list[str]:
-    """Of what `primitive_selection.selection.summary` or `plan_part` says."""
+    """Lines for people, from what `primitive_selection.selection.summary` or `plan_part` gives."""
     if "saved_ns" in chosen:
         return [_plan_text(chosen)]
     line = (
@@ -75,7 +75,7 @@ def _plan_text(part: Mapping[str, Any]) -> str:
 
 
 def c_text(part: Mapping[str, Any]) -> str:
-    """Of what `CNetwork.summary` says."""
+    """A line for people, from what `CNetwork.summary` gives."""
     sizes = f"pool {part['pool_bytes']} B, weights {part['weight_bytes']} B"
     if part["flaw"]:
         return f"C         not built: {part['flaw']}; {sizes}"

@@ -1,4 +1,4 @@
-"""What primitives ask of a convolution's geometry."""
+"""Properties of a convolution's geometry that primitives depend on."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
 
 
 def input_bytes(layer: ConvGeometry) -> int:
-    """Of the input, fp32."""
+    """Bytes of the input in fp32."""
     return FP32_BYTES * layer.n * layer.h * layer.w * layer.c

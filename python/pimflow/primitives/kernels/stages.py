@@ -19,8 +19,6 @@ from pimflow.primitives.marks import SHARED, SLAB, SPREAD, TILE
 SLAB_BYTES = 1 << 18  # half of a small L2 (assumed)
 ZERO = tirx.const(0, "float32")
 
-Index = Sequence[tirx.Expr]
-
 
 def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
     """Input and filters."""
@@ -83,7 +81,7 @@ def sums(
     over : sequence of IterVar
         What is summed over, outermost first.
     axes : (int, int)
-        Of the places and of the lanes.
+        Axes of the places and of the lanes.
     slab : (int, int), optional
         An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel
         after the other, before the next; without it, everything is computed with one panel before the next.
@@ -106,7 +104,7 @@ def reduce_axes(*extents: int) -> list[te.IterVar]:
 
 
 def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
-    """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core.
+    """`axis`, and how many of its elements stay in a core's cache if each reads `element_bytes`.
 
     None, if filters are more bytes than the input, so that they had better be read once.
     """
