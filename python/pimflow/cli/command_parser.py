@@ -26,14 +26,14 @@ class CommandParser(OneLineParser):
     def __init__(self, **details: Any) -> None:
         super().__init__(**details, add_help=False)
         self.flags: list[str] = []
-        self._opening: tuple[str, ...] = ()
+        self.opening: tuple[str, ...] = ()
         self._required = [self.prog]
         self.usage = f"{self.prog} [OPTION …]"
         self._sections = {title: self.add_argument_group(title) for title in (OPENING, *GROUPS)}
 
     def open_with(self, *flags: str) -> None:
         """Show these options first in the help; call it before they are added."""
-        self._opening = flags
+        self.opening = flags
 
     def positional(self, name: str, metavar: str, help: str, nargs: str | None = None) -> None:
         """Add a positional argument."""
@@ -42,7 +42,7 @@ class CommandParser(OneLineParser):
 
     def option(self, group: str, *flags: str, **details: Any) -> None:
         """Add an option to one of `GROUPS`; `details` are those of `argparse`."""
-        title = group if {*flags}.isdisjoint(self._opening) else OPENING
+        title = group if {*flags}.isdisjoint(self.opening) else OPENING
         self._sections[title].add_argument(*flags, **details)
         self.flags += flags
         if details.get("required"):

@@ -86,14 +86,15 @@ def fuse_option(sub: CommandParser) -> None:
 
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
     """Layers as chains of smaller ones, which changes the numbers that a network computes."""
-    pays = " ,where=pays for only those layers that a search finds cheaper so" if searched else ""
+    pays = ", ,where=pays to replace only layers that a search finds cheaper so" if searched else ""
     sub.option(
         "decomposition",
         "--decompose",
         required=required,
         metavar="METHOD:RANK",
         help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
-        f"energy=SHARE, vbmf or a .toml file. What may follow: ,first=keep ,fc=decompose{pays}",
+        "energy=SHARE, vbmf or a .toml file. Append ,first=keep to keep the first convolution, ,fc=decompose "
+        f"to replace fully connected layers too{pays}",
     )
 
 
