@@ -110,7 +110,7 @@ def test_the_version_is_that_of_the_package(capsys):
         (["compil", "toy"], "unknown command 'compil'; did you mean compile"),
         (["--verson"], "'pimflow' has no option --verson; did you mean --version?"),
         (["compile", "toy", "--objektive=energy"], "has no option --objektive; did you mean --objective?"),
-        (["--pim-chanels", "4", "compile", "toy"], "'pimflow compile' has no option --pim-chanels; did you"),
+        (["--pim-chanels=4", "compile", "toy"], "'pimflow compile' has no option --pim-chanels; did you"),
         (["run", "x", "--zzz"], "'pimflow run' has no option --zzz; see 'pimflow run --help'"),
         (["run", "x", "y"], "'pimflow run' takes no further argument 'y'"),
         (["compile"], "arguments are required: MODEL; see 'pimflow compile --help'"),
