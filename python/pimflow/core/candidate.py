@@ -239,7 +239,8 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
     A resource without tasks is left out. One figure for all resources would say ``analytic`` of every layer
     on PIM, for its transfers over the crossbar are always computed.
     """
-    order, worst = list(Known), {}
+    order = list(Known)
+    worst: dict[str, Known] = {}
     for task in tasks:
         worst[task.resource] = max(worst.get(task.resource, order[0]), task.known, key=order.index)
     return worst

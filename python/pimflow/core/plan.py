@@ -219,7 +219,7 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if choice.gpu_share is None and len(choice.regions) > 1:
         return choice
     _check_types(choice, (), ("gpu_share",), place)
-    if not 0 <= choice.gpu_share <= 1:
+    if choice.gpu_share is not None and not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice
 

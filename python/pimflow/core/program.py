@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pimflow.core.commands import (
     Affine,
     Command,
+    CommandNode,
     Comp,
     GAct,
     Gwrite,
@@ -102,7 +104,7 @@ class PimProgram:
     rows: int
     channels: tuple[tuple[Node, ...], ...]
     schedule: str = ""
-    buffer_columns: int | None = None
+    buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
     tile_gangs: int = 0
     pim_digest: str = ""
@@ -225,7 +227,7 @@ class PimProgram:
             _check_names("field of 'geometry',", table["geometry"], ConvGeometry)
             if not isinstance(table["channels"], list):
                 raise ValueError("field 'channels' is not a list")
-            geometry = {
+            geometry: dict[str, Any] = {  # `validate` looks at the values
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in table.pop("geometry").items()
             }
@@ -239,7 +241,7 @@ class PimProgram:
         return program
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> PimProgram:
+    def load(cls, path: str | os.PathLike[str]) -> PimProgram:
         """Read a ``.pimprog`` file; raises `TraceError`."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -300,7 +302,7 @@ class PimProgram:
                 "field 'geometry.groups' is not 1: a grouped convolution is no matrix-vector product"
             )
 
-    def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
+    def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
             low = high = affine.base
             if affine.coefficients:

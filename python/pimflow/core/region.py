@@ -367,8 +367,9 @@ class RegionGraph:
         """
         own = self.tensor_bytes(dtype)
         inputs = [name for name in own if name.startswith("%")]
-        size_bytes, aliases, steps = dict(own), {}, []
-        held = {name: (name,) for name in inputs}
+        size_bytes, aliases = dict(own), dict[str, str]()
+        steps: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        held: dict[str, tuple[str, ...]] = {name: (name,) for name in inputs}
         for region in self.regions:
             name = region.name
             reads = tuple(dict.fromkeys(buffer for each in region.inputs for buffer in held[each]))

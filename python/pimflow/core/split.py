@@ -59,12 +59,12 @@ class Split:
         """What the GPU computes."""
         if self.axis == "rows":
             return geometry.first_rows(self.gpu)
-        return replace(geometry, **{self._field: self.gpu})
+        return self._with_extent(geometry, self.gpu)
 
     def pim_part(self, geometry: ConvGeometry) -> ConvGeometry:
         """The convolution of which PIM computes the output pixels from `pixel_begin` on."""
         if self.axis in ("channels", "reduction"):
-            return replace(geometry, **{self._field: self.extent(geometry) - self.gpu})
+            return self._with_extent(geometry, self.extent(geometry) - self.gpu)
         return geometry
 
     def pixel_begin(self, geometry: ConvGeometry) -> int:
@@ -97,9 +97,11 @@ class Split:
         axis = {"batch": 0, "rows": 1}.get(self.axis, 3)
         return apart(shape, axis, self.gpu, STORED_BYTES)
 
-    @property
-    def _field(self) -> str:
-        return {"channels": "oc", "reduction": "c", "batch": "n"}[self.axis]
+    def _with_extent(self, geometry: ConvGeometry, extent: int) -> ConvGeometry:
+        """`geometry` with another extent of the axis, which is not that of rows."""
+        if self.axis == "channels":
+            return replace(geometry, oc=extent)
+        return replace(geometry, c=extent) if self.axis == "reduction" else replace(geometry, n=extent)
 
 
 WHOLE = Split()

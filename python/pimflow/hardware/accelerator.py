@@ -33,7 +33,7 @@ class AcceleratorEnergy:
         not_negative(**{f"energy.{key}": value for key, value in self.energy.items()})
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> AcceleratorEnergy:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> AcceleratorEnergy:
         """The embedded accelerator of that name, or a TOML file of the same form."""
         stem, table = read_toml("accelerator", name_or_path)
         found = build(cls, table, f"accelerator '{stem}'", name=stem)

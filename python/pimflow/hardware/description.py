@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pimflow.errors import UnknownNameError
@@ -18,9 +18,9 @@ from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
 from pimflow.hardware.pim import ENERGY, TIMING
 from pimflow.hardware.reader import read_toml
 
-LOADERS = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
-KINDS = {"pim": "PIM device", "gpu": "GPU", "system": "system"}
 Spec = PimSpec | GpuSpec | System
+LOADERS: dict[str, Callable[[str], Spec]] = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
+KINDS = {"pim": "PIM device", "gpu": "GPU", "system": "system"}
 
 _PIM_FIELDS = {
     "tCK_ps": "command clock period",
@@ -64,7 +64,7 @@ def catalogue() -> list[dict[str, str]]:
     ]
 
 
-def load(name_or_path: str | os.PathLike) -> Spec:
+def load(name_or_path: str | os.PathLike[str]) -> Spec:
     """An embedded device or system of any kind, or a TOML file of one.
 
     Raises
@@ -258,6 +258,6 @@ def page(content: str) -> str:
     """A page of documentation with every PIM device's description, between its marks, written anew."""
     for name in spec_names("pim"):
         marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-        body = markdown(describe(load(name)))
-        content = re.sub(marks, lambda m, body=body: f"{m[1]}{body}\n{m[2]}", content, flags=re.DOTALL)
+        body = markdown(describe(load(name))).replace("\\", r"\\")
+        content = re.sub(marks, rf"\g<1>{body}\n\g<2>", content, flags=re.DOTALL)
     return content

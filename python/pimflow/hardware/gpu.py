@@ -93,7 +93,7 @@ class GpuSpec:
         not_negative(launch_ns=self.launch_ns, **energies, **constants)
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
         """The embedded GPU of that name, or a TOML file of the same form."""
         stem, table = read_toml("gpu", name_or_path)
         gpu = build(cls, table, f"gpu '{stem}'", name=stem)

@@ -8,11 +8,12 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, positive, read_toml, spec_names
+from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
@@ -227,20 +228,21 @@ class PimSpec:
                 )
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> PimSpec:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
         """The embedded device of that name, or a TOML file of the same form."""
         return cls.from_table(*read_toml("pim", name_or_path))
 
     @classmethod
-    def from_table(cls, stem: str, table: dict) -> PimSpec:
+    def from_table(cls, stem: str, table: Table) -> PimSpec:
         """The device that the table of a TOML file describes, under the name `stem`."""
         where = f"pim '{stem}'"
         table = dict(table)
-        if not isinstance(table.get("constraints"), list):
+        constraints = table.pop("constraints", None)
+        if not isinstance(constraints, list):
             raise SpecError(f"{where}: field 'constraints' is not a list of tables")
         rules = tuple(
             build(Constraint, rule, f"{where}: constraint {index + 1}")
-            for index, rule in enumerate(table.pop("constraints"))
+            for index, rule in enumerate(constraints)
         )
         spec = build(cls, table, where, name=stem, constraints=rules)
         for fault in spec.faults():
@@ -255,7 +257,7 @@ class PimSpec:
     def from_json(cls, text: str) -> PimSpec:
         """The inverse of `to_json`."""
 
-        def plain(table: dict) -> dict:
+        def plain(table: dict[str, Any]) -> dict[str, Any]:
             return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
         table = plain(json.loads(text))

@@ -17,11 +17,16 @@ from pathlib import Path
 
 from pimflow.errors import SpecError, UnknownNameError, hint
 
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+Table = dict[str, object]  # of a TOML file
+Built = typing.TypeVar("Built", bound="DataclassInstance")
 SPECS = Path(__file__).parent / "specs"
 # What the simulators count in 64 bits must not overflow when multiplied.
 INTEGER_LIMIT = 1 << 31
@@ -33,7 +38,7 @@ def spec_names(kind: str) -> list[str]:
     return sorted(path.stem for path in (SPECS / kind).glob("*.toml"))
 
 
-def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
+def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
     """The table behind an embedded name or a path, and the name it goes by."""
     text = os.fspath(name_or_path)
     if text in spec_names(kind):
@@ -77,7 +82,7 @@ def _inherited(path: Path, field: str, entry: object) -> object:
     return {key: {"value": value, "source": sources[key]} for key, value in values.items()}
 
 
-def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
+def build(cls: type[Built], table: object, where: str, **extra: object) -> Built:
     """An instance of dataclass `cls` from a TOML table.
 
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
@@ -90,7 +95,8 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
         f.name: f for f in dataclasses.fields(cls) if f.init and f.name != "sources" and f.name not in extra
     }
     hints = typing.get_type_hints(cls)
-    values, sources = dict(extra), {}
+    values = dict(extra)
+    sources: dict[str, str] = {}
     for key, value in table.items():
         if key not in fields:
             raise SpecError(f"{where}: unknown field '{key}'; {hint(key, fields)}")
@@ -127,7 +133,7 @@ def sourced(value: object) -> tuple[object, str | None]:
     return value, None
 
 
-def _section(table: dict) -> tuple[dict, dict[str, str]]:
+def _section(table: Table) -> tuple[Table, dict[str, str]]:
     """The values of a section, and the sources of those that carry one."""
     entries = {key: sourced(value) for key, value in table.items()}
     sources = {key: source for key, (_, source) in entries.items() if source is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System
@@ -12,6 +13,7 @@ from pimflow.hardware.reader import out_of_range
 ELLIPSES = ("…", "...")
 MOST = 10_000  # values of a progression: a search for each
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
+_LOADERS = {"gpu": GpuSpec.load, "pim": PimSpec.load}
 _NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
 Value = int | float | bool | str
 
@@ -61,8 +63,9 @@ class Setting:
         """`system` with that value; raises `UsageError` if they do not go together."""
         try:
             if self.owner == "system":
-                loader = _OWNERS.get(self.field)
-                return replace(system, **{self.field: loader.load(value) if loader else value})
+                loader = _LOADERS.get(self.field)
+                change: dict[str, Any] = {self.field: loader(str(value)) if loader else value}
+                return replace(system, **change)
             device = getattr(system, self.owner)
             if self.key and self.key not in getattr(device, self.field):
                 raise UnknownNameError(

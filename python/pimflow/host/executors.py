@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.host import without_torch
 from pimflow.host.result_cache import sources_digest
+
+if TYPE_CHECKING:
+    import distributed
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -121,7 +124,7 @@ class Dask:
                     raise ProfilerError(f"executor '{DASK}{self.address}': {error}") from error
                 yield futures[future], result
 
-    def _check_workers(self, client: Any) -> None:
+    def _check_workers(self, client: distributed.Client) -> None:
         theirs = client.run(sources_digest)
         if not theirs:
             raise ProfilerError(f"executor '{DASK}{self.address}': the scheduler has no workers")

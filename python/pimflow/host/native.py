@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pimflow import errors
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 LIBRARY = Path(__file__).parents[1] / "libpimflow_core.so"
 
@@ -32,7 +35,7 @@ _ERRORS = (
 
 
 @functools.cache
-def load() -> Any:
+def load() -> tvm_ffi.Module:
     """The library, with everything that it registers; raises `ImportError` if it is not built."""
     import tvm_ffi
 
@@ -61,7 +64,7 @@ def get(name: str) -> Callable[..., Any]:
 def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
     """`kind`, made from its message alone, whatever its constructor takes."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self: errors.PimflowError, message: str) -> None:
         Exception.__init__(self, message)
 
     return type(kind.__name__, (kind,), {"__init__": __init__})

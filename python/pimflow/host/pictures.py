@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".html")
 
 
-def check_format(path: str | os.PathLike) -> str:
+def check_format(path: str | os.PathLike[str]) -> str:
     """Suffix of `path`, or UsageError if no picture can be written there."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -35,7 +35,7 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def save(path: str | os.PathLike, picture: Figure, title: str) -> None:
+def save(path: str | os.PathLike[str], picture: Figure, title: str) -> None:
     """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises what `write` does."""
     replace_file(path, rendered(picture, check_format(path), title))
 

@@ -72,7 +72,7 @@ class ResultCache:
         What keeps results from being read or stored; empty while nothing does.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.flaw = ""
         self._connection: sqlite3.Connection | None = None
@@ -97,7 +97,8 @@ class ResultCache:
         """
         keys = list(keys)
         by_digest = {_digest(key, code): key for key in keys}
-        digests, found = list(by_digest), {}
+        digests = list(by_digest)
+        found: dict[object, Any] = {}
         for begin in range(0, len(digests), KEYS_AT_ONCE):
             if self._connection is None:
                 break

@@ -49,5 +49,6 @@ class _Finder:
                     if hidden:
                         del sys.modules[TORCH]
 
-            spec.loader.exec_module = exec_module
+            # `exec_module` of this one loader is replaced on purpose.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
