@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import LANES
+from pimflow.core.fused_tile import VECTOR_LANES
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.fused_chain import chain
 from pimflow.relay_passes.schedules.loops import STACK_BYTES, reduced, variables
@@ -157,7 +157,7 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
-    if int(column.dom.extent) < max(LANES) and not sch.get_producers(nest):
+    if int(column.dom.extent) < max(VECTOR_LANES) and not sch.get_producers(nest):
         return False  # LLVM makes no vectors of short rows that it reads where they lie
     last = list(block.reads[0].region)[-1]
     pixels = variables(last.min)

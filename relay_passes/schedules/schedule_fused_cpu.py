@@ -9,7 +9,7 @@ from math import ceil
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import LANES, Reach, divisors
+from pimflow.core.fused_tile import VECTOR_LANES, Reach, divisors
 from pimflow.relay_passes.schedules.fused_chain import Stage, extent, is_dense, pixels_side_by_side, reach
 from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
@@ -151,7 +151,8 @@ def _work(reaches: Sequence[Reach], rows: int) -> float:
 
 def _lanes(places: int) -> int:
     """Places of a vector; as many as there are if vectors would not be full."""
-    return next((lanes for lanes in LANES if places % lanes == 0), divisors(places, LANES[0])[-1])
+    full = (lanes for lanes in VECTOR_LANES if places % lanes == 0)
+    return next(full, divisors(places, VECTOR_LANES[0])[-1])
 
 
 def _block(places: int, lanes: int) -> int:

@@ -11,7 +11,7 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
+from pimflow.core.fused_tile import BlockTile, TiledLayer, divisors, gpu_tile
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
     chain,
@@ -46,7 +46,7 @@ class FusedRun(GPUScheduleRule):
         return sch
 
 
-def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
+def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: BlockTile) -> None:
     *before, last = stages
     given = sch.get_producers(stages[0].main)
     operand = given[0] if given else sch.cache_read(stages[0].main, 0, "shared")
@@ -107,7 +107,7 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
     return thread
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> BlockTile | None:
     """The tile of a block; None if none fits."""
     _, height, width, *_ = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
     steps = []
@@ -116,7 +116,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
         vertical, horizontal = reach(block)
         operand = block.reads[0].source
         steps.append(
-            Step(
+            TiledLayer(
                 rows=vertical,
                 columns=horizontal,
                 channels=int(operand.shape[-1]),

@@ -341,7 +341,7 @@ def _devices(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(found)
     else:
-        print(description.catalogue_text() if args.device is None else description.text(found))
+        print(description.catalogue_text() if args.device is None else description.description_text(found))
 
 
 def _print_json(value: Any) -> None:

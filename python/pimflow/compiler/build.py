@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.compiler import phases
 from pimflow.compiler.kernel_calls import KernelCall, kernel_calls
 from pimflow.core.program import PimProgram
-from pimflow.core.region import JOINED
+from pimflow.core.region import CONCAT_SUFFIX
 from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
@@ -175,7 +175,7 @@ def _layouts_of_variables(
     found = {}
     for name, group in region_groups(mod, views=views).items():
         own = choices[name].layout if name in choices else layouts.get(name, "HWC")
-        joined = layouts.get(f"{name}{JOINED}", own)
+        joined = layouts.get(f"{name}{CONCAT_SUFFIX}", own)
         for binding in group.bindings:
             found[binding.var.name] = joined if operator(binding.value) == "concat" else own
     return found

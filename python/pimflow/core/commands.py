@@ -119,7 +119,7 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
-_ROW_STEPS = 7  # the coefficients of the row, then those of the column
+_ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
 
 
 def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
@@ -132,7 +132,10 @@ def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
 
 
 def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
-    """A row a command node and turn of the loops from `depth` on; what the loops around add is behind it."""
+    """One row for each command node and iteration of the loops from `depth` on.
+
+    A row is what `_run` returns: its last columns are the coefficients of the loops around.
+    """
     pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
@@ -259,7 +262,7 @@ def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
                 [value.base, *value.coefficients] if type(value) is Affine else value
                 for value in operands[type(node)](node)
             ]
-            # Of integers and lists of such, Python's text is JSON, and five times as fast as `json.dumps`.
+            # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
             lines.append(f'{indent}["{_TEXT[type(node)]}", {str(values)[1:]}{comma}')
 
 

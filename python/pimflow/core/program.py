@@ -40,10 +40,10 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
-# Of buffers smaller than a row, whose every COMP is looked at; devices have tens.
+# Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
-# The words of `Storage` in ``simulators/src/lanes.h``.
+# The enumeration `Storage` of ``simulators/src/lanes.h``.
 _STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 
 
@@ -84,8 +84,8 @@ class PimProgram:
     tile_gangs : int
         The first so many gangs hold weights, compute, and deliver results; 0 for all.
     pim_digest : str
-        Of the device (`PimSpec.digest`), where it is not the catalogue's of that name; else empty, and
-        left out of the file.
+        Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
+        empty, and left out of the file.
     """
 
     region: str
@@ -128,7 +128,7 @@ class PimProgram:
         yield from expand(self.channels[channel], (), self.readres_bursts)
 
     def table(self, channel: int) -> np.ndarray:
-        """The same as an array; see `expand_table`."""
+        """The channel's commands as an array; see `expand_table`."""
         return expand_table(self.channels[channel], self.readres_bursts)
 
     def encoded(self, channel: int) -> np.ndarray:
@@ -193,8 +193,8 @@ class PimProgram:
     def printed(cls, text: str) -> PimProgram | None:
         """The program that `to_json` printed as `text` and that still lives, validated; None if none does.
 
-        Modules carry programs as text: to read what this process has just printed takes as long as the
-        rest of code generation.
+        Modules carry programs as text. To parse text that this process has just printed would take as long
+        as the rest of code generation.
 
         Raises
         ------

@@ -28,9 +28,9 @@ else:
 Table = dict[str, object]  # of a TOML file
 Built = typing.TypeVar("Built", bound="DataclassInstance")
 SPECS = Path(__file__).parent / "specs"
-# What the simulators count in 64 bits must not overflow when multiplied.
+# Products of two integers must fit the simulators' 64-bit counters.
 INTEGER_LIMIT = 1 << 31
-FLOAT_LIMIT = 1e18  # nor must products of a few reach infinity
+FLOAT_LIMIT = 1e18  # products of a few numbers must stay finite
 
 
 def spec_names(kind: str) -> list[str]:
@@ -39,7 +39,7 @@ def spec_names(kind: str) -> list[str]:
 
 
 def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
-    """The table behind an embedded name or a path, and the name it goes by."""
+    """Name and table of an embedded device, or of the TOML file at a path."""
     text = os.fspath(name_or_path)
     if text in spec_names(kind):
         path = SPECS / kind / f"{text}.toml"
@@ -57,9 +57,7 @@ def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Tab
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:
-    """`entry`, with the values of the device that it begins as in place of the device's name.
-
-    Each value then has a source of its own.
+    """`entry`, with the values of the device that its ``as`` names; each value has a source of its own.
     """
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
@@ -106,8 +104,8 @@ def build(cls: type[Built], table: object, where: str, **extra: object) -> Built
         if typing.get_origin(hints[key]) is dict:
             if not isinstance(value, dict):
                 raise SpecError(f"{where}: field '{key}' is not a table")
-            value, of_each = _section(value)
-            sources |= {f"{key}.{name}": each for name, each in of_each.items()}
+            value, value_sources = _section(value)
+            sources |= {f"{key}.{name}": of_value for name, of_value in value_sources.items()}
         values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
     missing = [
         name
@@ -127,7 +125,7 @@ def build(cls: type[Built], table: object, where: str, **extra: object) -> Built
 
 
 def sourced(value: object) -> tuple[object, str | None]:
-    """What a file gives for a value, and the source it carries; None if it is bare."""
+    """Value and source of an entry of a file; the source of a bare value is None."""
     if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
         return value["value"], str(value.get("source", ""))
     return value, None
@@ -162,7 +160,7 @@ def _checked(value: object, kind: object, where: str) -> object:
 
 
 def out_of_range(value: object) -> str:
-    """Why no device has such a number; empty if it may. NaN and infinity are for `positive` to refuse."""
+    """Why `value` is too large or small for a device; empty if not. `positive` refuses NaN and infinity."""
     if type(value) is int and abs(value) >= INTEGER_LIMIT:
         return f"{value!a:.40} is not below {INTEGER_LIMIT}"
     if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):

@@ -1,4 +1,4 @@
-"""A system: a GPU, a PIM device in some of its memory channels, and the conventions it is judged by."""
+"""A system: a GPU, a PIM device in some of its memory channels, and the conventions of its cost model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
-# What ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges some of it.
+# Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges those it names.
 CHARGES = ("pim-launch", "crossbar", "epilogue", "layout")
 TIMINGS = ("strict", "ramulator-pimflow")
-# Parts of tensors lie inside them where they can, or are always copied.
+# Parts of tensors are views where memory can be laid out so, or always copies.
 COPIES = ("elided", "made")
-# What the GPU's convolutions can pad: each end of an axis by itself, or both alike.
+# Padding of the GPU's convolutions: each end of an axis by itself, or both ends alike.
 PADDINGS = ("asymmetric", "symmetric")
-# What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
-# filled before it is used; all buffers, written while others compute, and tiles split where channels
-# would be idle; and every loop order of `pim_backend.programs.schedule`.
+# Loop orders that the PIM compiler may choose from, by the names of the paper's comparisons. ``newton+``:
+# whole tiles and one buffer, which is filled before it is used. ``newton++``: all buffers, which are written
+# while others compute, and tiles split where channels would be idle. ``pimflow``: every loop order of
+# `pim_backend.programs.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
-# Which splits of a layer are candidates: the best ones, or the paper's, tenths of the rows.
+# Splits of a layer that are candidates: the best ones (``exact``), or the paper's tenths of the rows.
 SPLITS = ("exact", "grid")
 
 Device = TypeVar("Device", GpuSpec, PimSpec)
@@ -130,7 +131,7 @@ class System:
 
     @property
     def views(self) -> bool:
-        """Whether parts of tensors may lie inside them."""
+        """Whether parts of tensors may be views of them."""
         return self.copies == COPIES[0]
 
     @property

@@ -1,6 +1,6 @@
 """The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi.
 
-It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes longer than all else.
+It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes more than a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIBRARY = Path(__file__).parents[1] / "libpimflow_core.so"
 
-# A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
+# TVM calls the passes, and raises only errors that are registered with it; others become RuntimeError.
 _ERRORS = (
     errors.UsageError,
     errors.UnknownNameError,
@@ -43,8 +43,8 @@ def load() -> tvm_ffi.Module:
         raise ImportError(f"{LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for error in _ERRORS:
-        tvm_ffi.register_error(error.__name__, error)  # what it is called on the way down
-        tvm_ffi.register_error(error.__name__, _restored(error))  # what comes back up
+        tvm_ffi.register_error(error.__name__, error)  # a Python error to its name in C++
+        tvm_ffi.register_error(error.__name__, _restored(error))  # the name to a Python error again
     return tvm_ffi.load_module(str(LIBRARY))
 
 
@@ -52,13 +52,13 @@ def get(name: str) -> Callable[..., Any]:
     """The function that the library, or TVM, registers as `name`; looked up when it is first called."""
 
     @functools.cache
-    def found() -> Callable[..., Any]:
+    def registered() -> Callable[..., Any]:
         load()
         import tvm_ffi
 
         return tvm_ffi.get_global_func(name)
 
-    return lambda *arguments: found()(*arguments)
+    return lambda *arguments: registered()(*arguments)
 
 
 def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
