@@ -221,10 +221,7 @@ _NAMES: dict[str, type[Node]] = {
     "READRES": Readres,
 }
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
-_AFFINE = {
-    cls: {field.name: field.type == "Affine" for field in fields(cls)}
-    for cls in _NAMES.values()
-}
+_AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}
 _TEXT = {cls: name for name, cls in _NAMES.items()}
 # The operands of a command node, in the order of its fields.
 operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is not Loop}

@@ -57,8 +57,7 @@ def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Tab
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:
-    """`entry`, with the values of the device that its ``as`` names; each value has a source of its own.
-    """
+    """`entry`, with the values of the device that its ``as`` names; each value has a source of its own."""
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
     where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
