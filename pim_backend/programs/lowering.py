@@ -80,7 +80,7 @@ def lower(
     return PimProgram(
         region=region,
         pim=pim.name,
-        pim_digest=pim.own_digest,
+        pim_digest=pim.uncatalogued_digest,
         dtype=dtype,
         geometry=geometry,
         pixel_begin=pixel_begin,

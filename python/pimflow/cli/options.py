@@ -246,9 +246,7 @@ def goal_options(sub: CommandParser) -> None:
     )
     modes_option(sub)
     sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
-    sub.option(
-        "search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy"
-    )
+    sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
 
 
 def modes_option(sub: CommandParser) -> None:
@@ -290,9 +288,7 @@ def profiling_options(sub: CommandParser) -> None:
 
 def cache_option(sub: CommandParser, group: str) -> None:
     """Where times are kept."""
-    sub.option(
-        group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)"
-    )
+    sub.option(group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)")
 
 
 def goal(args: argparse.Namespace) -> dict[str, Any]:
