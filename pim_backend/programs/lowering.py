@@ -9,7 +9,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.rolling import shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
