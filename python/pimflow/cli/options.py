@@ -86,15 +86,15 @@ def fuse_option(sub: CommandParser) -> None:
 
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
     """Layers as chains of smaller ones, which changes the numbers that a network computes."""
-    pays = ", ,where=pays to replace only layers that a search finds cheaper so" if searched else ""
+    pays = ", ',where=pays' to replace only layers that a search finds cheaper so" if searched else ""
     sub.option(
         "decomposition",
         "--decompose",
         required=required,
         metavar="METHOD:RANK",
         help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
-        "energy=SHARE, vbmf or a .toml file. Append ,first=keep to keep the first convolution, ,fc=decompose "
-        f"to replace fully connected layers too{pays}",
+        "energy=SHARE, vbmf or a .toml file. Append ',first=keep' to keep the first convolution, "
+        f"',fc=decompose' to replace fully connected layers too{pays}",
     )
 
 
@@ -111,8 +111,8 @@ def decomposed_options(sub: CommandParser) -> None:
         "--skip-criterion",
         metavar="CRITERION",
         default="pool",
-        help="which skips --optimize-skips keeps reduced: pool, if that makes the planned pool smaller; "
-        "paper, by TeMCO's algorithm 1 (default: %(default)s)",
+        help="which skips --optimize-skips keeps reduced: pool (those that make the planned pool smaller) or "
+        "paper (those of TeMCO's algorithm 1; default: %(default)s)",
     )
     sub.option(
         "decomposition",

@@ -29,8 +29,8 @@ def add_options(sub: CommandParser) -> None:
         "--memory-model",
         metavar="MODEL",
         default="liveness",
-        help="what counts as memory: liveness, what is live at once; sum, all layers together, as in the "
-        "paper (default: %(default)s)",
+        help="what counts as memory: liveness (what is live at once) or sum (of all layers, as in the paper; "
+        "default: %(default)s)",
     )
     sub.option(
         "primitives",

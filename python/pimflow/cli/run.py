@@ -33,8 +33,7 @@ def add_arguments(sub: CommandParser) -> None:
         "system",
         "--target",
         metavar="TARGET",
-        help="llvm+pim, or what the network was compiled for (default); c is built by this machine's "
-        "compiler first",
+        help="llvm+pim, or what it was compiled for (default); c is built by this machine's compiler",
     )
     sub.option(
         "system",

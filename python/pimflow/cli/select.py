@@ -41,9 +41,9 @@ def add_arguments(sub: CommandParser) -> None:
         "--profile",
         metavar="SOURCE|FILE",
         default="measured",
-        help="where times come from: measured, here; predicted, from those that the cache holds; mixed, "
-        "predicted, but measured where the choice relies on them; FILE, a profile that -o wrote "
-        "(default: %(default)s)",
+        help="where times come from: measured (on this machine or --device), predicted (from those that the "
+        "cache holds), mixed (predicted, but measured where the choice relies on them), or FILE, a profile "
+        "that -o wrote (default: %(default)s)",
     )
     primitive_options.add_options(sub)
     sub.option(
