@@ -9,7 +9,7 @@ from tvm import relax
 
 from pimflow.relay_passes.flat import rebuild, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
-from pimflow.relay_passes.schedules.own_barriers import TILES
+from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 LAYERS = "pimflow.layers"  # how many operators each of its layers has, in order
 

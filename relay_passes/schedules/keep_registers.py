@@ -7,8 +7,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from pimflow.relay_passes.schedules.keep_barriers import KeepBarriers
 from pimflow.relay_passes.schedules.loops import rewritten_kernels
-from pimflow.relay_passes.schedules.own_barriers import OwnBarriers
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
@@ -39,11 +39,11 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepRegisters` and `OwnBarriers`."""
+    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepRegisters` and `KeepBarriers`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()
         host = [KeepRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-        return OwnBarriers(phases), lambda: tvm.transform.Sequential(host), device
+        return KeepBarriers(phases), lambda: tvm.transform.Sequential(host), device
 
     tirx.register_tir_pipeline(PIPELINE, pipeline)

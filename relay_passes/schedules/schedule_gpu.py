@@ -29,10 +29,10 @@ from pimflow.relay_passes.schedules.loops import (
     reduction,
     variables,
 )
-from pimflow.relay_passes.schedules.registers import thread_registers
 from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
+from pimflow.relay_passes.schedules.thread_registers import thread_registers
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleGpu")

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from pimflow.compiler import phases
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.schedules.registers import thread_registers
+from pimflow.relay_passes.schedules.thread_registers import thread_registers
 
 
 @T.prim_func(s_tir=True)

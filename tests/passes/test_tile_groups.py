@@ -26,7 +26,7 @@ from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
-from pimflow.relay_passes.schedules.own_barriers import TILES
+from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 
 def flat(network, *shapes):

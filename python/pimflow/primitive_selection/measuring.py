@@ -30,7 +30,7 @@ MEASURED = (
         "relay_passes.schedules.keep_registers",
         "relay_passes.schedules.loops",
     ),
-    "relay_passes.schedules.own_barriers",
+    "relay_passes.schedules.keep_barriers",
     *(
         "relay_passes.schedules.schedule_cpu",
         "relay_passes.schedules.schedule_fused_cpu",

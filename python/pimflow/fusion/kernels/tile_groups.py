@@ -17,7 +17,7 @@ from pimflow.fusion.kernels.parameters import STORED, Target, bounds
 from pimflow.fusion.kernels.relax_formulas import read_layer
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
-from pimflow.relay_passes.schedules.own_barriers import TILES
+from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 THREADS = 256  # of a block
 OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with

@@ -8,8 +8,8 @@ from tvm import tirx
 TILES = "pimflow.tiles"  # attribute of a function of a group of layers: its tiling, as text
 
 
-@tvm.transform.module_pass(opt_level=0, name="OwnBarriers")
-class OwnBarriers:
+@tvm.transform.module_pass(opt_level=0, name="KeepBarriers")
+class KeepBarriers:
     """A TIR pipeline, in which kernels over tiles keep the barriers that they have.
 
     These kernels both read and write their pool, and TVM would put barriers into their branches.
