@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pimflow import frontend
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.placement.costs.pim_runs import PimSide

@@ -9,7 +9,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.rolling import shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
@@ -80,7 +80,7 @@ def lower(
     return PimProgram(
         region=region,
         pim=pim.name,
-        pim_digest=pim.own_digest,
+        pim_digest=pim.uncatalogued_digest,
         dtype=dtype,
         geometry=geometry,
         pixel_begin=pixel_begin,

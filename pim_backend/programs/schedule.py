@@ -30,7 +30,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host import native
 
@@ -31,7 +31,7 @@ TARGETS = {
         # kernels carry PTX, which newer GPUs translate.
         "arch": "sm_75",
         "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": BLOCK_BYTES,
+        "max_shared_memory_per_block": BLOCK_SHARED_BYTES,
         "thread_warp_size": 32,
         "keys": ["cuda", "gpu", "pim"],
         "host": {"kind": "llvm"},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.flat import (
     fused,
@@ -44,7 +44,7 @@ class KernelGroup:
         False for calls of other functions, `OPAQUE` operators and views, which stay by themselves.
     view : bool
         Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
-        (`core.liveness.apart`): no kernel at all.
+        (`core.liveness.view_obstacle`): no kernel at all.
     copied : dict of Var to str
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
@@ -241,7 +241,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
         begin = slice_begin(value)
         if begin is None or not isinstance(value.args[0], relax.Var):
             return "the slice skips elements, or slices a constant"
-        return apart(shape(value.args[0]), *begin, STORED_BYTES)
+        return view_obstacle(shape(value.args[0]), *begin, STORED_BYTES)
     parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
     if not all(isinstance(part, relax.Var) and part in made for part in parts):
         return "a part is an input or a constant"
@@ -251,7 +251,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
         return "a part is another name of a tensor that lies elsewhere"
     axis = int(value.attrs.axis or 0) % len(shape(value))
     begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
-    problems = (apart(shape(value), axis, begin, STORED_BYTES) for begin in begins)
+    problems = (view_obstacle(shape(value), axis, begin, STORED_BYTES) for begin in begins)
     return next(filter(None, problems), "")
 
 

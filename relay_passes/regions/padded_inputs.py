@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
@@ -60,4 +60,4 @@ def _apart(call: relax.Call) -> str:
     rows = list(shape(call.args[0]))
     begins = [top] * bool(top) + [top + rows[axis]] * bool(bottom)
     rows[axis] += top + bottom
-    return next(filter(None, (apart(rows, axis, begin, STORED_BYTES) for begin in begins)), "")
+    return next(filter(None, (view_obstacle(rows, axis, begin, STORED_BYTES) for begin in begins)), "")

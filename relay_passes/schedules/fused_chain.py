@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import Reach, Tile
+from pimflow.core.fused_tile import Reach, RunTile
 from pimflow.relay_passes.schedules.loops import outer_nests, reduced
 
 
@@ -77,7 +77,7 @@ class ResultLoops:
     summed: bool
 
 
-def result_loops(sch: s_tir.Schedule, main: SBlockRV, tile: Tile) -> ResultLoops:
+def result_loops(sch: s_tir.Schedule, main: SBlockRV, tile: RunTile) -> ResultLoops:
     """Cut the loops of `main`, the last reduction of a kernel, into tiles."""
     n, y, x, channel, *window = sch.get_loops(main)
     y, rows = sch.split(y, [None, tile.rows])

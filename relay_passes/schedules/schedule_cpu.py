@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from pimflow.core.fused_tile import LANES
+from pimflow.core.fused_tile import VECTOR_LANES
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.fused_chain import fused_stages
@@ -152,7 +152,7 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
-    if int(column.dom.extent) < max(LANES) and not sch.get_producers(nest):
+    if int(column.dom.extent) < max(VECTOR_LANES) and not sch.get_producers(nest):
         return False  # LLVM makes no vectors of short rows that it reads where they lie
     last = list(block.reads[0].region)[-1]
     pixels = variables(last.min)

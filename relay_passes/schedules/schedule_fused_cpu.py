@@ -8,7 +8,7 @@ from math import ceil
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.core.fused_tile import LANES, Reach, Tile, divisors
+from pimflow.core.fused_tile import VECTOR_LANES, Reach, RunTile, divisors
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
@@ -100,7 +100,7 @@ def _inside(sch: s_tir.Schedule, stage: Stage, at: LoopRV, by_pixels: bool) -> t
     return stage.main, over[0]
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]]:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[RunTile, list[int]]:
     """The tile that costs least, all of it in the nearest memory; columns of the earlier results in it."""
     main = stages[-1].main
     _, height, width, channels, *window = (loop_extent(sch, loop) for loop in sch.get_loops(main))
@@ -127,7 +127,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> tuple[Tile, list[int]
     most = (STACK_BYTES - 1) // (places(rows) * ELEMENT_BYTES)
     if divisors(channels, most)[-1:] < [min(channels, CHUNK)]:
         most = max(1, CACHE_BYTES // (places(rows) * ELEMENT_BYTES))
-    return Tile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
+    return RunTile(rows, columns, divisors(channels, most)[-1]), extents[:0:-1]
 
 
 def _work(reaches: Sequence[Reach], rows: int) -> float:
@@ -141,7 +141,8 @@ def _work(reaches: Sequence[Reach], rows: int) -> float:
 
 def _lanes(places: int) -> int:
     """Places of a vector; as many as there are if vectors would not be full."""
-    return next((lanes for lanes in LANES if places % lanes == 0), divisors(places, LANES[0])[-1])
+    full = (lanes for lanes in VECTOR_LANES if places % lanes == 0)
+    return next(full, divisors(places, VECTOR_LANES[0])[-1])
 
 
 def _block(places: int, lanes: int) -> int:

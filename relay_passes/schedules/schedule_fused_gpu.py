@@ -11,7 +11,7 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
+from pimflow.core.fused_tile import RunTile, TiledLayer, divisors, gpu_tile
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
     fused_stages,
@@ -47,7 +47,7 @@ class FusedRun(GPUScheduleRule):
         return sch
 
 
-def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
+def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: RunTile) -> None:
     *before, last = stages
     producers = sch.get_producers(stages[0].main)
     operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "shared")
@@ -102,7 +102,7 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
     return thread
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> RunTile | None:
     """The tile of a block; None if none fits."""
     _, height, width, *_ = (loop_extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
     steps = []
@@ -111,7 +111,7 @@ def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
         vertical, horizontal = reach(block)
         operand = block.reads[0].source
         steps.append(
-            Step(
+            TiledLayer(
                 rows=vertical,
                 columns=horizontal,
                 channels=int(operand.shape[-1]),

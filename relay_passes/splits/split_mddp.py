@@ -55,7 +55,7 @@ class SplitMdDp:
             attrs = value.attrs
             axis = str(attrs.data_layout).index("H")
             window = row_map(value, axis)
-            problem = window.unsplittable(rows)
+            problem = window.split_obstacle(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
             on_gpu, on_pim = window.inputs(0, rows), window.inputs(rows, window.output_extent)

@@ -38,7 +38,7 @@ def split_layers(
         if geometry is None:
             return None
         split = Split(axis, gpu[name])
-        problem = split.problem(geometry)
+        problem = split.obstacle(geometry)
         if problem:
             raise PlanError(f"region '{name}': {problem}")
         bounds = (

@@ -62,12 +62,10 @@ def lower_bound(
     pixels : int, optional
         Output pixels to compute; all by default.
     """
-    best = None
-    for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels):
-        bound = channel.bound(*mapping)
-        if best is None or bound.cycles < best.cycles:
-            best = bound
-    return best
+    bounds = (
+        channel.bound(*mapping) for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels)
+    )
+    return min(bounds, key=lambda bound: bound.cycles)
 
 
 def plain_bound(

@@ -41,7 +41,8 @@ def violations(
     limit : int
         Messages returned at most; a last one counts those that were left out.
     """
-    messages, total = [], 0
+    messages: list[str] = []
+    total = 0
     for where, describe in _findings(issued, spec, program, channel):
         total += len(where)
         for index in where[: max(0, limit - len(messages))].tolist():
@@ -182,7 +183,8 @@ def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> t
     stream = np.stack([issued[name][kept] for name in ("command", *FIELDS)], axis=1)
     activations = np.flatnonzero(stream[:, 0] == _G_ACT)
     # Rows that refreshes closed, by gang, until the gang is opened again.
-    opened, closed = {}, {}
+    opened: dict[int, int] = {}
+    closed: dict[int, int] = {}
 
     def open_rows(begin: int, end: int) -> None:
         for index in activations[slice(*np.searchsorted(activations, (begin, end)))]:

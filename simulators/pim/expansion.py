@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
 from pimflow.core.program import PimProgram
@@ -119,7 +120,8 @@ def _shifted(
         if isinstance(old, Loop):
             return Loop(extent=old.extent, body=_shifted(old.body, start, rest))
         fields = {name: getattr(old, name) for name in old.__slots__}
-        return type(old)(**{n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()})
+        moved: dict[str, Any] = {n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()}
+        return type(old)(**moved)
 
     return tuple(node(old) for old in nodes)
 

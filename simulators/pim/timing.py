@@ -37,9 +37,11 @@ __all__ = [
 ]
 
 TIMINGS = ("strict", "ramulator-pimflow")
-ISSUED = np.dtype(
-    [(name, np.int64) for name in ("clock", "command", "gang", "buffer", "row", "column", "bursts")]
-)
+_ISSUED_FIELDS = ("clock", "command", "gang", "buffer", "row", "column", "bursts")
+ISSUED = np.dtype([(name, np.int64) for name in _ISSUED_FIELDS])
+
+# Times a piece of one channel's stream, and updates that channel's `_TALLY`.
+Engine = Callable[[np.ndarray, np.ndarray], None]
 
 _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
@@ -153,7 +155,7 @@ def time_program(
 
 
 def time_trace(
-    trace: Trace | str | os.PathLike | bytes,
+    trace: Trace | str | os.PathLike[str] | bytes,
     spec: PimSpec,
     timing: str = "strict",
     gwrite_hiding: bool = True,
@@ -176,11 +178,14 @@ def time_trace(
         See `trace.blocks`; a gang, row or column that the device lacks, with the line; under
         ``ramulator-pimflow``, more than 32 pending refreshes.
     """
-    parsed = isinstance(trace, Trace)
-    name = trace.name if parsed else trace_name(trace)
+    name, pieces = (
+        (trace.name, iter([trace.words]))
+        if isinstance(trace, Trace)
+        else (trace_name(trace), blocks(trace, progress))
+    )
     engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank, spec.gangs)
     tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
-    for words in [trace.words] if parsed else blocks(trace, progress):
+    for words in pieces:
         tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
     return _result([tally], spec, timing)
 
@@ -254,14 +259,14 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
-    rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
 
 
 def _engine(
     spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int, gangs: int
-) -> Callable[[np.ndarray, np.ndarray], None]:
+) -> Engine:
     """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
@@ -272,15 +277,15 @@ def _engine(
     bounds = (gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
-        return _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+        engine: Engine = _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+        return engine
     require_timing(spec, timing)
     latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, readres_bursts]
-    return _ramulator(organisation, np.array(latencies, dtype=np.int64))
+    engine = _ramulator(organisation, np.array(latencies, dtype=np.int64))
+    return engine
 
 
-def _feed(
-    engine: Callable[[np.ndarray, np.ndarray], None], stream: np.ndarray, place: Callable[[int], str]
-) -> Tally:
+def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Tally:
     """Tally of `stream` and all that the engine took before it; `place` names a command by its index."""
     tally = np.zeros(len(_TALLY), dtype=np.int64)
     try:
@@ -370,7 +375,7 @@ def _timing_signature(words: np.ndarray) -> np.ndarray:
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
-    totals = Counter()
+    totals: Counter[str] = Counter()
     for tally in per_channel:
         totals.update(tally)
     cycles = max(tally["cycles"] for tally in per_channel)

@@ -17,7 +17,7 @@ from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.placement.costs.pim_runs import PimSide
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn

@@ -13,7 +13,7 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readre
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import BankTiling, Schedule, schedules

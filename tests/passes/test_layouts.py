@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from pimflow.compiler.build import with_primitives
 from pimflow.compiler.kernel_calls import parts
-from pimflow.core.region import JOINED, MOVES
+from pimflow.core.region import CONCAT_SUFFIX, MOVES
 from pimflow.hardware import system
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.problem import SelectionProblem
@@ -97,7 +97,7 @@ def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
     region, known = {}, {region.name for region in apart(extract_regions(original)).regions}
     for name, group in region_groups(original).items():
         for b in group.bindings:
-            joined = f"{name}{JOINED}"
+            joined = f"{name}{CONCAT_SUFFIX}"
             region[b.var.name] = joined if operator(b.value) == "concat" and joined in known else name
     found: set[tuple[str, str]] = set()
     made = {b.var: b.value for b in main_bindings(mod)}

@@ -21,7 +21,7 @@ from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
-from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
+from pimflow.placement.candidates.tilings import BLOCK_SHARED_BYTES, Tilings
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -195,7 +195,7 @@ def test_blocks_of_threads_give_what_the_layers_give(on_gpu, tmp_path):
     arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
     arrays |= {f"weights_{i}": each for i, each in enumerate(constants)}
     tiles = GroupTiling.parse(ON_GPU).tiles
-    run_blocks(source, "tiled_sum_kernel", arrays, tiles, tmp_path, BLOCK_BYTES // 2)
+    run_blocks(source, "tiled_sum_kernel", arrays, tiles, tmp_path, BLOCK_SHARED_BYTES // 2)
     function = next(f for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pimflow import frontend, fusion
 from pimflow.api import search as network_search
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
@@ -179,8 +179,8 @@ def test_tiles_take_what_a_block_has(toy):
     tilings = Tilings(toy, SYSTEM)
     assert tilings.best(16)
     for each in tilings.best(16):
-        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_BYTES)
-        assert placed.on_chip_bytes <= BLOCK_BYTES
+        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_SHARED_BYTES)
+        assert placed.on_chip_bytes <= BLOCK_SHARED_BYTES
         assert all("weights" not in life.name for life in placed.lifetimes)
 
 

@@ -26,4 +26,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         output.print_json(found)
     else:
-        print(description.catalogue_text() if args.device is None else description.text(found))
+        print(description.catalogue_text() if args.device is None else description.description_text(found))

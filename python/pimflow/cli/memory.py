@@ -49,12 +49,8 @@ def add_arguments(sub: CommandParser) -> None:
         type=int,
         help="alignment of buffers (default: 64 for networks, 1 for tables)",
     )
-    sub.option(
-        "memory", "--weights", metavar="HOW", help="place weights and inputs too: resident, streamed"
-    )
-    sub.option(
-        "memory", "--no-in-place", action="store_true", help="let no result take over a dead operand"
-    )
+    sub.option("memory", "--weights", metavar="HOW", help="place weights and inputs too: resident, streamed")
+    sub.option("memory", "--no-in-place", action="store_true", help="let no result take over a dead operand")
     options.reorder_option(sub)
     sub.option(
         "memory",

@@ -153,7 +153,7 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
 
 def device_options(sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's timing") -> None:
     """Fields of a system that matter to a layer alone; `gpu` and `timing` say what those are for."""
-    from pimflow.hardware.system import SCHEDULINGS
+    from pimflow.hardware.systems import SCHEDULINGS
 
     sub.option("system", "--gpu", metavar="NAME|FILE", help=f"{gpu} (default: the system's)")
     sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
@@ -166,7 +166,7 @@ def device_options(sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's ti
 
 def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str = "") -> None:
     """Rules of PIM's timing."""
-    from pimflow.hardware.system import TIMINGS
+    from pimflow.hardware.systems import TIMINGS
 
     told = f" (default: {default})" if default else ""
     sub.option("system", "--timing", metavar="RULES", help=f"{what}: {', '.join(TIMINGS)}{told}")
@@ -181,7 +181,7 @@ def system_option(sub: CommandParser) -> None:
 
 def system_options(sub: CommandParser) -> None:
     """The system that a network is searched for."""
-    from pimflow.hardware.system import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SPLITS
+    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SPLITS
 
     system_option(sub)
     device_options(sub)
@@ -246,9 +246,7 @@ def goal_options(sub: CommandParser) -> None:
     )
     modes_option(sub)
     sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
-    sub.option(
-        "search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy"
-    )
+    sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
 
 
 def modes_option(sub: CommandParser) -> None:
@@ -290,9 +288,7 @@ def profiling_options(sub: CommandParser) -> None:
 
 def cache_option(sub: CommandParser, group: str) -> None:
     """Where times are kept."""
-    sub.option(
-        group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)"
-    )
+    sub.option(group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)")
 
 
 def goal(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.system import PADDINGS
+from pimflow.hardware.systems import PADDINGS
 from pimflow.simulators.pim.expansion import pim_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.compiler import phases
 from pimflow.compiler.kernel_calls import KernelCall, kernel_calls
 from pimflow.core.program import PimProgram
-from pimflow.core.region import JOINED
+from pimflow.core.region import CONCAT_SUFFIX
 from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
@@ -175,7 +175,7 @@ def _layouts_of_variables(
     by_variable = {}
     for name, group in region_groups(mod, views=views).items():
         layout = choices[name].layout if name in choices else layouts.get(name, "HWC")
-        joined = layouts.get(f"{name}{JOINED}", layout)
+        joined = layouts.get(f"{name}{CONCAT_SUFFIX}", layout)
         for binding in group.bindings:
             by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else layout
     return by_variable

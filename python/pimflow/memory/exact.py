@@ -85,7 +85,7 @@ def solve(
         # Below `low` nothing is known to fit, or the nodes of this round did not tell.
         low = solution.lower_bound_bytes
         # Packed pools are multiples of `step`.
-        capacity = capacity_bytes // step * step if decide else low
+        capacity = low if capacity_bytes is None else capacity_bytes // step * step
         while not settled() and low < solution.pool_bytes:
             outcome = _try(solution, placed, rows, count, capacity, nodes, deadline - time.monotonic())
             if outcome == _NONE:
@@ -111,6 +111,8 @@ def _try(
     seconds: float,
 ) -> int:
     offsets = np.zeros(len(placed), np.int64)
+    outcome: int
+    searched: int
     outcome, searched = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
     solution.nodes += searched
     if outcome == _FOUND:

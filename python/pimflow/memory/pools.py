@@ -189,16 +189,17 @@ def _joined(a: Lifetime, b: Lifetime) -> Lifetime:
 
 
 def _check_fixed(fixed: Sequence[Lifetime]) -> None:
-    by_offset = sorted(fixed, key=lambda life: life.offset_bytes)
-    for index, low in enumerate(by_offset):
-        end = low.offset_bytes + low.size_bytes
-        for high in by_offset[index + 1 :]:
-            if high.offset_bytes >= end:
+    required = [(life.offset_bytes, life) for life in fixed if life.offset_bytes is not None]
+    by_offset = sorted(required, key=lambda pair: pair[0])
+    for index, (low_bytes, low) in enumerate(by_offset):
+        end = low_bytes + low.size_bytes
+        for high_bytes, high in by_offset[index + 1 :]:
+            if high_bytes >= end:
                 break
             if low.begin < high.end and high.begin < low.end:
                 raise LifetimeError(
                     f"buffers '{low.name}' and '{high.name}' are live at once, and their required offsets "
-                    f"{low.offset_bytes} and {high.offset_bytes} B make them overlap"
+                    f"{low_bytes} and {high_bytes} B make them overlap"
                 )
 
 

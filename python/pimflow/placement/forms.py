@@ -273,7 +273,7 @@ class _Both:
     def _as_it_came(self, plain: Candidates, layer: str, candidate: Candidate) -> Candidate:
         expanded = self._expanded(candidate, (layer,))
         form = replace(plain.graph.region(layer), inputs=reads(self.graph, expanded))
-        return replace(expanded, form=form)
+        return replace(expanded, original=form)
 
     def _expanded(self, candidate: Candidate, originals: Sequence[str]) -> Candidate:
         """`candidate`, which does the layers `originals` as they came, as one of `graph`."""
@@ -382,7 +382,7 @@ class _Both:
             covers = self.forms.chains[layer]
             segment = (order[covers[0]], order[covers[-1]] + 1)
             ways = one_by_one(self.graph, chains, LATENCY, segment, State())
-            given = [c for c in table.candidates[covers[0]] if c.form and c.covers == covers]
+            given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
             times_ns[layer] = (
                 min(table.cost(covers[0], c).latency_ns for c in given),
                 min(way.latency_ns for way in ways.values()),

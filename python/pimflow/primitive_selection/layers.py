@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
-from pimflow.core.region import JOINED, MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
 from pimflow.primitive_selection.profile import ANALYTIC, Move, Pool, Profile, applicable, is_free
@@ -36,7 +36,7 @@ def apart(graph: RegionGraph) -> RegionGraph:
         operands = _concatenated(region)
         if operands:
             shape = _operand(region)
-            name = f"{region.name}{JOINED}"
+            name = f"{region.name}{CONCAT_SUFFIX}"
             regions.append(
                 Region(
                     name=name,

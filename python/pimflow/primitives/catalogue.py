@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pimflow.errors import UnknownNameError
 from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.primitive import Primitive
@@ -11,9 +13,9 @@ WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
 
 
 def _tiled(
-    title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: int
+    title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: Any
 ) -> list[Primitive]:
-    """A primitive for each shape of a register tile."""
+    """One primitive for each shape of a register tile; `options` are further fields of `Primitive`."""
     stem = f"{title}-{layout.lower()}"
     return [
         Primitive(
@@ -57,7 +59,9 @@ def _all() -> list[Primitive]:
 def _cuda() -> list[Primitive]:
     """Primitives for GPUs, in HWC, which is the layout of all other kernels."""
 
-    def tiled(title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int):
+    def tiled(
+        title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int
+    ) -> list[Primitive]:
         return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)
 
     primitives = [

@@ -109,7 +109,11 @@ def winograd_matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, 
     # Row of a point: the product of the others' factors, so that the point's value alone is left.
     data = [[*_from_roots([y for y in at if y != x]), Fraction(0)] for x in at]
     data += [_from_roots(list(at))]
-    return tuple(np.array([[float(v) for v in row] for row in matrix]) for matrix in (out, g, data))
+    return _fp64(out), _fp64(g), _fp64(data)
+
+
+def _fp64(matrix: list[list[Fraction]]) -> np.ndarray:
+    return np.array([[float(value) for value in row] for row in matrix])
 
 
 def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:

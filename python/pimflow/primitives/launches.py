@@ -27,6 +27,7 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
 
 def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
     """The launches for a whole region. The last one also reads the epilogue's operands."""
+    assert region.geometry is not None, region.name  # `problem` refuses regions without one
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements
@@ -44,7 +45,7 @@ def problem(primitive: Primitive, region: Region) -> str:
         return "it is the operator, which a GPU computes where no primitive is named"
     if not primitive.shared:
         return "nothing says how long it takes"
-    if not has_choice(region) or not primitive.applies(region.geometry):
+    if region.geometry is None or not has_choice(region) or not primitive.applies(region.geometry):
         return "it does not apply to the layer"
     if region.kept_elements or {*GATHERS}.intersection(region.prologue):
         return "the kernel of the region also joins, or stores, what others read"

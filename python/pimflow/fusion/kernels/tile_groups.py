@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, place
 from pimflow.fusion.kernels.formula import Computation
@@ -80,7 +80,7 @@ def _kernel(
         weights_placed=False,
     )
     computed = {layer.name: computation for layer, computation, _ in layers}
-    placed = place(group, ELEMENT_BYTES[stored], BLOCK_BYTES if on_gpu else 1 << 62)
+    placed = place(group, ELEMENT_BYTES[stored], BLOCK_SHARED_BYTES if on_gpu else 1 << 62)
     target = Target(threads=THREADS if on_gpu else 0, network=True, dtype=stored, types=types)
     kernel = generate(name, group, placed, computed, target)
     marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}

@@ -178,7 +178,7 @@ class Candidates:
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
             return "parts of its input would be copied"
-        return split.problem(region.geometry)
+        return split.obstacle(region.geometry)
 
     def make(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
@@ -81,7 +81,7 @@ class Run:
             )
             for shape, begins in (ends, reads):
                 for begin in begins:
-                    if problem := apart(shape, 1, begin, STORED_BYTES):
+                    if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
                         return f"'{region.name}': {problem}"
         return ""
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pimflow.core.fused_tile import Reach, Step, gpu_tile, wide_width
+from pimflow.core.fused_tile import Reach, TiledLayer, gpu_tile, wide_width
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
 
@@ -95,10 +95,10 @@ def run_tiles(regions: Sequence[Region], dtype: str) -> Tiles | None:
     return Tiles(blocks=blocks, touched=touched, waits=len(steps) * (steps[-1].channels // tile.chunk))
 
 
-def _steps(regions: Sequence[Region], dtype: str) -> list[Step]:
+def _steps(regions: Sequence[Region], dtype: str) -> list[TiledLayer]:
     """Convolutions have operands in the storage type, also on chip; others are fp32 there."""
     return [
-        Step(
+        TiledLayer(
             rows=_reach(window.rows),
             columns=_reach(window.columns),
             channels=window.c,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow import fusion
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.fusion import Group, GroupTiling, Growing
@@ -60,7 +60,7 @@ class Tilings:
     @property
     def capacity_bytes(self) -> int:
         """Shared memory of a block."""
-        return min(BLOCK_BYTES, self.system.gpu.shared_memory_bytes)
+        return min(BLOCK_SHARED_BYTES, self.system.gpu.shared_memory_bytes)
 
     def best(self, channels: int) -> tuple[Tiled, ...]:
         """Groups that are faster as one kernel than region by region, on so many memory channels.

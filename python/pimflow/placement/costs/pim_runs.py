@@ -10,7 +10,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import Schedule, schedules
 from pimflow.simulators.pim.timing import TimingResult
@@ -99,7 +99,7 @@ class PimSide:
     profiler : PimProfiler
         What times them.
     level : str
-        Which loop orders they may take: one of `hardware.system.SCHEDULINGS`.
+        Which loop orders they may take: one of `hardware.systems.SCHEDULINGS`.
     """
 
     pim: PimSpec

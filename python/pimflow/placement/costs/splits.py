@@ -48,7 +48,7 @@ def _every(geometry: ConvGeometry, tile: int, views: bool) -> tuple[Split, ...]:
 
 
 def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
-    return [split for split in splits if not split.problem(geometry)]
+    return [split for split in splits if not split.obstacle(geometry)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class PlanMemory:
 
     def running_bytes(self, name: str, candidate: Candidate) -> int:
         """Bytes of live tensors and workspaces while `candidate` does region `name`."""
-        if candidate.in_one:
+        if candidate.fuses_regions:
             return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
         return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
 

@@ -42,8 +42,8 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
             inside = {region.name for region in run}
-            reading = graph.consumers if candidate.form else graph.readers
-            returned = set(graph.outputs).difference(graph.kept_outputs if candidate.form else ())
+            reading = graph.consumers if candidate.original else graph.readers
+            returned = set(graph.outputs).difference(graph.kept_outputs if candidate.original else ())
             closed = all(
                 inside.issuperset(reading[region.name]) and region.name not in returned for region in run[:-1]
             )
@@ -79,10 +79,10 @@ def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> 
 
     Nothing where `candidate` itself takes over what such a result left pending.
     """
-    several = len(candidate.covers) > 1 and candidate.form is None
+    several = len(candidate.covers) > 1 and candidate.original is None
     if several or not candidate.output.pending:
         return frozenset()
-    region = candidate.form or graph.region(candidate.covers[0])
+    region = candidate.original or graph.region(candidate.covers[0])
     operands = frozenset(late_operands(region)) - {region.inputs[0]}
     taken = operands.intersection(pending).intersection(results_read(graph, candidate))
     return frozenset() if taken else operands

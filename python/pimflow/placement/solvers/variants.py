@@ -54,7 +54,7 @@ class Variant:
     @property
     def ends_at(self) -> tuple[int, ...]:
         """Positions of the regions whose tensors others can read once it has ended."""
-        keeps = self.candidate.form is not None and self.candidate.form.kept_elements
+        keeps = self.candidate.original is not None and self.candidate.original.kept_elements
         return (self.begin, self.last) if keeps else (self.last,)
 
     @property
@@ -192,7 +192,7 @@ def _no_more_memory(one: Candidate, other: Candidate) -> bool:
     The tensors that are live meanwhile depend on whether the regions are one kernel.
     """
     return (
-        one.in_one == other.in_one
+        one.fuses_regions == other.fuses_regions
         and one.workspace_bytes <= other.workspace_bytes
         and one.filter_bytes <= other.filter_bytes
     )
