@@ -7,6 +7,7 @@ from tvm import relax
 import pimflow
 from pimflow import frontend
 from pimflow.compiler import build, phases
+from pimflow.compiler import kernel_calls as compiler_calls
 from pimflow.compiler.kernel_calls import kernel_calls
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.runtime import targets
@@ -70,7 +71,7 @@ def test_parts_and_what_is_cold(calls):
 
 def test_results_are_cold_in_a_pool_larger_than_the_last_cache(applied, calls, tmp_path, monkeypatch):
     size = tmp_path / "size"
-    monkeypatch.setattr(network_kernels, "LAST_LEVEL", size)
+    monkeypatch.setattr(compiler_calls, "LAST_LEVEL", size)
     for text, cold in (("8K\n", True), ("1048576K\n", False), ("unknown", False)):
         size.write_text(text)
         for call, before in zip(kernel_calls(applied[1], pimflow.system()), calls, strict=True):

@@ -228,8 +228,8 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
 def test_everything_that_makes_a_kernel_decides_its_time():
     """Nothing that `MEASURED` imports is missing there, but data types that are part of the key."""
     of_the_key = {"core.region", "errors", "primitives", "primitives.catalogue"}
-    schedules = "relay_passes.schedules"
-    waiting = ["primitives.kernels", f"{schedules}.schedule_cpu", f"{schedules}.keep_registers"]
+    schedules = ("relay_passes.schedules.schedule_cpu", "relay_passes.schedules.keep_registers")
+    waiting = ["primitives.kernels", *schedules]
     found: set[str] = set()
     while waiting:
         part = waiting.pop()
@@ -239,8 +239,15 @@ def test_everything_that_makes_a_kernel_decides_its_time():
         origin = Path(importlib.util.find_spec(f"pimflow.{part}").origin)
         for path in origin.parent.glob("*.py") if origin.name == "__init__.py" else [origin]:
             waiting += imported(path)
-    packages = {part for part in found if part.startswith("primitives.kernels")}
-    assert found - packages | {"primitives.kernels"} == set(measuring.MEASURED)
+    kernels = {part for part in found if part.startswith("primitives.kernels.")}
+    assert found - kernels == set(measuring.MEASURED)
+
+
+def test_no_two_primitives_have_one_key():
+    """The key of a time has a primitive's parameters for its name; its family is one of them."""
+    keys = {repr(replace(primitive, name="")) for primitive in PRIMITIVES.values()}
+    assert len(keys) == len(PRIMITIVES)
+    assert not any(" at 0x" in key for key in keys), "addresses differ from process to process"
 
 
 def imported(path):

@@ -100,10 +100,10 @@ def measure(
     times_kept = Measurements(cache, code, device)
     layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
     every = {layer: promising(layer, device.target) for layer in layers}
-    asked = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns]
+    asked = [(p.name, layer) for layer, primitives in every.items() for p in primitives]
     known = times_kept.get([*asked, *small])
     times = {key: known[key] for key in asked if key in known}
-    wanted = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns[:most]]
+    wanted = [(p.name, layer) for layer, primitives in every.items() for p in primitives[:most]]
     missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
     untimed = [key for key in small if key not in known]
     total = len(missing) + len(untimed)

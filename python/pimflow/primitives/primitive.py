@@ -76,10 +76,11 @@ class Family:
     """
 
     name: str
-    applies: Callable[[Primitive, ConvGeometry], bool]
-    filter_shape: Callable[[Primitive, ConvGeometry], Shape]
-    stages: Callable[[Primitive, ConvGeometry], Stages]
-    pixels: Callable[[Primitive, ConvGeometry], int] = _row_pixels
+    # Not in the repr: caches have that of a primitive in their keys, and a function's names an address.
+    applies: Callable[[Primitive, ConvGeometry], bool] = field(repr=False)
+    filter_shape: Callable[[Primitive, ConvGeometry], Shape] = field(repr=False)
+    stages: Callable[[Primitive, ConvGeometry], Stages] = field(repr=False)
+    pixels: Callable[[Primitive, ConvGeometry], int] = field(default=_row_pixels, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Primitive:
     ----------
     name : str
     formulas : Family
-        Those of its family.
+        The functions of its family.
     layout : str
         Layout of input and output: one of `layer.LAYOUTS`.
     places, lanes : int
@@ -110,7 +111,7 @@ class Primitive:
     """
 
     name: str
-    formulas: Family = field(repr=False)
+    formulas: Family
     layout: str = "HWC"
     places: int = 0
     lanes: int = 0
