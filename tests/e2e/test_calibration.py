@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
@@ -69,7 +70,7 @@ def single_map() -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("model", [hourglass, single_map])
+@pytest.mark.parametrize("model", long_but([hourglass], [hourglass, single_map]))
 def test_maps_against_sets_of_pixels(model):
     change = decompose(frontend.load(model()), Request.parse("tucker:0.5"))
     inputs = drawn(change.original, 3)
@@ -96,6 +97,7 @@ def test_maps_against_sets_of_pixels(model):
     assert 0.1 < found["dice"] < 1
 
 
+@pytest.mark.long
 def test_the_report_has_it(tmp_path):
     network = frontend.load("toy")
     np.savez(tmp_path / "data.npz", **drawn(network, 3))

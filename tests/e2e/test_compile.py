@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from branching import padded_everywhere
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend, zoo
@@ -173,10 +174,14 @@ def test_a_plan_for_another_network_is_refused(toy):
 
 
 @pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("padding", long_but(PADDINGS[:1], PADDINGS))
 @pytest.mark.parametrize(
     ("model", "built_plans"),
-    [("toy", 2), (padded_everywhere(), 1), (padded_everywhere(7, 20), 1)],
+    [
+        ("toy", 2),
+        pytest.param(padded_everywhere(), 1, marks=pytest.mark.long),
+        pytest.param(padded_everywhere(7, 20), 1, marks=pytest.mark.long),
+    ],
     ids=["toy", "padded", "unaligned"],
 )
 def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built_plans, padding, copies):

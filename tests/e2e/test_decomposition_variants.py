@@ -47,7 +47,11 @@ def forms():
 
 @pytest.mark.parametrize(
     ("widths", "kernel", "height", "ratio"),
-    [((3, 16, 24, 8, 4), 3, 8, 0.3), ((4, 8, 8, 32, 4), 5, 6, 0.5), ((3, 24, 8, 8, 2), 3, 12, 1.0)],
+    [
+        pytest.param((3, 16, 24, 8, 4), 3, 8, 0.3, marks=pytest.mark.long),
+        pytest.param((4, 8, 8, 32, 4), 5, 6, 0.5, marks=pytest.mark.long),
+        ((3, 24, 8, 8, 2), 3, 12, 1.0),
+    ],
 )
 def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""
@@ -64,6 +68,7 @@ def test_a_layer_that_was_not_decomposed(forms):
         two_layers(forms, "conv1", "conv2")
 
 
+@pytest.mark.long
 def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
     pools = forms.pools(system())
     assert pools["skip-opt+fusion"] <= pools["fusion"]

@@ -22,6 +22,8 @@ from pimflow.frontend import Network
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.placement import Searched
 
+pytestmark = pytest.mark.long
+
 NETWORKS = ("mobilenet-v2", "efficientnet-b0")
 
 

@@ -102,6 +102,7 @@ def program():
     return torch.export.export(Net().eval(), (torch.zeros(1, 3, 8, 8),))
 
 
+@pytest.mark.long
 def test_an_exported_program_keeps_its_layers(program, tmp_path):
     torch = pytest.importorskip("torch")
     torch.export.save(program, tmp_path / "net.pt2")

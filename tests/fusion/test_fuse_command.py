@@ -102,6 +102,7 @@ def test_memory_helps(resnet18):
     assert moved == sorted(moved, reverse=True)
 
 
+@pytest.mark.long
 def test_inception_is_searched_in_time():
     graph, begin = layers_of("inception-v3"), time.process_time()
     assert fuse_layers(graph).reduction > 0.6

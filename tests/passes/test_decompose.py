@@ -8,6 +8,7 @@ import tvm
 from graphs import inputs, names, operators, outputs, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -125,7 +126,7 @@ def test_a_network_at_full_rank_computes_what_it_did(method):
     assert close(before, after)
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=examples(8), derandomize=True, deadline=None)
 @given(st.data())
 def test_stride_padding_dilation_and_groups_are_kept(data):
     def pair(low, high):
@@ -144,7 +145,7 @@ def test_stride_padding_dilation_and_groups_are_kept(data):
     assert close(before, after)
 
 
-@settings(max_examples=9, derandomize=True, deadline=None)
+@settings(max_examples=examples(9), derandomize=True, deadline=None)
 @given(st.data())
 def test_transposed_convolutions_are_decomposed_as_such(data):
     def pair(low, high):

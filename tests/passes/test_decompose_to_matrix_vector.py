@@ -6,6 +6,7 @@ import tvm
 from graphs import inputs, names, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -97,7 +98,7 @@ def test_other_convolutions_stay():
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(NotDense), NotDense)
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.data())
 def test_any_dense_convolution(data):
     kernel = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))

@@ -10,6 +10,7 @@ import tvm
 from graphs import onnx_model, operators, outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import helper
 
 from pimflow import frontend, zoo
@@ -365,7 +366,7 @@ def networks(draw):
     return onnx_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(networks())
 def test_any_network(model):
     mod = onnx_graph.from_onnx(model)

@@ -6,6 +6,7 @@ import tvm
 from by_numpy import evaluated
 from graphs import inputs, names, operators, run
 from hypothesis import given, settings
+from length import examples
 from skip_graphs import Graph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -158,7 +159,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
     tvm.ir.assert_structural_equal(SplitConcat()(after), after)
 
 
-@settings(max_examples=24, derandomize=True, deadline=None)
+@settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_in_every_form(before):
     for base in (before, copied(before, skips(before))):
@@ -274,7 +275,7 @@ def test_an_lconv_stays_where_more_lies_behind_it(why):
     assert FoldLconvs()(module).same_as(module) and not fold_sites(module)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(networks())
 def test_folding_keeps_values_and_saves_operations(module):
     folded = FoldLconvs()(module)

@@ -6,6 +6,7 @@ import tvm
 from by_numpy import evaluated
 from graphs import inputs, names, operators, same_bits
 from hypothesis import given, settings
+from length import examples
 from skip_graphs import Graph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -87,7 +88,7 @@ def test_the_same_bits_on_llvm_and_nothing_left_to_do():
     assert skips(after) == ()
 
 
-@settings(max_examples=24, derandomize=True, deadline=None)
+@settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_bits(before):
     found = skips(before)

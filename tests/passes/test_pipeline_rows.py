@@ -9,6 +9,7 @@ from by_numpy import evaluated
 from graphs import inputs, names, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -205,7 +206,7 @@ def applied(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
         assume(False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(runs())
 def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     before, run = case
@@ -226,7 +227,7 @@ def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     assert all(rows[name] <= whole[name] for name in rows) and rows[run.regions[-1]] == whole[run.regions[-1]]
 
 
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 @given(runs())
 def test_parts_are_issued_as_soon_as_their_turn_comes(case):
     """A part of a region on the other device comes after the next part of the region before it."""
@@ -241,7 +242,7 @@ def test_parts_are_issued_as_soon_as_their_turn_comes(case):
             assert (at[position - 1, stage + 1] < place) == other
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(runs())
 def test_llvm_gives_the_same_bits(case):
     before, run = case

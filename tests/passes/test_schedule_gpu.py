@@ -15,6 +15,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
+from length import examples
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
 from tvm.script import ir as I
@@ -112,7 +113,7 @@ def depthwise_kernels(draw) -> tirx.PrimFunc:
     return only_kernel(network, (n, h, w, c + 1))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(depthwise_kernels(), st.sampled_from([1, 30]))
 def test_depthwise_keeps_values(func, multiprocessors):
     same_values(func, Depthwise(multiprocessors))
@@ -170,7 +171,7 @@ def products(draw) -> tirx.PrimFunc:
     return only_kernel(network, (draw(st.integers(1, 2)), h, w, groups * inner))
 
 
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 @given(products(), st.sampled_from([1, 30]))
 def test_products_keep_values(func, multiprocessors):
     """As they are but for the intrinsics, which have no code for a CPU."""

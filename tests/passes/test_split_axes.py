@@ -6,6 +6,7 @@ import tvm
 from graphs import inputs, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -215,7 +216,7 @@ def layers(draw):
     return axis, gpu, layer(batch, side, c, oc, window, product)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(layers())
 def test_any_split_gives_the_values(case):
     axis, gpu, before = case

@@ -9,6 +9,7 @@ from by_numpy import evaluated
 from graphs import operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -215,7 +216,7 @@ def convolutions(draw):
     return build, draw(st.integers(1, output_rows - 1)), output_rows
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(convolutions(), st.booleans())
 def test_any_split_is_exact_or_refused(case, symmetric):
     build, rows, _ = case
@@ -245,7 +246,7 @@ def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:
     return not any(touches[:rows]) or not any(touches[rows:])
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(convolutions())
 def test_llvm_gives_the_same_bits(case):
     build, rows, _ = case

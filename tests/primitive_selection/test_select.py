@@ -304,6 +304,7 @@ def test_a_network_without_joins_stays():
     assert apart(graph) == graph
 
 
+@pytest.mark.long
 def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkeypatch):
     def made_up_ns(name, layer, machine):
         """What depends on a primitive and a layer as times do, for a machine that is always the same."""

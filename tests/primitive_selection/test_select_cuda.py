@@ -85,6 +85,7 @@ def test_the_command(capsys, tmp_path, without_a_card):
     assert main(["select", "toy", "--profile", str(path)]) == 3
 
 
+@pytest.mark.long
 def test_least_memory_needs_no_workspace(without_a_card):
     found = pimflow.select("alexnet", device="cuda", minimize="memory")
     assert {p.family for p in found.choices.values()} <= {"operator", "windows"}

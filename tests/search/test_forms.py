@@ -119,7 +119,11 @@ def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(res
 
 @pytest.mark.parametrize(
     ("name", "objective"),
-    [("toy", "edp"), ("branched", "latency"), ("branched", "energy")],
+    [
+        pytest.param("toy", "edp", marks=pytest.mark.long),
+        pytest.param("branched", "latency", marks=pytest.mark.long),
+        ("branched", "energy"),
+    ],
 )
 def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
     """The oracle searches a plan for every mixture: 32 and 16."""

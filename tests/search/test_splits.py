@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
@@ -116,7 +117,7 @@ SIDES = [
 ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(convolutions(), st.sampled_from(SIDES), st.data())
 def test_whatever_stands_beside_pim(geometry, side, data):
     """Times of the GPU that rise, fall or jump from row to row: nothing is assumed of them."""
@@ -147,7 +148,7 @@ def test_whatever_stands_beside_pim(geometry, side, data):
     assert replace(other, known=found).costs().splits == other.costs().splits
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(convolutions(), st.sampled_from(SIDES))
 def test_no_program_does_its_work_faster(geometry, side):
     bound_ns = least_work_ns(geometry, side.pim, side.dtype, side.channels)
