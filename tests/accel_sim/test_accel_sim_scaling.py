@@ -132,7 +132,15 @@ def toy_requests(tmp_path_factory):
     return [KernelRequest(named_kernel(row["kernel"], "fp16"), row["gpu_channels"]) for row in rows]
 
 
-@pytest.mark.parametrize("kept", [slice(0, None, 2), slice(1, None, 2), slice(0, 1), slice(0, None)])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        slice(0, None, 2),
+        pytest.param(slice(1, None, 2), marks=pytest.mark.long),
+        pytest.param(slice(0, 1), marks=pytest.mark.long),
+        slice(0, None),
+    ],
+)
 def test_a_search_finds_the_same_plan_with_some_logs_as_with_all(kept, toy_requests, tmp_path):
     """A simulator four times slower than the model: with half of the logs, what had none was preferred."""
     plans = []

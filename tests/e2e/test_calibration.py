@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
@@ -70,7 +69,8 @@ def single_map() -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("model", long_but([hourglass], [hourglass, single_map]))
+@pytest.mark.long
+@pytest.mark.parametrize("model", [hourglass, single_map])
 def test_maps_against_sets_of_pixels(model):
     change = decompose(frontend.load(model()), Request.parse("tucker:0.5"))
     inputs = drawn(change.original, 3)
@@ -160,6 +160,7 @@ def test_what_is_no_file_of_arrays_is_refused(content, said, tmp_path, capsys):
     assert said in err and err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_an_array_without_a_name_and_a_damaged_file_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(CalibrationError, match="one array without a name"):

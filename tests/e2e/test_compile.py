@@ -173,7 +173,7 @@ def test_a_plan_for_another_network_is_refused(toy):
         api.compile("toy", plan=replace(toy[1].plan, model="0" * 16))
 
 
-@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("copies", long_but(COPIES[:1], COPIES))
 @pytest.mark.parametrize("padding", long_but(PADDINGS[:1], PADDINGS))
 @pytest.mark.parametrize(
     ("model", "built_plans"),
@@ -455,6 +455,7 @@ def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     assert toy[1].report["gpu_part"]["measured_ns"] is None
 
 
+@pytest.mark.long
 def test_a_tolerance_of_the_user(toy):
     error = toy[1].verification.max_relative_error
     with pytest.raises(VerificationError, match="--tolerance"):

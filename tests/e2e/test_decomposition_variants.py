@@ -63,6 +63,7 @@ def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     assert found.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
 
 
+@pytest.mark.long
 def test_a_layer_that_was_not_decomposed(forms):
     with pytest.raises(UnknownNameError, match="decomposed layer 'conv1'"):
         two_layers(forms, "conv1", "conv2")
@@ -83,6 +84,7 @@ def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
             assert abs(each["peak_bytes"] - each["allocated_bytes"]) < NOISE_BYTES
 
 
+@pytest.mark.long
 def test_skip_connections_wait(forms):
     """The skip connection is a map of 32 channels at the full height; nothing waits without one."""
     found = memory_over_time(forms.networks["decomposed"])
@@ -93,6 +95,7 @@ def test_skip_connections_wait(forms):
     assert not any(memory_over_time(alone.networks["decomposed"]).skip_bytes)
 
 
+@pytest.mark.long
 def test_tables(forms, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
     script = importlib.import_module("reproduce_temco")

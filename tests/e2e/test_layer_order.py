@@ -50,6 +50,7 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
     assert compiled.searched.graph.digest != plain.searched.graph.digest
 
 
+@pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
     again = api.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)

@@ -179,6 +179,7 @@ def test_folded_layers_run(dtype, bound, capsys):
     assert bound / 100 < found["executed"]["error"] <= bound
 
 
+@pytest.mark.long
 def test_a_wrong_place_between_folded_layers_is_seen():
     """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")

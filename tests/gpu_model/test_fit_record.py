@@ -67,6 +67,7 @@ def test_what_a_preset_was_fitted_to_is_never_scored():
     assert len(samples) == 30 and held_out(samples, PIM32) == []
 
 
+@pytest.mark.long
 def test_the_record_is_of_the_rows_that_the_constants_come_from():
     samples = read_samples(ACCELSIM, PIM32)
     again = fit(PIM32, [sample for sample in samples if sample not in held_out(samples, PIM32)])
@@ -160,6 +161,7 @@ def test_records_that_cannot_be_read(text, said, tmp_path):
 # --- the scripts ---
 
 
+@pytest.mark.long
 def test_a_gpu_of_ones_own_is_judged_on_what_it_was_not_fitted_to(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text((SPECS / "gpu" / "p100.toml").read_text())

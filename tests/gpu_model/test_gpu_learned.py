@@ -182,6 +182,7 @@ def test_embedded_models_say_what_they_are_fitted_to():
 # --- learning ---
 
 
+@pytest.mark.long
 def test_what_the_analytic_model_lacks_is_learned_and_stored(tmp_path):
     """Times that are the analytic ones, doubled for few output channels: the factor must be found."""
     rng = np.random.default_rng(0)

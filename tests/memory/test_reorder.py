@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from length import examples
+from length import examples, long_but
 from programs import peak_bytes, programs, smallest_peak, smallest_peak_by_sets, values
 
 from pimflow import memory
@@ -89,7 +89,7 @@ def joined(blocks):
     return StepGraph(steps=steps, size_bytes=size_bytes, inputs=("0/in",), outputs=(f"{len(blocks)}/in",))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", long_but([0], range(2)))
 def test_a_network_of_blocks_is_proved_block_by_block(seed):
     blocks = []
     for number in range(25):
@@ -183,6 +183,7 @@ def test_regions_are_steps():
     assert changed.liveness("fp16").peak_bytes == found.peak_bytes < network.liveness("fp16").peak_bytes
 
 
+@pytest.mark.long
 def test_too_large_to_prove():
     graph = random_graph(150, 1, reads=3)
     begin = time.monotonic()

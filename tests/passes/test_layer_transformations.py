@@ -6,7 +6,7 @@ import tvm
 from by_numpy import evaluated
 from graphs import inputs, names, operators, run
 from hypothesis import given, settings
-from length import examples
+from length import examples, long_but
 from skip_graphs import Graph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -132,9 +132,9 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
     "before",
     [
         joined(),
-        joined(bias=(True, False)),
-        joined((None, None), tail=""),
-        joined((None, None), how="add"),
+        pytest.param(joined(bias=(True, False)), marks=pytest.mark.long),
+        pytest.param(joined((None, None), tail=""), marks=pytest.mark.long),
+        pytest.param(joined((None, None), how="add"), marks=pytest.mark.long),
         joined((None, None), bias=(False, True), how="add"),
     ],
 )
@@ -147,7 +147,7 @@ def test_merged_lconvs_compute_the_same_on_llvm(before):
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid", None])
+@pytest.mark.parametrize("activation", long_but(["relu"], ["relu", "sigmoid", None]))
 def test_split_fconvs_compute_the_same_on_llvm(activation):
     before = joined((activation, "relu"))
     after = SplitConcat()(before)

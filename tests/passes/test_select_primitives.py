@@ -60,7 +60,7 @@ PREFERENCES = {
 }
 
 
-@pytest.mark.parametrize("preferred", long_but(["hwc", "products", "winograd"], PREFERENCES))
+@pytest.mark.parametrize("preferred", long_but(["hwc", "winograd"], PREFERENCES))
 def test_values_and_memory(preferred):
     mod = graph(network, (1, 14, 14, 16))
     after = SinkLayout()(SelectPrimitives(chosen(mod, *preferred))(mod))
@@ -118,7 +118,7 @@ def test_what_is_not_chosen_stays():
 @pytest.mark.parametrize(
     "first",
     long_but(
-        ["winograd-2d-f2", "direct"],
+        ["direct"],
         ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"],
     ),
 )

@@ -85,7 +85,9 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
 
-@pytest.mark.parametrize("model, over", [("liveness", "memory"), ("sum", "workspace")])
+@pytest.mark.parametrize(
+    "model, over", [("liveness", "memory"), pytest.param("sum", "workspace", marks=pytest.mark.long)]
+)
 def test_pictures_show_what_was_found(measured, model, over):
     pytest.importorskip("matplotlib")
     _, path = measured
@@ -112,6 +114,7 @@ def test_pictures_show_what_was_found(measured, model, over):
         assert max(step) == pytest.approx(own - resident)
 
 
+@pytest.mark.long
 def test_the_command_draws_a_front(measured, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     _, path = measured

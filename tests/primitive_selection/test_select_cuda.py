@@ -67,6 +67,7 @@ def test_winograd_pays_where_there_is_arithmetic_and_not_where_there_is_none():
     assert profile.times_ns[f4, small] > profile.times_ns[operator, small]  # three launches
 
 
+@pytest.mark.long
 def test_the_command(capsys, tmp_path, without_a_card):
     path = tmp_path / "gpu.json"
     code, out, err = command(capsys, "--json", "--quiet", "-o", path)

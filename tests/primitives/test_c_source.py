@@ -174,6 +174,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.long
 def test_select_goes_by_times_of_c(compiled, capsys):
     report, _ = compiled
     assert main(["select", "toy", "--target", "c", "--measure", "1", "--json", "--quiet"]) == 0
@@ -188,6 +189,7 @@ def test_the_same_bytes_each_time(compiled):
     assert first == second and set(first) == {"network.c", "network.h", "main.c", "weights.bin"}
 
 
+@pytest.mark.long
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "found", lambda: None)

@@ -56,7 +56,7 @@ def test_values(name):
     assert error <= BOUND.get(chosen.family, 2e-6), layer
 
 
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", long_but(TILED[::4], TILED))
 def test_launches_and_shared_memory(name):
     """As CUDA source, which asks for threads in every launch; barriers where threads share a tile."""
     chosen = PRIMITIVES[name]

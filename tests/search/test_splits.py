@@ -210,6 +210,7 @@ def test_the_papers_grid_is_there_and_what_measurements_get(toy):
     assert exact.splitting == "exact" and len(measuring.asked) < sum(exact.costs.known_kernels().values())
 
 
+@pytest.mark.long
 def test_the_best_split_is_never_worse_than_the_grids(toy):
     for target in SYSTEMS.values():
         grid = search(toy, replace(target, splits="grid")).plan.latency_ns
