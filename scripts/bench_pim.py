@@ -177,7 +177,7 @@ def by_value(model: str, least_s: float = 0.05) -> dict[tuple[str, int], ByValue
             continue
         g, program = region.geometry, searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
-        device = Device(program, memory_image(program, weights, searched.system.pim))
+        device = Device(program, memory_image(program, weights))
         x = draw.standard_normal((g.n, g.h, g.w, g.c), np.float32)
         times_s: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
         begin_s = time.perf_counter()

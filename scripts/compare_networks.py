@@ -2,13 +2,17 @@
 
 ``--copies``: under full accounting, with slices and concatenations laid out in memory and with them copied.
 ``--fuse``: under full accounting, layer by layer, and with groups of layers as one kernel where it is faster.
+``--launches``: under full accounting, speed-ups and their geometric mean by the PIM launch that is assumed.
 """
 
 import argparse
 import itertools
+from collections.abc import Iterable
+from statistics import geometric_mean
 
 import pimflow
 from pimflow.hardware.system import SPLITS
+from pimflow.placement import Searched
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CONVENTIONS = [
@@ -35,28 +39,32 @@ FUSE_HEADER = (
     *("GPU only: apart, ms", "fused, ms", "gain", "kernels of groups (layers)"),
     *("plan: apart, ms", "fused, ms", "gain", "kernels of groups (layers)", "PIM regions apart", "fused"),
 )
+LAUNCHES_NS = (0.0, 500.0, 1000.0)  # of a PIM submission; and the system's own, and a kernel's of the GPU
 
 
 def rows(model: str) -> list[tuple[str, ...]]:
     """Latency and energy of `model`, a row a convention."""
-    table = []
-    for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1]):
-        found = pimflow.search(model, pimflow.system(accounting=accounting, timing=timing, splits=splits))
-        before, after = found.gpu_only, found.evaluation
-        table.append(
-            (
-                model,
-                accounting,
-                timing,
-                splits,
-                f"{before.latency_ns / 1e6:.4f}",
-                f"{after.latency_ns / 1e6:.4f}",
-                f"{before.latency_ns / after.latency_ns:.3f}x",
-                f"{before.energy_pj / 1e9:.2f}",
-                f"{after.energy_pj / 1e9:.2f}",
-            )
-        )
-    return table
+    systems = [
+        pimflow.system(accounting=accounting, timing=timing, splits=splits)
+        for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1])
+    ]
+    return [row(model, pimflow.search(model, on)) for on in systems]
+
+
+def row(model: str, found: Searched) -> tuple[str, ...]:
+    """Latency and energy of `model` under the convention that it was searched under."""
+    before, after, on = found.gpu_only, found.evaluation, found.system
+    return (
+        model,
+        on.accounting,
+        on.timing,
+        on.splits,
+        f"{before.latency_ns / 1e6:.4f}",
+        f"{after.latency_ns / 1e6:.4f}",
+        f"{before.latency_ns / after.latency_ns:.3f}x",
+        f"{before.energy_pj / 1e9:.2f}",
+        f"{after.energy_pj / 1e9:.2f}",
+    )
 
 
 def copies_row(model: str) -> tuple[str, ...]:
@@ -86,19 +94,42 @@ def fuse_row(model: str) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def launches_ns() -> dict[float, str]:
+    """PIM launches that are tried, shortest first, and what each is."""
+    system = pimflow.system()
+    named = dict.fromkeys(LAUNCHES_NS, "")
+    named |= {system.gpu.launch_ns: "as the GPU's", system.pim_launch_ns: "assumed"}
+    return dict(sorted(named.items()))
+
+
+def launch_row(launch_ns: float, kind: str, models: Iterable[str]) -> tuple[str, ...]:
+    """Speed-ups of `models` if a PIM launch takes `launch_ns`, and their geometric mean."""
+    on = pimflow.system(pim_launch_ns=launch_ns)
+    found = [pimflow.search(model, on) for model in models]
+    speedups = [each.gpu_only.latency_ns / each.evaluation.latency_ns for each in found]
+    cells = [f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")]
+    return (*cells, *(f"{each:.3f}x" for each in (*speedups, geometric_mean(speedups))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--copies", action="store_true", help="copies elided and made, under full accounting")
     parser.add_argument("--fuse", action="store_true", help="groups of layers, under full accounting")
+    parser.add_argument("--launches", action="store_true", help="other PIM launches, under full accounting")
     parser.add_argument("models", nargs="*", default=PAPER_NETWORKS, help="of the zoo, or files")
     args = parser.parse_args()
-    header = COPIES_HEADER if args.copies else FUSE_HEADER if args.fuse else HEADER
+    header, found = HEADER, (row for model in args.models for row in rows(model))
+    if args.copies:
+        header, found = COPIES_HEADER, map(copies_row, args.models)
+    elif args.fuse:
+        header, found = FUSE_HEADER, map(fuse_row, args.models)
+    elif args.launches:
+        header = ("PIM launch", *args.models, "geometric mean")
+        found = (launch_row(ns, kind, args.models) for ns, kind in launches_ns().items())
     print(f"| {' | '.join(header)} |")
     print("|" + "---|" * len(header))
-    for model in args.models:
-        one = copies_row if args.copies else fuse_row if args.fuse else None
-        for row in [one(model)] if one else rows(model):
-            print(f"| {' | '.join(row)} |", flush=True)
+    for row in found:
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ from pathlib import Path
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
-from pimflow.simulators.gpu.fit import fit, fit_launch, provenance, write_efficiency, write_launch
+from pimflow.simulators.gpu.fit import (
+    efficiency_sources,
+    fit,
+    fit_launch,
+    launch_source,
+    write_efficiency,
+    write_launch,
+)
 from pimflow.simulators.gpu.fit_record import record_path, write_fitted
 from pimflow.simulators.gpu.learned_fit import learn_dtypes
 from pimflow.simulators.gpu.samples import read_samples, validate
@@ -50,8 +57,11 @@ def main() -> int:
             print(json.dumps(validate(judged, gpu), indent=1))
             if not arguments.dry_run:
                 path = embedded if embedded.exists() else Path(arguments.gpu)
-                write = write_launch if arguments.launch else write_efficiency
-                write(path, gpu, provenance(gpu, used, data, arguments.split, arguments.launch))
+                if arguments.launch:
+                    write_launch(path, gpu, launch_source(used, data, arguments.split))
+                else:
+                    sources = efficiency_sources(gpu, used, data, arguments.split)
+                    write_efficiency(path, gpu, sources)
         if not arguments.dry_run:
             write_fitted(record_path(arguments.gpu), fitted)
     except PimflowError as error:

@@ -1,5 +1,6 @@
-"""Write the figures of README.md: ``update_readme.py``, which compiles and measures what they claim."""
+"""Write the figures of README.md, compiled and measured anew: ``update_readme.py [NAME…]``."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -42,16 +43,36 @@ def output(script: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.rstrip()
 
 
+def compiled(model: str) -> str:
+    """What compiling `model` prints."""
+    table = report.table(pimflow.compile(model).report, f"build/{model}")
+    return f"```\n{table}\n```"
+
+
+def benches() -> str:
+    """What the machine of this run takes."""
+    lines = "\n".join(output(name) for name in ("bench_pim.py", "bench_compile.py"))
+    return f"```\n{lines}\n```"
+
+
+FIGURES = {
+    "compile": lambda: compiled("mobilenet-v2"),
+    "conventions": lambda: conventions("mobilenet-v2"),
+    "launches": lambda: output("compare_networks.py", "--launches"),
+    "networks": lambda: output("compare_networks.py"),
+    "bench": benches,
+}
+
+
 def main() -> None:
-    compiled = pimflow.compile("mobilenet-v2")
-    table = report.table(compiled.report, "build/mobilenet-v2")
-    benches = "\n".join(output(name) for name in ("bench_pim.py", "bench_compile.py"))
-    text = README.read_text(encoding="utf-8")
-    text = fill(text, "compile", f"```\n{table}\n```")
-    text = fill(text, "conventions", conventions("mobilenet-v2"))
-    text = fill(text, "networks", output("compare_networks.py"))
-    text = fill(text, "bench", f"```\n{benches}\n```")
-    README.write_text(text, encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FIGURES)} (default: all)")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(FIGURES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    for name in names or FIGURES:
+        body = FIGURES[name]()  # before reading the page, which may change meanwhile
+        README.write_text(fill(README.read_text(encoding="utf-8"), name, body), encoding="utf-8")
 
 
 if __name__ == "__main__":

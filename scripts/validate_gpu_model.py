@@ -1,7 +1,8 @@
 """Errors of the GPU model on measured kernels: ``validate_gpu_model.py CSV --gpu NAME [--profiler best]``.
 
-Scores every row that the model was not fitted to, by the GPU's record (`simulators/gpu/fit_record.py`), without
-which it refuses; ``--split all`` takes every row. Of a file with rows of several GPUs, those of NAME count.
+Scores every row that the model was not fitted to, by the GPU's record (`simulators/gpu/fit_record.py`),
+without which it refuses; ``--split all`` takes every row. Of a file with rows of several GPUs, those of NAME
+count.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def test_a_script_violation_is_seen(line):
 def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     parts = ("zoo", "placement", "simulators.pim.timing", "memory", "cli.main", "api.trace", "fusion")
-    more = ("simulators.simulation", "api.fuse", "api.timeline", "api.report", "primitive_selection.problem")
+    more = ("api.simulate", "api.fuse", "api.timeline", "primitive_selection.problem")
     names = ", ".join(f"pimflow.{each}" for each in (*parts, *more))
     heavy = {"tvm", "tvm_ffi", "torch"}
     code = f"import sys, pimflow, {names}; sys.exit(not {heavy}.isdisjoint(sys.modules))"

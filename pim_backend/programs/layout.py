@@ -7,14 +7,13 @@ import numpy as np
 
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
-from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.schedule import Schedule, Tiling, tiles_of_channel
+from pimflow.pim_backend.programs.schedule import Tiling, tiles_of_channel
 
 BAND = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
 
 
-def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> MemoryImage:
+def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     """The bank contents that `program` runs on.
 
     Place ``tile*chunks + chunk`` of bank ``b`` holds elements ``[chunk*columns, (chunk+1)*columns)`` (in
@@ -24,10 +23,9 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
     Parameters
     ----------
     program : PimProgram
+        It says itself how the device is organised: code generation needs no file of it.
     weights : ndarray, [oc, K], float or int8
         Filters in (kh, kw, c) order; rounded to the program's storage type.
-    pim : PimSpec
-        The device that `program` was lowered for.
 
     Raises
     ------
@@ -36,9 +34,10 @@ def memory_image(program: PimProgram, weights: np.ndarray, pim: PimSpec) -> Memo
     """
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
-    tiling = Tiling.of(program.geometry, pim, program.dtype, Schedule.parse(program.schedule).gangs)
+    tiling = Tiling.of_program(program)
     pages = len(tiling.rows(range(tiling.tiles)))
-    lanes = np.zeros((pages, pim.elements_per_row(program.dtype), program.banks), NUMPY_DTYPE[program.dtype])
+    row = program.columns_per_row * program.elements_per_column
+    lanes = np.zeros((pages, row, program.banks), NUMPY_DTYPE[program.dtype])
     _fill(lanes, weights, tiling)
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)

@@ -80,6 +80,7 @@ def lower(
     return PimProgram(
         region=region,
         pim=pim.name,
+        pim_digest=pim.own_digest,
         dtype=dtype,
         geometry=geometry,
         pixel_begin=pixel_begin,

@@ -135,16 +135,28 @@ class Tiling:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> Tiling:
-        columns = -(-geometry.reduction // pim.elements_per_column(dtype))
-        chunks = -(-columns // pim.buffer_columns)
+        """On `pim`, with output channels over so many gangs; 0 for all."""
+        outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
+        return cls._cut(geometry, pim.columns_per_row, pim.buffer_columns, elements, outputs)
+
+    @classmethod
+    def of_program(cls, program: PimProgram) -> Tiling:
+        """That of `program`, by the organisation that it carries."""
+        row, buffer = program.columns_per_row, program.buffer_columns
+        return cls._cut(program.geometry, row, buffer, program.elements_per_column, program.tile_banks)
+
+    @classmethod
+    def _cut(cls, geometry: ConvGeometry, row: int, buffer: int, elements: int, outputs: int) -> Tiling:
+        """With rows and buffers of so many columns, of so many elements each."""
+        columns = -(-geometry.reduction // elements)
+        chunks = -(-columns // buffer)
         columns = -(-columns // chunks)
-        outputs = (gangs or pim.gangs) * pim.banks_per_gang
         return cls(
             chunks=chunks,
             columns=columns,
-            chunks_per_row=pim.columns_per_row // pim.buffer_columns,
-            elements_per_column=pim.elements_per_column(dtype),
-            slots=pim.buffer_columns // columns if chunks == 1 else 1,
+            chunks_per_row=row // buffer,
+            elements_per_column=elements,
+            slots=buffer // columns if chunks == 1 else 1,
             outputs=outputs,
             tiles=-(-geometry.oc // outputs),
         )

@@ -10,7 +10,6 @@ import tvm_ffi
 from tvm import relax
 
 from pimflow.core.program import MemoryImage, PimProgram
-from pimflow.hardware import PimSpec
 from pimflow.host import interrupts, native
 from pimflow.pim_backend.programs.layout import memory_image
 
@@ -28,7 +27,7 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
         values = [binding.value for binding in function.body.blocks[0].bindings]
         product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
         weights = np.from_dlpack(product.args[1].value).T
-        image = memory_image(program, weights, PimSpec.load(program.pim))
+        image = memory_image(program, weights)
         add_region(module, str(function.attrs["global_symbol"]), program, image)
     return [module]
 

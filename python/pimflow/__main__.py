@@ -11,7 +11,7 @@ def run() -> None:
     """Run one command, and leave with its exit code."""
     without_torch.install()
     try:
-        from pimflow.cli import main  # takes long enough to be interrupted
+        from pimflow.cli.main import main  # takes long enough to be interrupted
     except KeyboardInterrupt:
         print("pimflow: interrupted", file=sys.stderr)
         sys.exit(130)

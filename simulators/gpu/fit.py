@@ -211,15 +211,21 @@ def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> 
     return dataclasses.replace(gpu, launch_ns=float(min(LAUNCHES_NS, key=median_ape)))
 
 
-def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, launch: bool = False) -> str:
-    """Source of the constants, or of the launch, of a fit to `samples`.
+def _part(split: str) -> str:
+    return "half of its shapes, by hash" if split == "hash" else "all of it"
 
-    It begins with ``assumed`` if some are not fitted.
+
+def launch_source(samples: Sequence[Sample], data: str, split: str) -> str:
+    """Source of a launch that was fitted to `samples`, rows of the file `data`."""
+    rows = sum(sample.dtype == "fp32" for sample in samples)
+    return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({_part(split)})"
+
+
+def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -> dict[str, str]:
+    """Source of every constant of `gpu`, which `fit` fitted to `samples`, rows of the file `data`.
+
+    A constant that was not fitted is assumed, and keeps the reason for it that it had.
     """
-    half = "half of its shapes, by hash" if split == "hash" else "all of it"
-    if launch:
-        rows = sum(sample.dtype == "fp32" for sample in samples)
-        return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({half})"
     groups = group(samples)
     fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
@@ -227,22 +233,31 @@ def provenance(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, l
         fitted |= set(_free([member], suffix))
         if _splits([member]):
             fitted.add(f"split_limit{suffix}")
-    assumed = sorted(key for key in gpu.efficiency if key not in fitted)
-    source = f"scripts/fit_gpu_model.py, {len(samples)} rows of {data} ({half})"
-    return f"assumed: {', '.join(assumed)}; others fitted by {source}" if assumed else source
+    runs = "Accel-Sim runs" if all(sample.channels for sample in samples) else "measured kernels"
+    source = f"fitted to {runs}: {len(samples)} rows of {data} ({_part(split)}), scripts/fit_gpu_model.py"
+    found = {}
+    for key in gpu.efficiency:
+        reason = gpu.sources.get(f"efficiency.{key}", "")
+        reason = reason if "assumed" in reason else f"assumed: not fitted; no row of {data} tells it"
+        found[key] = source if key in fitted else reason
+    return found
 
 
-def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
+def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str, str]) -> None:
     """Replace the table ``efficiency`` of a GPU's TOML file; the rest stays as it is.
+
+    `sources` says for each constant where it comes from.
 
     Raises
     ------
     SpecError
         If the file cannot be read or written, or has no such table.
     """
-    values = "".join(f"{key} = {value:g}\n" for key, value in sorted(gpu.efficiency.items()))
-    fitted = f"[efficiency]\nsource = {json.dumps(source)}\n[efficiency.value]\n{values}\n"
-    _rewrite(path, "efficiency", r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", fitted)
+    rows = "".join(
+        f"{key} = {{ value = {value:g}, source = {json.dumps(sources[key])} }}\n"
+        for key, value in sorted(gpu.efficiency.items())
+    )
+    _rewrite(path, "efficiency", r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", f"[efficiency]\n{rows}\n")
 
 
 def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:

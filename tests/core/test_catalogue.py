@@ -69,6 +69,22 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
         assert row["field"] in text and row["source"] in text
 
 
+def test_each_constant_of_the_gpu_model_is_judged_by_its_own_source(capsys):
+    """Fitted to Accel-Sim runs, or assumed: what is not fitted does not stand for the rest."""
+    code, out, _ = run(capsys, "rtx-2060-pim32", "--json")
+    found = json.loads(out)
+    rows = {row["field"]: row for row in found["values"] if row["field"].startswith("efficiency.")}
+    assumed = {f"efficiency.{key}" for key in ("depthwise", "gemv", "kernel_cycles_depthwise", "l2_resident")}
+    assumed |= {f"efficiency.{key}" for key in ("split_cycles", "split_limit", "stream")}
+    assert code == 0 and len(rows) == 21
+    assert {field for field in found["assumed"] if field in rows} == assumed
+    for field, row in rows.items():
+        assert row["source"].startswith("assumed: " if field in assumed else "fitted to Accel-Sim runs: ")
+    told = [row for row in system().assumptions() if ": efficiency" in row]
+    assert {re.search(r"efficiency\.\w+", row)[0] for row in told} == assumed and len(told) == len(assumed)
+    assert "simd_fma_per_sm_cycle.fp32" not in found["assumed"]
+
+
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     pim = PimSpec.load(name)

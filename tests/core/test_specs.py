@@ -225,7 +225,7 @@ def numbers(table: dict) -> dict[str, object]:
     """Every field of a file, one level into its sections."""
     found = {}
     for key, value in table.items():
-        if key in ("timing", "energy") and "value" not in value:
+        if isinstance(value, dict) and "value" not in value:
             found |= {f"{key}.{name}": item for name, item in value.items()}
         elif key not in PLAIN or key in ("timing", "energy"):
             found[key] = value
@@ -301,7 +301,9 @@ def test_a_table_begins_as_another_devices(tmp_path):
     mine, theirs = GpuSpec.load(path), GpuSpec.load("v100")
     assert mine.efficiency == {**theirs.efficiency, "dram": 0.5}
     assert theirs.efficiency["dram"] != 0.5
-    assert mine.sources["efficiency"] == "assumed: a test"
+    assert mine.sources["efficiency.dram"] == "assumed: a test"
+    for key in theirs.efficiency.keys() - {"dram"}:
+        assert mine.sources[f"efficiency.{key}"] == f"assumed: a test ({theirs.sources[f'efficiency.{key}']})"
 
 
 @pytest.mark.parametrize(
@@ -309,6 +311,10 @@ def test_a_table_begins_as_another_devices(tmp_path):
     [
         ('efficiency = { as = "v1000" }', "field 'efficiency': no other embedded device 'v1000'.*v100"),
         ('efficiency = { as = "v100", value = 3 }', "field 'efficiency': only a table"),
+        (
+            'efficiency = { as = "v100", dram = 1 }',
+            "unknown 'dram' beside 'as'; its own values go into 'value'",
+        ),
         ('sms = { as = "v100" }', "field 'sms': only a table"),
     ],
 )

@@ -1,6 +1,7 @@
 """What does the command line print, and with which exit code does it end?"""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -143,6 +144,10 @@ def test_explain_prints_candidates_and_why(capsys):
         code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *options)
         names = [c["name"] for c in json.loads(out)["candidates"]]
         assert code == 0 and "PIM" in names and name in names
+        (pim,) = (c for c in json.loads(out)["candidates"] if c["name"] == "PIM")
+        assert pim["cost"]["known"] == {"pim": "simulated", "crossbar": "analytic"}
+    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", "--quiet")
+    assert code == 0 and re.search(r"^\* PIM .* uJ  pim simulated, crossbar analytic  ", out, re.M)
 
 
 def test_modes_restrict_the_candidates(capsys):

@@ -80,6 +80,25 @@ def test_report_says_where_the_energy_goes_and_what_is_saved(toy):
     assert f"{saved['total'] / 1e9:+.2f} mJ: {saved['shorter_runtime'] / 1e9:+.2f} mJ by shorter" in line
 
 
+def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
+    """A transfer over the crossbar is computed, but the PIM programs beside it were simulated."""
+    report = toy[1].report
+    of_mode = {
+        "GPU": {"gpu": "analytic"},
+        "PIM": {"pim": "simulated", "crossbar": "analytic"},
+        "SPLIT": {"pim": "simulated", "gpu": "analytic", "crossbar": "analytic"},
+    }
+    assert {region["mode"] for region in report["regions"]} >= {"GPU", "PIM"}
+    assert all(region["known"] == of_mode[region["mode"]] for region in report["regions"])
+    lines = report_table(report, None).splitlines()
+    assert "known     crossbar analytic; gpu analytic; pim simulated" in lines
+    first, *others = report["regions"]
+    mixed = report | {"regions": [first | {"known": {"gpu": "measured"}}, *others]}
+    rest = sum("gpu" in region["known"] for region in others)
+    told = f"gpu measured (1 of the regions), analytic ({rest} of the regions); pim simulated"
+    assert told in report_table(mixed, None)
+
+
 def test_what_stayed_on_the_gpu_says_why(toy):
     for region in toy[1].report["regions"]:
         assert bool(region["reason"]) == (region["mode"] == "GPU"), region
@@ -282,8 +301,8 @@ def test_fp32_mode_matches_to_rounding():
 
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     def corrupt(function):
-        def wrapped(program, weights, pim):
-            image = function(program, weights, pim)
+        def wrapped(program, weights):
+            image = function(program, weights)
             image.table[0, 0] = -1
             return image
 

@@ -1,6 +1,7 @@
 """Do ``--decompose`` and what it asks for reach the result, the report and the errors?"""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition.factorisation import Request
 from pimflow.errors import UsageError
 from pimflow.hardware import system
+from pimflow.placement import Goal
+from pimflow.placement import search as search_graph
 
 LAYERS = ["stem.conv", "block.expand.conv", "block.project.conv", "widen.conv", "down.conv"]
 
@@ -81,6 +84,53 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     assert again.plan.choices == compiled.plan.choices
 
 
+@pytest.mark.parametrize(("where", "fuse"), [("all", False), ("pays", True)])
+def test_the_baseline_is_the_network_that_was_given(where, fuse):
+    """In every figure; on short launches, so that some layers pay as chains."""
+    own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+    request, modes = f"tucker:0.5,where={where}", "gpu,pim"
+    found = api.compile("toy", target_system=own, decompose=request, modes=modes, fuse=fuse).report
+    assert found["decomposition"]["layers"]
+
+    def given(on):
+        return api.search("toy", on, modes=modes, fuse=fuse).gpu_only
+
+    alone = given(own)
+    assert found["baseline"] == "the network as it was given, on the GPU with all memory channels"
+    assert found["latency_gpu_only_ns"] == alone.latency_ns
+    assert found["energy_gpu_only_pj"] == pytest.approx(alone.energy_pj)
+    assert found["energies_gpu_only_pj"] == pytest.approx(alone.energies_pj)
+    assert found["savings_pj"]["total"] == pytest.approx(alone.energy_pj - found["energy_pj"])
+    assert found["speedup"] == pytest.approx(alone.latency_ns / found["latency_ns"])
+    assert sum(region["latency_gpu_only_ns"] for region in found["regions"]) == pytest.approx(
+        alone.latency_ns
+    )
+    changed = api.search("toy", own, decompose=request, modes=modes, fuse=fuse)
+    assert changed.baseline == alone != changed.gpu_only
+    assert found["changed_gpu_only"]["latency_ns"] == changed.gpu_only.latency_ns
+    assert found["changed_gpu_only"]["energy_pj"] == changed.gpu_only.energy_pj
+    assert "baseline  the network as it was given" in report.table(found, None)
+
+    none = own.with_launches(gpu_ns=0.0, pim_ns=0.0)
+    plan = search_graph(changed.graph, none, goal=Goal(modes=modes))
+    ratio = given(none).latency_ns / plan.evaluation.latency_ns
+    assert found["speedup_without_launch"] == pytest.approx(ratio)
+    ratios = {each["what"]: each["speedup"] for each in found["conventions"]}
+    if where == "all":
+        other = replace(own, copies="made")
+        plan = api.search("toy", other, decompose=request, modes=modes, fuse=fuse).evaluation
+        assert ratios["copies made"] == pytest.approx(given(other).latency_ns / plan.latency_ns)
+
+
+@pytest.mark.parametrize("options", [{"optimize_skips": "pool"}, {"fuse_activations": True}])
+def test_what_works_on_chains_changes_no_baseline(options):
+    found = api.search("toy", decompose="tucker:0.5", modes="gpu", **options)
+    assert found.baseline == api.search("toy", modes="gpu").gpu_only
+    assert found.gpu_only != found.baseline
+    reasons = {choice.reason for choice in found.plan.choices}
+    assert any("no mixed plan of the changed network beats" in reason for reason in reasons)
+
+
 def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
@@ -88,7 +138,7 @@ def test_nothing_is_decomposed_where_nothing_pays():
     part = compiled.report["decomposition"]
     assert part["layers"] == [] and part["kept"] == LAYERS
     assert part["max_relative_difference"] == 0 and part["weight_bytes"] == part["weight_bytes_original"]
-    assert compiled.report["skips"] is None
+    assert compiled.report["skips"] is None and compiled.report["changed_gpu_only"] is None
     assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report.table(compiled.report, None)
 
 

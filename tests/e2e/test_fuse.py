@@ -92,7 +92,7 @@ def test_tensors_inside_take_no_memory():
     alone, network = system(pim_channels=0), frontend.load("toy")
     pools = []
     for fuse in (False, True):
-        found = search.search_network(network, alone, fuse=fuse)
+        _, found = search.search_network(network, alone, fuse=fuse)
         built = build.build(network, found, targets.named_target("llvm+pim"))
         pools.append(built.memory.pool_bytes)
     assert pools[1] < pools[0]

@@ -34,7 +34,7 @@ def as_on_the_command_line():
 def run():
     """Verifies a compiled network."""
     network, on = frontend.load("toy"), system()
-    searched = api.search_network(network, on, None)
+    _, searched = api.search_network(network, on, None)
     built = build.build(network, searched, targets.named_target("llvm+pim"))
     inputs = network.example_inputs()
     expected = network.reference(inputs)

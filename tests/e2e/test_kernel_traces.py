@@ -24,7 +24,7 @@ LAYER = "conv:1x32x14x14,40,1x1"
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main.main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
+    code = main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
     out = capsys.readouterr()
     return code, out.out, out.err
 
@@ -157,7 +157,7 @@ def test_directories_that_cannot_be_traced(capsys, tmp_path, directory):
     code, _, err = run(capsys, directory, "-o", target, "--gpu", "v100")
     assert code == 2 and "was compiled for gpu 'rtx-2060-pim32'" in err and err.count("\n") == 1
     code, _, err = run(capsys, directory, "-o", target, "--dtype", "fp16")
-    assert code == 2 and "has its own dtype" in err
+    assert code == 2 and "--dtype: " in err and "of its own; leave that out" in err
     for name, old, new in (("regions.json", "fp16", "fp32"), ("plan.json", "SPLIT", "GPU")):
         text = (directory / name).read_text()
         (directory / name).write_text(text.replace(old, new))

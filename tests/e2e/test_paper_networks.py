@@ -1,9 +1,15 @@
-"""Does the Relay snippet compile networks of the paper, for both targets?
+"""Does the Relay snippet compile networks of the paper, and do the pages say what it found?
 
-`scripts/verify_modes.py` compiles all of them, in every mode.
+`scripts/verify_modes.py` compiles all of them, in every mode. Of the figures on the pages, those of two
+networks are computed anew, from the searches of the snippet and a few that share their costs; the others are
+compared with one another.
 """
 
-from dataclasses import dataclass
+import importlib
+import re
+import sys
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 import pimflow  # isort: skip  first: it gives TVM the Relay that the others import  # noqa: F401
 
@@ -12,15 +18,18 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+from page_tables import README, RESULTS, ROOT, block, row, rows
 from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import zoo
 from pimflow.api import compile as api
+from pimflow.api.published.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
 from pimflow.compiler import build
 from pimflow.frontend import Network
+from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.placement import Searched
+from pimflow.placement import Goal, Searched, search
 
 pytestmark = pytest.mark.long
 
@@ -31,6 +40,7 @@ NETWORKS = ("mobilenet-v2", "efficientnet-b0")
 class Ran:
     """What the snippet gave, and what it found on the way."""
 
+    model: str
     y: np.ndarray
     reference: np.ndarray
     network: Network
@@ -47,14 +57,14 @@ def ran(request, tmp_path_factory):
     search = api.search_network
 
     def remembered(network, *args, **options):
-        found.append((network, search(network, *args, **options)))
-        return found[-1][1]
+        found.append(search(network, *args, **options))
+        return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "search_network", remembered)
         y = snippet(path, x)
     ((network, searched),) = found
-    return Ran(y=y, reference=reference[0], network=network, searched=searched)
+    return Ran(model=request.param, y=y, reference=reference[0], network=network, searched=searched)
 
 
 def snippet(path, x) -> np.ndarray:
@@ -81,3 +91,106 @@ def test_its_kernels_build_for_cuda(ran):
     kernels = build.build(ran.network, ran.searched, named_target("cuda+pim")).kernels
     assert "mma_sync" in kernels.source  # tensor cores
     assert kernels.compiler or "found" in kernels.flaw
+
+
+# --- the figures on the pages ---
+
+
+@pytest.fixture
+def compare_networks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    yield importlib.import_module("compare_networks")
+    sys.modules.pop("compare_networks", None)
+
+
+def pair(found: dict) -> str:
+    return f"{found['convolutions_speedup']:.3f} / {found['speedup']:.3f}"
+
+
+def test_what_is_claimed_is_what_is_found(ran, compare_networks):
+    """In full, under `strict`: one figure of a price that moves moves these."""
+    own = result(ran.searched)
+    convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
+    shown = row(README, "networks", network=ran.model, **convention)
+    assert tuple(shown.values()) == compare_networks.row(ran.model, ran.searched)
+    assumed = row(README, "launches", PIM_launch=f"{system().pim_launch_ns:g} ns (assumed)")
+    assert assumed[ran.model] == f"{own['speedup']:.3f}x"
+    shown = row(RESULTS, "pimflow speed-up full strict", network=ran.model)
+    assert shown["GPU alone, ms"] == f"{own['latency_gpu_only_ns'] / 1e6:.4f}"
+    assert shown["pimflow"] == pair(own)
+    shown = row(RESULTS, "pimflow energy", network=ran.model, **{"accounting, timing": "full, strict"})
+    alone_pj = own["energy_gpu_only_pj"]
+    assert shown["GPU alone, mJ"] == f"{alone_pj / 1e9:.2f}"
+    assert shown["pimflow"] == f"{own['energy_change']:+.1%}"
+    assert shown["its COMPs"] == f"{own['energies_pj']['pim_comp'] / alone_pj:.1%}"
+
+
+@pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
+def test_the_first_example_is_what_is_found(ran):
+    """Layer by layer, and as the paper accounts."""
+    found = ran.searched
+    shown = block(README, "compile")
+    figures = re.findall(r"^(\S+) +(GPU|PIM|SPLIT|PIPELINE) .* (\S+) →\s+(\S+) us$", shown, flags=re.M)
+    assert len(figures) > 40
+    for name, mode, before_us, after_us in figures:
+        assert found.plan.choice(name).mode == mode
+        assert before_us == f"{found.gpu_only.region_ns[name] / 1e3:.2f}"
+        assert after_us == f"{found.evaluation.region_ns[name] / 1e3:.2f}"
+    before, after = found.gpu_only, found.evaluation
+    speedup = before.latency_ns / after.latency_ns
+    total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x; "
+    assert total in shown
+    assert f"energy {before.energy_pj / 1e9:.2f} → {after.energy_pj / 1e9:.2f} mJ" in shown
+
+
+@pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
+def test_other_conventions_are_what_is_found(ran, compare_networks):
+    """Other launches, and the published accounting, timing, loop orders and splits."""
+    found, costs = ran.searched, ran.searched.maker.costs
+    for launch_ns, kind in compare_networks.launches_ns().items():
+        shown = row(README, "launches", PIM_launch=f"{launch_ns:g} ns" + (f" ({kind})" if kind else ""))
+        if launch_ns in (0.0, found.system.gpu.launch_ns):
+            other = search(found.graph, replace(found.system, pim_launch_ns=launch_ns), costs, Goal())
+            speedup = other.gpu_only.latency_ns / other.evaluation.latency_ns
+            assert shown[ran.model] == f"{speedup:.3f}x"
+    convention = CONVENTIONS[0]
+    searches = Searches(costs.profiling)
+    shown = row(RESULTS, f"pimflow speed-up {' '.join(convention)}", network=ran.model)
+    for each in (PIMFLOW, OURS):
+        other = searches.search(ran.model, each.system(*convention), Goal(modes=each.modes))
+        assert shown[each.name] == pair(result(other))
+    accounting, timing = convention
+    listed = {"network": ran.model, "accounting": accounting, "timing": timing, "splits": "exact"}
+    assert tuple(row(README, "networks", **listed).values()) == compare_networks.row(ran.model, other)
+
+
+def test_the_pages_agree_with_one_another():
+    """Means are those of the networks beside them, and both pages give the same."""
+    for accounting, timing in CONVENTIONS:
+        *lines, mean = rows(RESULTS, f"pimflow speed-up {accounting} {timing}")[:6]
+        assert mean["network"] == "geometric mean"
+        for line in lines:
+            listed = {"network": line["network"], "accounting": accounting, "timing": timing}
+            shown = row(README, "networks", **listed, splits="exact")
+            assert shown["GPU only, ms"] == line["GPU alone, ms"]
+            assert shown["speed-up"] == line["pimflow"].partition(" / ")[2] + "x"
+        for name in (PIMFLOW.name, OURS.name):
+            for part, figure in enumerate(mean[name].split(" / ")):
+                found = geometric_mean(float(line[name].split(" / ")[part]) for line in lines)
+                assert float(figure) == pytest.approx(found, abs=1.01e-3)
+    for line in rows(README, "launches"):
+        launch, *speedups, mean = (cell.rstrip("x") for cell in line.values())
+        assert float(mean) == pytest.approx(geometric_mean(map(float, speedups)), abs=1.01e-3)
+        if launch.endswith("(assumed)"):
+            claimed = rows(RESULTS, "pimflow speed-up full strict")[5]["pimflow"]
+            assert mean == claimed.partition(" / ")[2]
+
+
+def test_the_sentences_say_what_the_tables_say():
+    text = " ".join(RESULTS.read_text(encoding="utf-8").split())
+    mean = rows(RESULTS, "pimflow speed-up paper ramulator-pimflow")[5]
+    full = rows(RESULTS, "pimflow speed-up full strict")[5]["pimflow"].partition(" / ")[2]
+    paper = mean[OURS.name].partition(" / ")[2]
+    assert f"in its configuration, the mean is {mean[PIMFLOW.name]}, " in text
+    assert f"every loop order and the best splits it is {mean[OURS.name]}." in text
+    assert f"In full, {float(full):.2f} is left of {float(paper):.2f};" in text

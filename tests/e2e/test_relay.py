@@ -10,11 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-from tvm import relay
+from branching import wide_branches
+from skip_networks import hourglass
+from tvm import relax, relay
 from tvm.contrib import graph_executor
 
-from pimflow import zoo
-from pimflow.errors import ArtifactError, PlanError, UnknownNameError, UsageError
+from pimflow import frontend, zoo
+from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNameError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,11 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     with tvm.transform.PassContext(opt_level=3, config=config):
         assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
     (tmp_path / "plan.json").write_text(found.plan.to_json())
-    with tvm.transform.PassContext(config={**config, "pimflow.plan": str(tmp_path / "plan.json")}):
+    config["pimflow.plan"] = str(tmp_path / "plan.json")
+    with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="--solver has no effect"):
+        relay.build(mod, target="llvm+pim", params=params)
+    del config["pimflow.solver"]
+    with tvm.transform.PassContext(config=config):
         again = relay.build(mod, target="llvm+pim", params=params).plan
     assert [c.mode for c in again.choices] == [c.mode for c in found.plan.choices]
 
@@ -129,11 +135,105 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
         ({"pimflow.system": 3}, UsageError, "a name or a file"),
         ({"pimflow.system": "pimflaw"}, UnknownNameError, "pimflow"),
         ({"pimflow.plan": "nowhere.json"}, PlanError, "nowhere.json"),
+        ({"pimflow.decompose": "tuker:0.1"}, UnknownNameError, "tucker"),
+        ({"pimflow.decompose": "tucker:none"}, UsageError, "rank .none."),
+        ({"pimflow.decompose": "tucker:0.1,where=some"}, UsageError, "all, pays"),
+        ({"pimflow.decompose": 0.1}, UsageError, "a Request or its text"),
+        ({"pimflow.optimize_skips": "pol"}, UnknownNameError, "pool"),
+        ({"pimflow.reorder": "perhaps"}, UsageError, r"pimflow\.reorder is True or False"),
+        ({"pimflow.fuse_activations": 2}, UsageError, r"pimflow\.fuse_activations is True or False"),
+        ({"pimflow.primitives": "some"}, UsageError, r"pimflow\.primitives is True or False"),
+        ({"pimflow.max_memory_bytes": 0}, UsageError, "max_memory_bytes 0"),
+        ({"pimflow.max_memory_bytes": "1MiB"}, UsageError, "max_memory_bytes"),
     ],
 )
 def test_wrong_options_are_refused_at_once(config, error, says):
     with pytest.raises(error, match=says):
         tvm.transform.PassContext(config=config)
+
+
+def toy_model():
+    return zoo.load("toy")
+
+
+def outputs(module, x):
+    m = graph_executor.GraphModule(module["default"](tvm.cpu()))
+    m.set_input(0, x)
+    m.run()
+    return m.get_output(0).numpy()
+
+
+ASKED = {
+    "decompose where it pays": (toy_model, {"decompose": "tucker:0.1,where=pays"}),
+    "fuse activations": (hourglass, {"decompose": "tucker:0.25", "fuse_activations": True, "modes": "gpu"}),
+    "optimise skips": (hourglass, {"decompose": "tucker:0.25", "optimize_skips": "paper"}),
+    "reorder": (wide_branches, {"reorder": True}),
+    "several": (toy_model, {"decompose": "tucker:0.5", "reorder": True, "fuse": True, "modes": "gpu"}),
+}
+
+
+def asking(options):
+    return tvm.transform.PassContext(config={f"pimflow.{key}": value for key, value in options.items()})
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_relay_builds_what_compile_does(asked):
+    """The same plan and the same bits for the same options, and not what it builds without them."""
+    model, options = ASKED[asked]
+    mod, params = relay.frontend.from_onnx(model())
+    with asking(options):
+        lib = relay.build(mod, target="llvm+pim", params=params)
+    compiled = pimflow.compile(mod, **options)
+    assert compiled.verification.verified and lib.plan == compiled.plan
+    (x,) = frontend.load(mod).example_inputs().values()
+    y = outputs(lib.module, x)
+    assert (y == outputs(compiled.builds[0].module, x)).all()
+    assert lib.plan != pimflow.search(mod).plan
+
+
+def test_the_pipeline_builds_the_same(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    with asking({"decompose": "tucker:0.5"}):
+        y = outputs(relay.build(mod, target="llvm+pim", params=params).module, toy[1])
+    executable = tvm.compile(mod, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(decompose="tucker:0.5"))
+    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(toy[1]))
+    assert (y == found.numpy()).all() and np.abs(y - toy[2]).max() > 0.1 * np.abs(toy[2]).max()
+
+
+def test_a_memory_budget_in_the_pass_context():
+    """What no plan keeps to is refused with the least that one does; that one is what compile finds."""
+    mod, params = relay.frontend.from_onnx(zoo.load("toy"))
+    with pytest.raises(InfeasibleError) as refused, asking({"fuse": True, "max_memory_bytes": 1000}):
+        relay.build(mod, target="llvm+pim", params=params)
+    budget = {"fuse": True, "max_memory_bytes": refused.value.demand}
+    with asking(budget):
+        plan = relay.build(mod, target="llvm+pim", params=params).plan
+    assert plan == pimflow.search(mod, **budget).plan != pimflow.search(mod, fuse=True).plan
+
+
+def test_primitives_in_the_pass_context():
+    """Those of a GPU are candidates, as `select` makes them, for a GPU's code alone."""
+    mod, params = relay.frontend.from_onnx(zoo.load("toy"))
+    fp32 = pimflow.system(dtype="fp32")
+    with asking({"system": fp32, "primitives": True}):
+        lib = relay.build(mod, target="cuda+pim", params=params)
+        with pytest.raises(UsageError, match="no kernels for a GPU"):
+            relay.build(mod, target="llvm+pim", params=params)
+    assert lib.plan == pimflow.search(mod, fp32, select={"device": "cuda"}).plan
+    assert any(choice.primitive for choice in lib.plan.choices)
+    with pytest.raises(UsageError, match="fp32"), asking({"primitives": True}):
+        relay.build(mod, target="cuda+pim", params=params)
+
+
+def test_options_that_contradict_one_another_are_refused(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    for options, target, error, says in (
+        ({"fuse_activations": True}, "llvm+pim", UsageError, "joins the chains of decomposed layers"),
+        ({"decompose": "tucker:0.5"}, "llvm", UsageError, r"'llvm' has no PIM, and pimflow\.decompose"),
+        ({"decompose": "tucker:0.5", "plan": pimflow.search(mod).plan}, "llvm+pim", PlanError, "another net"),
+    ):
+        with asking(options), pytest.raises(error, match=says):
+            relay.build(mod, target=target, params=params)
 
 
 def test_the_graph_executor_has_its_calls(toy, built):

@@ -85,8 +85,20 @@ def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
 def test_pytorch_can_be_imported_after_tvm(tmp_path):
     (tmp_path / "torch.py").write_text("VALUE = 7\n", encoding="utf-8")
     code = (
-        "from pimflow import native, without_torch; without_torch.install(); native.load(); "
+        "from pimflow.host import native, without_torch; without_torch.install(); native.load(); "
         "import sys; assert 'torch' not in sys.modules; import torch; assert torch.VALUE == 7"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_every_public_name_is_there():
+    """In a fresh process, as ``from pimflow import *`` asks for them."""
+    script = "from pimflow import *; import pimflow; print(*(set(pimflow.__all__) - set(globals())))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    import pimflow
+    from pimflow.api import simulate as simulation
+
+    assert all(callable(getattr(pimflow, name)) for name in pimflow.__all__)
+    assert pimflow.simulate is simulation.simulate

@@ -75,7 +75,8 @@ def _place(path, geometry, split: Choice):
     plan = Plan(model="", system="", gpu_channels=16, choices=choices, latency_ns=0.0, lower_bound_ns=0.0)
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
-    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
+    (path / "pim.json").write_text(NEWTON.to_json())
+    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
     (path / "interface.json").write_text(Interface(inputs={}, sha256=digests).to_json())
 
 
@@ -171,9 +172,10 @@ def test_gpu_parts_are_those_that_pim_leaves(directory):
     ("options", "code", "says"),
     [
         (["--format", "aim"], 2, "'first' (weight-stationary, 4 buffers of 1 pixel) has no AiM form"),
-        (["--format", "pim", "--dtype", "fp16"], 2, "has its own dtype, channels and loop orders"),
-        (["--format", "pim", "--pim-channels", "4"], 2, "has its own dtype, channels and loop orders"),
-        (["--format", "pim", "--scheduling", "newton+"], 2, "leave out --dtype, --pim-channels and --sch"),
+        (["--format", "pim", "--dtype", "fp16"], 2, "--dtype: "),
+        (["--format", "pim", "--pim-channels", "4"], 2, "--pim-channels: "),
+        (["--format", "pim", "--scheduling", "newton+"], 2, "loop orders of its own; leave that out"),
+        (["--format", "pim", "--pim", "newton-gddr6"], 2, "has a device, a dtype"),
         (["--format", "perfetto", "--timing", "ramulator-pimflow"], 2, "shows the clocks of timing 'strict'"),
     ],
 )
@@ -204,7 +206,7 @@ def test_a_directory_for_another_device(capsys, tmp_path, directory):
     for path in (directory / "programs").iterdir():
         path.write_text(path.read_text().replace("newton-gddr6", "mine"))
     code, _, err = run(capsys, "trace", directory, "--format", "pim", "-o", tmp_path / "out")
-    assert code == 2 and "was compiled for pim 'mine'" in err
+    assert code == 3 and err.count("\n") == 1 and "was lowered for another pim 'mine'" in err
 
 
 def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):

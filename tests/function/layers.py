@@ -104,7 +104,7 @@ class Layer:
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:
         with np.errstate(over="ignore", invalid="ignore"):
-            return memory_image(program, w.reshape(self.oc, -1), self.pim)
+            return memory_image(program, w.reshape(self.oc, -1))
 
 
 def axis(draw: st.DrawFn, largest: int) -> tuple[int, int, int, int, int, int]:

@@ -35,7 +35,7 @@ def test_threads_do_not_change_values(layer):
 WITHOUT_THREADS = """
 import threading, numpy as np
 from layers import Layer
-from pimflow.simulators.functional import execute
+from pimflow.simulators.pim.functional import execute
 try:
     threading.Thread(target=print).start()
 except RuntimeError:

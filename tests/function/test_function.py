@@ -103,11 +103,13 @@ def test_loops_mean_what_they_expand_to(layer):
 @given(layers(), st.sampled_from((1, 3, 4, 8)))
 def test_buffers_smaller_than_a_row(layer, buffer_columns):
     """The very bits of the program whose buffers hold a row."""
-    layer = replace(layer, pixel_end=min(layer.geometry.pixels, layer.pixel_begin + 9))
+    whole = replace(layer.pim, buffer_columns=layer.pim.columns_per_row)
+    layer = replace(layer, pim=whole, pixel_end=min(layer.geometry.pixels, layer.pixel_begin + 9))
     x, w = layer.operands()
     program = in_small_buffers(layer, buffer_columns)
     expected = in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
-    assert (bits(execute(program, layer.image(program, w), x)) == bits(expected)).all()
+    image = layer.image(replace(program, buffer_columns=whole.buffer_columns), w)  # where the rows lie
+    assert (bits(execute(program, image, x)) == bits(expected)).all()
 
 
 def test_largest_integers():

@@ -158,7 +158,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 
 def test_command(capsys):
-    assert main.main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
+    assert main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
     assert found["reduction"] == pytest.approx(1 - found["dram_bytes"] / found["dram_bytes_unfused"])
@@ -166,14 +166,14 @@ def test_command(capsys):
     assert sum(group["dram_bytes"] for group in found["groups"]) == found["dram_bytes"]
     assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in found["groups"])
     assert sum(row["memory"] for row in found["layers"]) == pytest.approx(1)
-    assert main.main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
+    assert main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
     assert "less" in capsys.readouterr().out
 
 
 def test_a_decomposed_network_is_fused(capsys):
     """Against the original's layers, whose outputs it does not give."""
     options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
-    assert main.main(["fuse", "toy", *options]) == 0
+    assert main(["fuse", "toy", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dram_bytes_original"] == fuse.fuse("toy").dram_bytes_unfused
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
@@ -208,6 +208,6 @@ def test_a_decomposed_network_is_fused(capsys):
     ],
 )
 def test_bad_input(options, code, message, capsys):
-    assert main.main(["fuse", "toy", "--quiet", *options]) == code
+    assert main(["fuse", "toy", "--quiet", *options]) == code
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""

@@ -117,7 +117,7 @@ def toy():
 def test_command(dtype, on_chip, bound, capsys):
     """Tiles, retained rows, results over operands; all of it as counted."""
     options = ["--json", "--quiet", "--on-chip", on_chip, "--halo", "retain", "--dtype", dtype]
-    assert main.main(["fuse", "toy", *options, "--execute"]) == 0
+    assert main(["fuse", "toy", *options, "--execute"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in found["groups"])
@@ -135,7 +135,7 @@ def test_command(dtype, on_chip, bound, capsys):
     ],
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
-    assert main.main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
+    assert main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
 
@@ -172,7 +172,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
 def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
-    assert main.main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
+    assert main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert max(group["tile"]["tiles"] for group in found["groups"]) > 1

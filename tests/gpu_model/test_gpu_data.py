@@ -19,7 +19,7 @@ from scipy.stats import kendalltau
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit import fit_launch, provenance, write_launch
+from pimflow.simulators.gpu.fit import fit_launch, launch_source, write_launch
 from pimflow.simulators.gpu.fit_record import held_out
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.model import kernel_cost
@@ -230,7 +230,7 @@ def test_a_fitted_launch_replaces_only_its_line(tmp_path):
     path.write_text(text)
     changed = dataclasses.replace(P100, launch_ns=1234.5)
     samples = read_samples(DEEPBENCH, P100)
-    write_launch(path, changed, provenance(changed, samples, "rows.csv", "hash", launch=True))
+    write_launch(path, changed, launch_source(samples, "rows.csv", "hash"))
     found = GpuSpec.load(path)
     assert found.launch_ns == 1234.5
     assert "rows.csv (half of its shapes, by hash)" in found.sources["launch_ns"]
@@ -244,7 +244,8 @@ def test_a_fitted_launch_replaces_only_its_line(tmp_path):
 def test_a_transfer_holds_on_rows_it_was_not_fitted_to(name):
     gpu = GpuSpec.load(name)
     assert gpu.efficiency == V100.efficiency
-    assert gpu.sources["efficiency"].startswith("assumed: as v100")
+    sources = {gpu.sources[f"efficiency.{key}"] for key in gpu.efficiency}
+    assert len(sources) > 1 and all(source.startswith("assumed: as v100; ") for source in sources)
     samples = held_out(read_samples(DEEPBENCH, gpu), gpu)
     found = validate(samples, gpu)["fp32"]["all"]
     assert found["count"] == 20

@@ -14,7 +14,7 @@ from length import examples
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.simulators.gpu.fit import write_efficiency
+from pimflow.simulators.gpu.fit import efficiency_sources, write_efficiency
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 from pimflow.simulators.gpu.roofline import TILES, family
 from pimflow.simulators.gpu.samples import read_samples, validate
@@ -53,7 +53,8 @@ def test_every_value_of_a_preset_has_a_source(gpu):
     sourced = {f.name for f in dataclasses.fields(gpu)} - {"name", "description", "sources"}
     sourced -= set() if gpu.cuda_names else {"cuda_names"}  # no card is the simulated part
     assert sourced == {field.partition(".")[0] for field in gpu.sources}
-    assert {f"energy.{key}" for key in gpu.energy} <= set(gpu.sources)
+    for section in ("energy", "efficiency"):
+        assert {f"{section}.{key}" for key in getattr(gpu, section)} <= set(gpu.sources)
     assert all(source.strip() for source in gpu.sources.values())
 
 
@@ -76,7 +77,8 @@ def test_presets_have_the_peaks_of_their_data_sheets(name, bandwidth_gb_s, fp16_
 
 @pytest.mark.parametrize("name", ["rtx-2060", "h200"])
 def test_constants_that_are_only_transferred_say_so(name):
-    assert GPUS[name].sources["efficiency"].startswith("assumed")
+    gpu = GPUS[name]
+    assert all(gpu.sources[f"efficiency.{key}"].startswith("assumed: ") for key in gpu.efficiency)
 
 
 def test_an_unknown_gpu_lists_what_comes_near():
@@ -99,6 +101,15 @@ def test_accelsim_cycles_are_met():
     assert statistics.mean(errors.values()) < 0.04
     # pw_3136x144x24 on 32 channels is the only one above 10 %
     assert sum(error > 0.1 for error in errors.values()) <= 1
+
+
+def test_the_sources_are_those_that_the_fit_writes():
+    """A constant that was not fitted keeps the reason that the file gives, or says that it is assumed."""
+    own = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
+    assert efficiency_sources(SIMULATED, SAMPLES, ACCELSIM.name, "all") == own
+    bare = dataclasses.replace(SIMULATED, sources={})
+    for key, source in efficiency_sources(bare, SAMPLES, ACCELSIM.name, "all").items():
+        assert source.startswith("assumed: not fitted") if "assumed" in own[key] else source == own[key]
 
 
 def test_accelsim_kernels_are_ranked_as_measured():
@@ -307,8 +318,9 @@ def test_a_fit_replaces_only_its_table(tmp_path):
     path = tmp_path / "rtx-2060-pim32.toml"
     path.write_text(embedded.read_text())
     changed = dataclasses.replace(SIMULATED, efficiency={**SIMULATED.efficiency, "dram": 0.5})
-    write_efficiency(path, changed, "a test")
-    sources = {**SIMULATED.sources, "efficiency": "a test"}
+    own = {key: f"a test of {key}" for key in changed.efficiency}
+    write_efficiency(path, changed, own)
+    sources = {**SIMULATED.sources, **{f"efficiency.{key}": source for key, source in own.items()}}
     assert GpuSpec.load(path) == dataclasses.replace(changed, sources=sources)
     assert path.read_text().startswith("# The simulated GPU")
     assert list(tmp_path.iterdir()) == [path]

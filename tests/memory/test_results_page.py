@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pimflow import frontend
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     yield
-    for name in ("update_results", "update_readme", "reproduce_occamy"):
+    for name in ("update_results", "update_readme", "reproduce_occamy", "bench_memory"):
         sys.modules.pop(name, None)
 
 
@@ -38,6 +40,22 @@ def test_marks_are_the_tables_of_the_script(update_results):
     for name in update_results.TABLES:
         filled = update_results.fill(text, name, "|new|")
         assert filled.count("|new|") == 1 and filled.count("<!--") == text.count("<!--")
+
+
+@pytest.mark.parametrize("name", ["squeezenet-1.1"])
+def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_results, name):
+    """All but the time that it took."""
+    bench_memory = importlib.import_module("bench_memory")
+    module = frontend.load(name).module
+    found = bench_memory.zoo_table([bench_memory.zoo_row(name, module, way, 60.0) for way in (True, False)])
+    text = update_results.PAGE.read_text(encoding="utf-8")
+
+    def cells(table: str) -> list[list[str]]:
+        lines = [line.split(" | ") for line in table.splitlines() if line.startswith(f"| {name} |")]
+        return [line[:5] + line[6:] for line in lines]
+
+    pools = text.partition("<!-- pools begin")[2].partition("<!-- pools end")[0]
+    assert cells(pools) == cells(found) and len(cells(pools)) == 2
 
 
 def test_tables_of_a_small_network(reproduce_occamy):

@@ -18,7 +18,7 @@ from pimflow.primitive_selection.network_time import BUILT_BY
 
 WRITER = """
 import sys, time
-from pimflow.placement.cache import ResultCache
+from pimflow.host.result_cache import ResultCache
 cache = ResultCache(sys.argv[1])
 for i in range(int(sys.argv[3])):
     cache.put({(sys.argv[2], i): [i, "x" * 100]})

@@ -59,12 +59,11 @@ def branches(residual: bool = False) -> onnx.ModelProto:
 class Both:
     """A network, both of its forms, and what each mixture of them costs by itself."""
 
-    def __init__(self, model: object, request: str):
-        network = frontend.load(model)
+    def __init__(self, model: object, request: str, fuse: bool = False):
+        network, self.fuse = frontend.load(model), fuse
         self.change = decompose(network, Request.parse(request))
-        self.forms = Forms(
-            given=regions(network), decomposed=regions(self.change.network), chains=self.change.chains
-        )
+        given, decomposed = (regions(each, fuse=fuse) for each in (network, self.change.network))
+        self.forms = Forms(given=given, decomposed=decomposed, chains=self.change.chains)
         self.costs = Costs(SYSTEM, Profiling())
 
     def mixtures(self):
@@ -76,7 +75,8 @@ class Both:
         """What the mixed module itself consists of."""
         chosen = {each.layer: each for each in self.change.layers if each.layer in layers}
         network = self.change.original
-        return regions(replace(network, module=Decompose(chosen)(network.module)) if chosen else network)
+        mixed = replace(network, module=Decompose(chosen)(network.module)) if chosen else network
+        return regions(mixed, fuse=self.fuse)
 
     def value(self, layers: tuple[str, ...], goal: Goal) -> float:
         return goal.value(search(self.graph(layers), SYSTEM, self.costs, goal).evaluation)
@@ -93,18 +93,24 @@ def branched() -> Both:
 
 
 @pytest.fixture(scope="module")
+def fusing() -> Both:
+    return Both("toy", "tucker:0.5", fuse=True)
+
+
+@pytest.fixture(scope="module")
 def residual() -> Both:
     return Both(branches(residual=True), "tucker:0.4")
 
 
-def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched):
+def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     keeping = branched.forms.given.region("first")
     assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs
-    for both in (toy, branched):
+    for both in (toy, branched, fusing):
         assert both.forms.free == tuple(both.change.chains)
         for layers in both.mixtures():
             expected, found = both.graph(layers), both.forms.mixture(layers)
             assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+            assert found.fusible == expected.fusible
 
 
 def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(residual):
@@ -123,11 +129,13 @@ def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(res
         pytest.param("toy", "edp", marks=pytest.mark.long),
         pytest.param("branched", "latency", marks=pytest.mark.long),
         ("branched", "energy"),
+        pytest.param("fusing", "latency", marks=pytest.mark.long),
     ],
 )
 def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
-    """The oracle searches a plan for every mixture: 32 and 16."""
-    both, goal = request.getfixturevalue(name), Goal(objective=objective)
+    """The oracle searches a plan for every mixture: 32 and 16. Groups of layers mix forms too."""
+    both = request.getfixturevalue(name)
+    goal = Goal(objective=objective, modes="gpu,pim" if both.fuse else "gpu,pim,split,pipeline")
     chosen = choose(both.forms, SYSTEM, both.costs, goal)
     values = {layers: both.value(layers, goal) for layers in both.mixtures()}
     own = tuple(layer for layer in both.change.chains if layer in chosen.layers)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.api import report
+from pimflow.api import explanation
 from pimflow.api import search as network_search
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
@@ -211,7 +211,7 @@ def test_a_plan_file_names_them(toy):
     assert again.evaluation.latency_ns == found.evaluation.latency_ns
     assert again.gpu_only.latency_ns == found.gpu_only.latency_ns, "the baseline has primitives too"
     for name, primitive in chosen.items():
-        explained = report.explanation(found, graph.region(name))
+        explained = explanation.explanation(found, graph.region(name))
         starred = [c["name"] for c in explained["candidates"] if c["chosen"]]
         assert starred == [f"GPU {primitive.name}"]
 

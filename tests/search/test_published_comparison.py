@@ -31,7 +31,7 @@ from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.hardware.system import CHARGES
 from pimflow.placement import Candidates, Goal, Profiling
-from pimflow.placement.solvers import evaluate
+from pimflow.placement.solvers.evaluate import evaluate
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

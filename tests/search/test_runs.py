@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from length import examples
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
-from pimflow import frontend, placement
-from pimflow.api import report
+from pimflow import frontend
+from pimflow.api import explanation, report
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
+from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, apply, search
+from pimflow.placement import Candidates, apply, best_plan, given_plan, search
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
@@ -91,7 +92,8 @@ def toy(monkeypatch):
             fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
             return [*found, replace(found[0], **fused)]
 
-    monkeypatch.setattr(placement, "Candidates", Fusing)
+    monkeypatch.setattr(best_plan, "Candidates", Fusing)
+    monkeypatch.setattr(given_plan, "Candidates", Fusing)
     return graph, names
 
 
@@ -108,8 +110,15 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert again.candidates == found.candidates
     assert again.evaluation.latency_ns == found.evaluation.latency_ns
 
+    output = OutputCheck(relative_error=0.0, bound=1.0)
     verification = SimpleNamespace(
-        verified=True, max_relative_error=0.0, bound=1.0, regions=(), timing_violations=0
+        verified=True,
+        max_relative_error=0.0,
+        bound=1.0,
+        worst=output,
+        outputs=(output,),
+        regions=(),
+        timing_violations=0,
     )
     told = report.build(
         found,
@@ -131,9 +140,9 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert sum(row["latency_ns"] for row in rows.values()) == pytest.approx(told["latency_ns"])
     assert f"with {names[0]}" in report.table(told, None)
     for name in names:
-        explained = report.explanation(found, graph.region(name))
+        explained = explanation.explanation(found, graph.region(name))
         assert [c["covers"] for c in explained["candidates"] if c["chosen"]] == [list(names)]
-        assert report.explain(found, graph.region(name))
+        assert explanation.explain(found, graph.region(name))
     assert makespan_ns(fused.tasks) == Cost.of(fused).latency_ns
 
 

@@ -184,7 +184,7 @@ def test_the_engines_are_a_profiler_too(newton):
 ENGINE = """#!{python}
 import os, sys
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.timing import time_trace
+from pimflow.simulators.pim.timing import time_trace
 hiding = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING" not in os.environ
 result = time_trace(sys.argv[-1], PimSpec.load("newton-gddr6"), "ramulator-pimflow", hiding)
 counts = result.commands

@@ -18,12 +18,15 @@ from pimflow.api import memory, report, timeline
 from pimflow.api import run as inference
 from pimflow.api import search as network_search
 from pimflow.api import select as selecting
+from pimflow.api import simulate as simulation
 from pimflow.api import trace as tracing
+from pimflow.api.option_pairs import require_effect
 from pimflow.api.published import occamy_operators
 from pimflow.api.search import (
     AnyPlan,
     as_plan,
     by_operators,
+    given_regions,
     order_part,
     place,
     planned_modes,
@@ -61,6 +64,7 @@ search = network_search.search
 search_network = network_search.search_network
 trace_plan = timeline.trace_plan
 trace = tracing.trace
+simulate = simulation.simulate
 plan_memory = memory.plan_memory
 count_operators = occamy_operators.count_operators
 torch_peak_bytes = occamy_operators.torch_peak_bytes
@@ -168,8 +172,9 @@ def compile(
     inputs : mapping of str to ndarray, optional
         What verification runs on; drawn by `zoo.example_arrays` by default.
     tolerance : float, optional
-        How far outputs may be from the reference, as a fraction of its largest value; 2e-3 for fp16 and
-        1e-5 for fp32 by default. PIM regions are held to their own rounding bound whatever it is.
+        How far outputs may be from the reference, as a fraction of its largest value. By default 2e-3 for
+        fp16 and 1e-5 for fp32, or, if an output is beyond that, twice what roundings move the reference
+        (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     reorder : bool
@@ -198,6 +203,8 @@ def compile(
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
     # Refused before the work, not after it.
     in_c, target = target == targets.C, targets.executed(target)
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    require_effect(Goal(**goal), plan=plan, in_c=in_c, **fusing)
     if in_c:
         c_network.require_no_pim(plan)
         goal["modes"] = "gpu"
@@ -222,11 +229,15 @@ def compile(
     samples = None if calibration is None else Calibration.read(calibration, network)
     interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
     inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
+    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
+    given, other_given = (
+        given_regions(network, on, request, optimize_skips, **fusing) for on in (target_system, other_copies)
+    )
     network, change = decomposed(network, request, progress)
     costs = Costs(target_system, profiling)
-    choosing = {"plan": plan, "fuse_activations": fuse_activations, "progress": progress}
+    choosing = {"plan": plan, "progress": progress, **fusing}
     change = choice.settled(change, target_system, costs, wanted, **choosing)
-    network = change.network if change else network
+    network, given = (change.network, given if change.layers else None) if change else (network, given)
     optimize_skips, fuse_activations = choice.left(change, optimize_skips, fuse_activations)
     progress("computing the reference")
     expected = network.reference(inputs)
@@ -252,11 +263,10 @@ def compile(
     progress("searching")
     search_begin = time.perf_counter()
     graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    searched = place(graph, target_system, plan, costs, wanted)
+    searched = place(graph, target_system, plan, costs, wanted, given)
     search_seconds = time.perf_counter() - search_begin
-    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
     other_graph = regions(network, other_copies, fuse_activations=fuse_activations, fuse=fuse)
-    compare = speedups(searched, plan, other_graph, other_copies)
+    compare = speedups(searched, plan, other_graph, other_copies, given and other_given)
 
     selection = None
     if select is not None:
@@ -326,7 +336,9 @@ def compile(
                 gpu=target_system.gpu.name,
                 dtype=target_system.dtype,
                 padding=target_system.padding,
+                bounds=verification.wider_bounds(target_system.dtype),
             ),
+            pim=target_system.pim,
             timeline=timeline.to_json(timeline.trace(searched)),
             report=summary,
             programs=programs,
@@ -351,10 +363,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    reorder: bool = False,
-    fuse: bool = False,
-    **goal: Any,
+    **options: Any,
 ) -> tvm.transform.Pass:
     """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -364,10 +373,9 @@ def relax_pipeline(
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
         Made by `search` for the same module; searched for if None.
-    reorder, fuse : bool
-        As in `compile`.
-    **goal
-        As in `search`.
+    **options
+        ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``profiling`` and the
+        goal, as in `search`.
 
     Raises
     ------
@@ -381,10 +389,8 @@ def relax_pipeline(
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        network = frontend.load(mod)
-        if reorder:
-            network = memory.reordered(network, target_system, targets.name_of(target), plan).network
-        searched = search_network(network, target_system, plan, fuse=fuse, **goal)
+        own = {"target": targets.name_of(target), **options}
+        network, searched = search_network(frontend.load(mod), target_system, plan, **own)
         return phases.lower(build.planned(network.module, searched), target, target_system)
 
     return run_pipeline

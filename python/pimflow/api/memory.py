@@ -88,7 +88,7 @@ class NetworkMemory:
     decomposition: dict[str, Any] | None = None
     order: LayerOrder | None = None
     skips: SkipOptimisation | None = None
-    fused_groups: list[list[str]] = field(default_factory=list)
+    fused: list[list[str]] = field(default_factory=list)
 
 
 def plan_memory(

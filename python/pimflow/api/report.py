@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pimflow.api.baseline_report import baseline_lines, baseline_part, by_region_ns
+from pimflow.api.explanation import known_parts, schedule_text
 from pimflow.compiler.verification import JUDGED, Verification, legality_text
-from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.candidate import Cost
+from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
-from pimflow.core.region import Region
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware import System
@@ -60,7 +63,8 @@ def build(
     c_part : dict, optional
         What `CNetwork.summary` says, if there is C code.
     """
-    system, gpu_only, evaluation = searched.system, searched.gpu_only, searched.evaluation
+    system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
+    before_ns = by_region_ns(searched, decomposition)
     regions = [
         {
             "name": region.name,
@@ -68,9 +72,9 @@ def build(
             "mode": candidate.rewrite.mode,
             "gpu_share": candidate.gpu_share,
             "axis": candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
-            "latency_gpu_only_ns": gpu_only.region_ns[region.name],
+            "latency_gpu_only_ns": before_ns[region.name],
             "latency_ns": evaluation.region_ns[region.name],
-            "known": Cost.of(candidate).known.value,
+            "known": known_parts(Cost.of(candidate)),
             "schedule": schedule_text(candidate),
             "primitive": candidate.rewrite.primitive,
             "on_pim": region.name in candidate.pim_regions,
@@ -97,20 +101,23 @@ def build(
         "copies": system.copies,
         "padding": system.padding,
         "splits": searched.maker.splitting,
-        "latency_gpu_only_ns": gpu_only.latency_ns,
+        **baseline_part(searched),
+        "latency_gpu_only_ns": baseline.latency_ns,
         "latency_ns": evaluation.latency_ns,
         **estimate_part(searched),
-        "speedup": gpu_only.latency_ns / evaluation.latency_ns,
+        "speedup": baseline.latency_ns / evaluation.latency_ns,
         "speedup_without_launch": speedup_without_launch,
         "conventions": conventions,
-        "energy_gpu_only_pj": gpu_only.energy_pj,
+        "energy_gpu_only_pj": baseline.energy_pj,
         "energy_pj": evaluation.energy_pj,
-        "energies_gpu_only_pj": gpu_only.energies_pj,
+        "energies_gpu_only_pj": baseline.energies_pj,
         "energies_pj": evaluation.energies_pj,
-        "savings_pj": savings_pj(evaluation, gpu_only),
+        "savings_pj": savings_pj(evaluation, baseline),
         "verified": verification.verified,
         "max_relative_error": verification.max_relative_error,
         "tolerance": verification.bound,
+        "reference_deviation": verification.worst.reference_deviation,
+        "outputs": [asdict(output) for output in verification.outputs],
         "regions_verified": len(_verified(verification)),
         "timing_violations": verification.timing_violations,
         "timing_violations_of": None if verification.timing_violations is None else JUDGED,
@@ -238,13 +245,14 @@ def table(report: dict[str, Any], out: str | None) -> str:
         f"latency   {report['latency_gpu_only_ns'] / 1e6:.4f} → {report['latency_ns'] / 1e6:.4f} ms "
         f"({report['speedup']:.3f}x; launches set to zero: {report['speedup_without_launch']:.3f}x)"
         f"     energy {report['energy_gpu_only_pj'] / 1e9:.2f} → {report['energy_pj'] / 1e9:.2f} mJ",
+        *baseline_lines(report),
         _search_line(report),
         _savings_line(report["savings_pj"]),
         "          " + "; ".join(f"{c['what']}: {c['speedup']:.3f}x" for c in report["conventions"]),
         f"check     {report['regions_verified']} of {len(pim)} PIM regions and the outputs {verdict} "
-        f"(max rel {report['max_relative_error']:.1e}, {report['dtype']}); {legality}",
+        f"({error_text(report)}, {report['dtype']}); {legality}",
     ]
-    lines.append(_memory_line(report["memory"]))
+    lines += [_known_line(regions), _memory_line(report["memory"])]
     if report["order"]:
         lines.append(f"order     {order_text(report['order'])}")
     if report["decomposition"]:
@@ -300,6 +308,19 @@ def order_text(order: dict[str, Any]) -> str:
     return f"{text}; latency {order['latency_given_ns'] / 1e6:.4f} → {order['latency_ns'] / 1e6:.4f} ms"
 
 
+def _known_line(regions: list[dict[str, Any]]) -> str:
+    """By resource, how the times are known; where in several ways, of how many regions in each."""
+    counts: dict[str, Counter[str]] = {}
+    for region in regions:
+        for resource, known in region["known"].items():
+            counts.setdefault(resource, Counter())[known] += 1
+    parts = []
+    for resource, ways in sorted(counts.items()):
+        told = [f"{known} ({count} of the regions)" for known, count in ways.items()]
+        parts.append(f"{resource} {', '.join(told if len(told) > 1 else ways)}")
+    return f"known     {'; '.join(parts)}"
+
+
 def _known(report: dict[str, Any]) -> str:
     """Which profiler the GPU's times are from, and how the kernels it was asked for are known."""
     known, name = report["gpu_known"], report["gpu_profiler"]
@@ -332,67 +353,3 @@ def _gpu_line(part: dict[str, Any]) -> str:
             f"compiled by {part['compiler']}; no CUDA device here, so the llvm+pim twin was run and verified"
         )
     return f"gpu part  {part['kernels']} kernels, {modelled}; {measured}"
-
-
-def schedule_text(candidate: Candidate) -> str:
-    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
-    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
-
-
-def explanation(searched: Searched, region: Region) -> dict[str, Any]:
-    """Every candidate of a region with its tasks and costs, and which one was chosen why."""
-    chosen = searched.doing[region.name]
-    candidates = list(searched.table.candidates[region.name])
-    if chosen not in candidates:
-        candidates.append(chosen)
-    return {
-        "region": region.name,
-        "operators": list(region.operators),
-        "output_shape": list(region.output_shape),
-        "refused": searched.table.refused.get(region.name, ""),
-        "reason": searched.plan.choice(region.name).reason,
-        "candidates": [
-            {
-                "name": candidate.name,
-                "covers": list(candidate.covers),
-                "chosen": candidate == chosen,
-                "gpu_share": candidate.gpu_share,
-                "schedule": schedule_text(candidate),
-                "pending": list(candidate.output.pending),
-                "cost": {**asdict(Cost.of(candidate)), "known": Cost.of(candidate).known.value},
-                "tasks": [
-                    {**asdict(task), "energy_pj": task.energy_pj, "known": task.known.value}
-                    for task in candidate.tasks
-                ],
-            }
-            for candidate in candidates
-        ],
-    }
-
-
-def explain(searched: Searched, region: Region) -> str:
-    """`explanation` as text; the chosen candidate is starred."""
-    found = explanation(searched, region)
-    lines = [f"region    {region.name}: {' + '.join(found['operators'])}, {found['output_shape']}"]
-    if found["refused"]:
-        lines.append(f"          not on PIM: {found['refused']}")
-    for candidate in found["candidates"]:
-        cost = candidate["cost"]
-        mark = "*" if candidate["chosen"] else " "
-        pending = f", leaves {', '.join(candidate['pending'])}" if candidate["pending"] else ""
-        lines.append(
-            f"{mark} {candidate['name']:<24} {cost['latency_ns'] / 1e3:>8.2f} us  "
-            f"{cost['energy_pj'] / 1e6:>8.2f} uJ  {cost['known']}  {candidate['schedule']}{pending}"
-        )
-        lines += [f"      {_task(task)}" for task in candidate["tasks"]]
-    if found["reason"]:
-        lines.append(f"reason    {found['reason']}")
-    return "\n".join(lines)
-
-
-def _task(task: dict[str, Any]) -> str:
-    launch = f"launch {task['launch_ns'] / 1e3:.2f} + " if task["launch_ns"] else ""
-    return (
-        f"{task['resource']:<8} {launch}{task['execution_ns'] / 1e3:.2f} us, {task['moved_bytes']} bytes, "
-        f"{task['energy_pj'] / 1e6:.3f} uJ ({task['known']})  {task['label']}"
-    )

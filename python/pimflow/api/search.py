@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow import frontend
 from pimflow.api import memory
+from pimflow.api.option_pairs import require_effect
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
@@ -20,6 +21,7 @@ from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
+from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection import options as primitive_options
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -81,28 +83,28 @@ def search(
         ``objective``, ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``,
         ``primitives``: see `placement.Goal`.
     """
-    wanted = Goal(**goal, **primitive_options.for_plan(select))  # refused before the work, not after it
+    goal |= primitive_options.for_plan(select)
+    # Refused before the work, not after it.
+    Goal(**goal)
     request, plan = requested(decompose), as_plan(plan)
+    wanted = Goal(**goal)
+    require_effect(wanted, plan=plan)
     skips.check_criterion(optimize_skips)
-    on = target_system or system()
-    profiling = profiling or Profiling()
+    on, profiling = target_system or system(), profiling or Profiling()
     profiling.require(on, planned_modes(wanted, plan))
-    costs = Costs(on, profiling)
-    network = frontend.load(model, shapes, batch)
-    activations.require_decomposed(fuse_activations, request, network)
-    network, change = decomposed(network, request)
-    change = settled(change, on, costs, wanted, plan=plan, fuse_activations=fuse_activations)
-    network = change.network if change else network
-    optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
-    if reduced := memory.with_reduced_skips(
-        network, change, optimize_skips, on, fuse_activations=fuse_activations
-    ):
-        network = reduced.network
-    network = activations.with_phases_apart(network) if fuse_activations else network
-    if reorder:
-        network = memory.reordered(network, on, plan=plan).network
-    graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, on, plan, costs, wanted)
+    _, searched = search_network(
+        frontend.load(model, shapes, batch),
+        on,
+        plan,
+        reorder=reorder,
+        decompose=request,
+        optimize_skips=optimize_skips,
+        fuse_activations=fuse_activations,
+        fuse=fuse,
+        profiling=profiling,
+        **goal,
+    )
+    return searched
 
 
 def search_network(
@@ -110,18 +112,44 @@ def search_network(
     target_system: System | None = None,
     plan: AnyPlan | None = None,
     *,
+    target: str = "llvm+pim",
+    reorder: bool = False,
+    decompose: Decomposing | None = None,
+    optimize_skips: str | None = None,
     fuse_activations: bool = False,
     fuse: bool = False,
     profiling: Profiling | None = None,
     **goal: Any,
-) -> Searched:
-    """`search` for a network that was loaded."""
-    target_system = target_system or system()
-    wanted, plan, profiling = Goal(**goal), as_plan(plan), profiling or Profiling()
-    profiling.require(target_system, planned_modes(wanted, plan))
-    costs = Costs(target_system, profiling)
-    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    return place(graph, target_system, plan, costs, wanted)
+) -> tuple[Network, Searched]:
+    """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
+
+    Parameters
+    ----------
+    target : str
+        Whose pools `reorder` and `optimize_skips` make smaller, as `targets.name_of` says it.
+    """
+    on, wanted, request, plan = target_system or system(), Goal(**goal), requested(decompose), as_plan(plan)
+    require_effect(wanted, plan=plan)
+    skips.check_criterion(optimize_skips)
+    profiling = profiling or Profiling()
+    profiling.require(on, planned_modes(wanted, plan))
+    costs = Costs(on, profiling)
+    activations.require_decomposed(fuse_activations, request, network)
+    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
+    given = given_regions(network, on, request, optimize_skips, **fusing)
+    network, change = decomposed(network, request)
+    change = settled(change, on, costs, wanted, plan=plan, **fusing)
+    network, given = (change.network, given if change.layers else None) if change else (network, given)
+    optimize_skips, fuse_activations = left(change, optimize_skips, fuse_activations)
+    if reduced := memory.with_reduced_skips(
+        network, change, optimize_skips, on, target, fuse_activations=fuse_activations
+    ):
+        network = reduced.network
+    network = activations.with_phases_apart(network) if fuse_activations else network
+    if reorder:
+        network = memory.reordered(network, on, target, plan).network
+    graph = regions(network, on, fuse_activations=fuse_activations, fuse=fuse)
+    return network, place(graph, on, plan, costs, wanted, given)
 
 
 def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
@@ -149,33 +177,69 @@ def regions(
     return activations.with_runs(graph, network, on) if fuse_activations else graph
 
 
+def given_regions(
+    network: Network,
+    target_system: System,
+    decompose: Decomposing | None,
+    optimize_skips: str | None,
+    *,
+    fuse_activations: bool = False,
+    fuse: bool = False,
+) -> RegionGraph | None:
+    """`regions` of a network as the user gave it; None if nothing is asked for that changes it."""
+    if decompose is None and optimize_skips is None:
+        return None
+    runs = fuse_activations and decompose is None  # it came with chains
+    network = activations.with_phases_apart(network) if runs else network
+    return regions(network, target_system, fuse_activations=runs, fuse=fuse)
+
+
 def place(
     graph: RegionGraph,
     target_system: System,
     plan: Plan | None,
     costs: Costs,
     goal: Goal,
+    given: RegionGraph | None = None,
 ) -> Searched:
-    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds."""
+    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
+
+    `given` is the network as the user gave it, if it was changed: what plans are compared with.
+    """
     if plan is None:
-        return search_graph(graph, target_system, costs, goal)
-    applied = apply(graph, target_system, plan, costs, primitives=goal.primitives)
-    goal.require(graph.name, applied.evaluation)
+        return search_graph(graph, target_system, costs, goal, given)
+    of_the_gpu = {"primitives": goal.primitives, "max_memory_bytes": goal.max_memory_bytes}
+    applied = apply(graph, target_system, plan, costs, given=given, **of_the_gpu)
+    memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
+    goal.require(graph.name, applied.evaluation, memory_bytes)
     return applied
 
 
 def speedups(
-    searched: Searched, plan: Plan | None, other_graph: RegionGraph, other_copies: System
+    searched: Searched,
+    plan: Plan | None,
+    other_graph: RegionGraph,
+    other_copies: System,
+    other_given: RegionGraph | None = None,
 ) -> dict[str, float]:
-    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds."""
+    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds.
+
+    All against the network as the user gave it: with `other_copies`, `other_given` if it was changed.
+    """
     own = searched.goal
     goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
 
-    def speedup(other: System, shares: bool, graph: RegionGraph = searched.graph) -> float:
+    def speedup(
+        other: System,
+        shares: bool,
+        graph: RegionGraph = searched.graph,
+        given: RegionGraph | None = searched.given,
+    ) -> float:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        found = place(graph, other, plan and plan.carried_to(graph, computes, other.views), costs, goal)
-        return found.gpu_only.latency_ns / found.evaluation.latency_ns
+        carried = plan and plan.carried_to(graph, computes, other.views)
+        found = place(graph, other, carried, costs, goal, given)
+        return found.baseline.latency_ns / found.evaluation.latency_ns
 
     base = searched.system
     gpu_ns = base.gpu.launch_ns
@@ -188,7 +252,7 @@ def speedups(
         "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
         "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
         f"accounting {other}, timing {timing}": speedup(converted, False),
-        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph),
+        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph, other_given),
     }
 
 
@@ -197,7 +261,7 @@ def by_operators(searched: Searched, plan: Plan | None) -> Searched:
     if plan is not None:
         plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
     goal = replace(searched.goal, primitives=False)
-    return place(searched.graph, searched.system, plan, searched.maker.costs, goal)
+    return place(searched.graph, searched.system, plan, searched.maker.costs, goal, searched.given)
 
 
 def order_part(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pimflow.hardware import system as default_system
 from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
 from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_text
+from pimflow.simulators.pim.timing import check_device
 from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
 
@@ -108,7 +109,7 @@ def trace(
     format : str
         One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
     target_system : System, optional
-        `pimflow.system()` by default. Of a compiled directory, dtype and channels are its own.
+        `pimflow.system()` by default. Of a compiled directory, PIM device, dtype and channels are its own.
     advance : callable
         Told the share that is done, in [0, 1].
 
@@ -136,8 +137,16 @@ def trace(
             summary = kernel_traces.write(directory, wanted, advance)
             _write_summary(directory, summary)
         return summary
+    if Path(layer).is_dir():
+        target_system = _own_system(Path(layer), target_system)
     found = runs(os.fspath(layer), target_system, format)
     return write(out, found, target_system, format, advance)
+
+
+def _own_system(directory: Path, system: System) -> System:
+    """`system` with the device and the storage type that `directory` was compiled for."""
+    pim, dtype = artifact.device(directory), artifact.Placed.load(directory).dtype
+    return dataclasses.replace(system, pim=pim, dtype=dtype)
 
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
@@ -216,10 +225,12 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
     if not programs:
         raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
     for program in programs:
-        if program.pim != system.pim.name:
-            raise UsageError(
-                f"{directory} was compiled for pim '{program.pim}'; name that, or its file, as --pim"
+        if not system.pim.lowered(program):
+            raise ArtifactError(
+                f"{directory}: '{program.region}' was lowered for another pim '{program.pim}' than the "
+                f"directory's '{system.pim.name}'; compile again"
             )
+        check_device(program, system.pim)
         form, refusal = REFUSALS.get(format, ("", lambda _: ""))
         problem = refusal(program)
         if problem:

@@ -151,7 +151,7 @@ def _check_compile(args: argparse.Namespace) -> None:
 
 def _compile(args: argparse.Namespace) -> None:
     from pimflow.api import compile as api
-    from pimflow.api import report
+    from pimflow.api import explanation, report
 
     _check_compile(args)
     goal = _goal(args)
@@ -168,9 +168,9 @@ def _compile(args: argparse.Namespace) -> None:
             searched = api.search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
-            _print_json(report.explanation(searched, region))
+            _print_json(explanation.explanation(searched, region))
         else:
-            print(report.explain(searched, region))
+            print(explanation.explain(searched, region))
         return
     with _progress(args.quiet) as progress, _profiling(args) as profile:
         compiled = api.compile(
@@ -257,7 +257,7 @@ def _sweep(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from pimflow.simulators import simulation
+    from pimflow.api import simulate as simulation
 
     hiding = not args.no_gwrite_hiding
     _, profiler = _profilers(args, hiding)
@@ -282,9 +282,9 @@ def _simulate(args: argparse.Namespace) -> None:
 def _trace(args: argparse.Namespace) -> None:
     from pimflow.api import trace
 
-    if Path(args.layer).is_dir() and (args.dtype or args.scheduling or args.pim_channels is not None):
-        options = "--dtype, --pim-channels and --scheduling"
-        raise UsageError(f"{args.layer} has its own dtype, channels and loop orders; leave out {options}")
+    if Path(args.layer).is_dir():
+        why = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
+        parser.refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], why)
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with bar("writing", args.quiet) as advance:

@@ -43,7 +43,8 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
         "--tolerance",
         metavar="X",
         type=float,
-        help="largest error of the outputs, as a fraction of their largest value (2e-3 fp16, 1e-5 fp32)",
+        help="largest error of the outputs, as a fraction of their largest value (default: 2e-3 fp16, "
+        "1e-5 fp32, or twice what roundings alone do to the reference)",
     )
 
     _decompose_option(sub)
@@ -98,7 +99,9 @@ def parser(handlers: Mapping[str, Callable[[argparse.Namespace], None]]) -> argp
     sub = command("simulate", "cycles of a PIM program or command trace")
     sub.add_argument("file", metavar="FILE", help=".pimprog or .pim file")
     sub.add_argument(
-        "--pim", metavar="NAME|FILE", default="newton-gddr6", help="device (default: %(default)s)"
+        "--pim",
+        metavar="NAME|FILE",
+        help="device (default: what the file was compiled for; of a .pim trace elsewhere newton-gddr6)",
     )
     sub.add_argument("--timing", help=f"{', '.join(TIMINGS)} (default: strict)")
     sub.add_argument(

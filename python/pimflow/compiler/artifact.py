@@ -23,6 +23,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError
+from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.pim.expansion import pim_text
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 REGIONS = "regions.json"
+PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 KERNELS = "kernels.cu"
@@ -145,22 +147,43 @@ class Placed:
     graph : RegionGraph
     gpu, dtype, padding : str
         Name of the GPU, storage type, and how convolutions pad (`System.padding`).
+    bounds : tuple of float
+        How far each output may be from another, if that is more than `output_error.OUTPUT_BOUND`.
     """
 
     graph: RegionGraph
     gpu: str
     dtype: str
     padding: str = PADDINGS[0]
+    bounds: tuple[float, ...] = ()
 
     @classmethod
     def load(cls, directory: Path) -> Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        return cls(**table | {"graph": stored_graph(table["graph"])})
+        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
+        return cls(**table | kept)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def device(directory: Path) -> PimSpec:
+    """What a directory was compiled for; raises `ArtifactError` if it is none, or damaged."""
+    Interface.load(directory).check(directory, PIM)
+    return PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+
+
+def holder(file: Path) -> Path | None:
+    """The compiled directory whose program or trace `file` is; None if it lies elsewhere."""
+    parts = file.absolute().parts
+    for depth, folder in ((2, "programs"), (3, "traces")):
+        if len(parts) > depth and parts[-depth] == folder:
+            directory = Path(*parts[:-depth])
+            if (directory / INTERFACE).is_file():
+                return directory
+    return None
 
 
 @contextlib.contextmanager
@@ -244,6 +267,7 @@ def write(
     interface: Interface,
     plan: Plan,
     placed: Placed,
+    pim: PimSpec,
     timeline: str,
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
@@ -258,6 +282,8 @@ def write(
         What was asked for first.
     placed : Placed
         What the plan places.
+    pim : PimSpec
+        The device that the programs are for: whoever reads them needs no file of it.
     timeline : str
         Of the plan, for Perfetto.
     programs : mapping of str to PimProgram
@@ -280,6 +306,7 @@ def write(
             (directory / name).write_bytes(content)
         (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
+        (directory / PIM).write_text(pim.to_json(), encoding="utf-8")
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (directory / "programs").mkdir()

@@ -178,6 +178,11 @@ class Candidate:
         return self.covers if self.rewrite.mode != "GPU" else ()
 
     @property
+    def in_one(self) -> bool:
+        """Whether it does several regions at once, so that what these pass to one another is never made."""
+        return len(self.covers) > 1 and (self.form is not None or self.rewrite.mode == "GPU")
+
+    @property
     def stays_on_pim(self) -> bool:
         """Whether its result is finished without the GPU, so that a submission may go on with it."""
         on_gpu = any(task.resource == "gpu" for task in self.tasks)
@@ -200,7 +205,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a candidate's tasks amount to, run by themselves."""
+    """What a candidate's tasks amount to, run by themselves.
+
+    `known` says by resource how its times are known, as `known_by_resource` does.
+    """
 
     latency_ns: float
     energy_pj: float
@@ -208,13 +216,12 @@ class Cost:
     pim_busy_ns: float
     moved_bytes: int
     workspace_bytes: int
-    known: Known
+    known: dict[str, Known]
 
     @classmethod
     def of(cls, candidate: Candidate) -> Cost:
         tasks = candidate.tasks
         busy = {r: sum(t.duration_ns for t in tasks if t.resource == r) for r in RESOURCES}
-        worst = max((t.known for t in tasks), key=list(Known).index, default=Known.ANALYTIC)
         return cls(
             latency_ns=makespan_ns(tasks),
             energy_pj=sum(t.energy_pj for t in tasks),
@@ -222,8 +229,20 @@ class Cost:
             pim_busy_ns=busy["pim"],
             moved_bytes=sum(t.moved_bytes for t in tasks),
             workspace_bytes=candidate.workspace_bytes,
-            known=worst,
+            known=known_by_resource(tasks),
         )
+
+
+def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
+    """How the tasks on each resource are known: as the worst of them is.
+
+    A resource without tasks is left out. One figure for all resources would say ``analytic`` of every layer
+    on PIM, for its transfers over the crossbar are always computed.
+    """
+    order, worst = list(Known), {}
+    for task in tasks:
+        worst[task.resource] = max(worst.get(task.resource, order[0]), task.known, key=order.index)
+    return worst
 
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 # What buffers lie at multiples of: vectorised kernels fault where tensors begin elsewhere.
@@ -127,12 +127,26 @@ class Liveness:
 
     def live_bytes(self, step: int) -> int:
         """Bytes live during `step`, each alias class once."""
+        return self.span_bytes(step, step + 1)
+
+    def span_bytes(self, begin: int, end: int, inside: Collection[str] = ()) -> int:
+        """Bytes live while one kernel does the steps from `begin` until before `end`, each alias class once.
+
+        Parameters
+        ----------
+        inside : collection of str
+            Buffers that steps of the kernel write for its other steps alone: they are never made. Those that
+            others read too, or that share the bytes of what others read, are.
+        """
         classes: dict[str, int] = {}
+        made: set[str] = set()
         for life in self.lifetimes:
-            if life.begin <= step < life.end:
+            if life.begin < end and begin < life.end:
                 key = life.alias or life.name
                 classes[key] = max(classes.get(key, 0), life.within_bytes + life.size_bytes)
-        return sum(classes.values())
+                alone = life.name in inside and begin <= life.begin and life.end <= end and not life.pinned
+                made |= set() if alone else {key}
+        return sum(size_bytes for key, size_bytes in classes.items() if key in made)
 
     @property
     def peak_bytes(self) -> int:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
+from pimflow.errors import VerificationError
+
 OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}  # of `relative_error`, by storage type
+MULTIPLE = 2.0  # of what rounding does to the reference, if that is more; see `conditioning`
+LARGEST = 0.1  # of bounds that are such multiples: zeros are off by 1
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
@@ -16,3 +24,69 @@ def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
     scale = float(np.abs(reference).max())
     error = float(np.abs(result.astype(np.float64) - reference).max())
     return error / scale if scale else error
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCheck:
+    """One output of a network against its reference.
+
+    Attributes
+    ----------
+    relative_error : float
+        See `output_error.relative_error`.
+    bound : float
+        On `relative_error`.
+    reference_deviation : float or None
+        The largest `relative_error` of the reference's runs with random roundings; None if there were none.
+    """
+
+    relative_error: float
+    bound: float
+    reference_deviation: float | None = None
+
+    @property
+    def matches(self) -> bool:
+        return self.relative_error <= self.bound
+
+    @property
+    def error_over_bound(self) -> float:
+        return self.relative_error / self.bound
+
+    def require(self, what: str) -> None:
+        """Raise `VerificationError` unless it matches.
+
+        Parameters
+        ----------
+        what : str
+            Whose output it is, and what else is known of it, as a sentence's subject.
+        """
+        if self.matches:
+            return
+        said = f"{what} differ from the reference by {self.relative_error:.2e} of the largest value"
+        deviation = self.reference_deviation
+        if deviation is None:
+            why = f"{self.bound:.0e}; if the network amplifies rounding, allow it with --tolerance"
+        elif MULTIPLE * deviation > LARGEST:
+            why = (
+                f"{self.bound:.0e}; the network amplifies rounding so much that roundings alone move the "
+                f"reference by {deviation:.1e}: try --dtype fp32, or allow it with --tolerance"
+            )
+        else:
+            why = (
+                f"{self.bound:.1e}; roundings alone move the reference by {deviation:.1e}, which does not "
+                "explain it: a layer outside PIM is wrong, which is a bug of ours"
+            )
+        raise VerificationError(f"{said}; the bound is {why}")
+
+
+def worst(checks: Sequence[OutputCheck]) -> OutputCheck:
+    """The check that is nearest to its bound, or farthest beyond it."""
+    return max(checks, key=lambda check: check.error_over_bound)
+
+
+def error_text(report: Mapping[str, Any]) -> str:
+    """Error of the outputs that ``report.json`` has, beside what rounding does to the reference, if found."""
+    text, deviation = f"max rel {report['max_relative_error']:.1e}", report["reference_deviation"]
+    if deviation is None:
+        return text
+    return f"{text}, bound {report['tolerance']:.1e}: rounding moves the reference by {deviation:.1e}"

@@ -81,6 +81,9 @@ class PimProgram:
         The loop order that was chosen, for people.
     tile_gangs : int
         The first so many gangs hold weights, compute, and deliver results; 0 for all.
+    pim_digest : str
+        Of the device (`PimSpec.digest`), where it is not the catalogue's of that name; else empty, and
+        left out of the file.
     """
 
     region: str
@@ -102,6 +105,7 @@ class PimProgram:
     buffer_columns: int | None = None
     result_lanes: int = 1
     tile_gangs: int = 0
+    pim_digest: str = ""
 
     def __post_init__(self) -> None:
         if self.buffer_columns is None:
@@ -171,7 +175,7 @@ class PimProgram:
             **{
                 name: getattr(self, name)
                 for name in self.__dataclass_fields__
-                if name not in ("geometry", "channels")
+                if name not in ("geometry", "channels") and (self.pim_digest or name != "pim_digest")
             },
             "geometry": _fields(self.geometry),
         }
@@ -265,7 +269,7 @@ class PimProgram:
                 raise ValueError(f"channel {index}: {error}") from None
 
     def _validate_fields(self) -> None:
-        for name in ("region", "pim", "schedule"):
+        for name in ("region", "pim", "schedule", "pim_digest"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"field '{name}' is not a text")
         if self.dtype not in tuple(ELEMENT_BYTES):

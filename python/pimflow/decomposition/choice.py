@@ -10,11 +10,11 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.frontend import Network
+from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal
 from pimflow.placement.forms import Forms, choose
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def settled(
@@ -25,6 +25,7 @@ def settled(
     *,
     plan: Plan | None = None,
     fuse_activations: bool = False,
+    fuse: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecomposedNetwork | None:
     """`change` with the layers decomposed that are to be: with ``where=pays`` those that are cheaper so.
@@ -35,7 +36,7 @@ def settled(
         What the plan that both forms are candidates of is to minimise, and its bounds.
     plan : Plan, optional
         Says which layers are, if given.
-    fuse_activations : bool
+    fuse_activations, fuse : bool
         See `api.compile.compile`.
     """
     if change is None or change.request.where == "all":
@@ -45,8 +46,8 @@ def settled(
         return change.only([layer for layer, chain in change.chains.items() if named.intersection(chain)])
     progress("choosing layers to decompose")
     forms = Forms(
-        given=_regions(change.original, system, fuse_activations),
-        decomposed=_regions(change.network, system, fuse_activations),
+        given=_regions(change.original, system, fuse_activations, fuse),
+        decomposed=_regions(change.network, system, fuse_activations, fuse),
         chains=change.chains,
     )
     chosen = choose(forms, system, costs, goal)
@@ -63,7 +64,7 @@ def left(
     return optimize_skips if change.layers else None, bool(chains)
 
 
-def _regions(network: Network, system: System, fuse_activations: bool) -> RegionGraph:
+def _regions(network: Network, system: System, fuse_activations: bool, fuse: bool) -> RegionGraph:
     module = activations.with_phases_apart(network).module if fuse_activations else network.module
-    graph = extract_regions(module, network.name, views=system.views)
+    graph = regions_of(module, network.name, views=system.views, fuse=fuse)
     return replace(graph, runs=region_runs(module, views=system.views)) if fuse_activations else graph

@@ -91,6 +91,7 @@ class DecomposedNetwork:
             "layers": [
                 {
                     "name": layer.layer,
+                    "chain": list(self.chains[layer.layer]),
                     "method": layer.method,
                     "ranks": list(layer.ranks),
                     "reconstruction_error": layer.relative_error,
@@ -170,7 +171,7 @@ def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, .
     changed = network
     if layers:
         module = Decompose({each.layer: each for each in layers})(network.module)
-        changed = replace(network, module=module, reference=relax_module.reference(module))
+        changed = replace(network, module=module, reference=relax_module.reference(module), perturbed=None)
     return DecomposedNetwork(
         network=changed,
         original=network,

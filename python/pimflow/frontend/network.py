@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,8 @@ import tvm
 
 from pimflow import zoo
 from pimflow.errors import UsageError
-from pimflow.frontend import onnx_graph, relax_module, torch_program
-from pimflow.frontend.reference import Reference, Run
+from pimflow.frontend import onnx_graph, perturbed_torch, relax_module, torch_program
+from pimflow.frontend.reference import Perturbed, Reference, Run
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,9 @@ class Network:
     table_rows : dict of str to int
         Of inputs that pick rows of a table, such as token ids, how many rows it has; see
         `zoo.index_bounds`.
+    perturbed : Perturbed, optional
+        The reference with random roundings, which reads the model anew; None of Relax modules and of
+        decomposed networks.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Network:
     inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Reference
     table_rows: dict[str, int] = field(default_factory=dict)
+    perturbed: Perturbed | None = None
 
     @property
     def outputs(self) -> int:
@@ -103,9 +108,17 @@ def load(
     if program:
         module, reference = torch_program.load(model, shapes)
         return Network(
-            name=_stem(model), module=module, inputs=relax_module.inputs(module), reference=reference
+            name=_stem(model),
+            module=module,
+            inputs=relax_module.inputs(module),
+            reference=reference,
+            perturbed=functools.partial(
+                perturbed_torch.perturbed_reference, functools.partial(torch_program.opened, model)
+            ),
         )
-    proto = zoo.load_model(model, shapes, batch=batch, filled=False)  # weights are drawn where they are kept
+    # Weights are drawn where they are kept.
+    read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False)
+    proto = read()
     name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     return Network(
         name=name,
@@ -113,6 +126,7 @@ def load(
         inputs=zoo.input_types(proto),
         reference=onnx_graph.reference(proto),
         table_rows=zoo.index_bounds(proto),
+        perturbed=functools.partial(onnx_graph.perturbed_reference, read),
     )
 
 

@@ -30,7 +30,8 @@ from pimflow.frontend.onnx_rewrites import (
     without_weights,
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
-from pimflow.frontend.reference import Reference, Run
+from pimflow.frontend.perturbed_onnx import perturbed
+from pimflow.frontend.reference import Reference, Run, Stored
 from pimflow.frontend.relax_module import canonical, last_line
 from pimflow.pim_backend.runtime.network_module import without_tvm_warnings
 from pimflow.relay_passes.flat import operator, shape
@@ -264,21 +265,29 @@ def _called(node: onnx.NodeProto) -> str:
 def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    def prepared() -> Run:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # its warnings are not the user's
-        options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
-        with _own_errors(), tempfile.TemporaryDirectory() as folder:
-            path = stored(model, Path(folder))  # mapped, so that it may lose its name
-            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return Reference(lambda: session_of(model, without_weights(model)))
 
-        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            with _own_errors():
-                return session.run(None, dict(values))
 
-        return run
+def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:
+    """Outputs of what `read` gives by ONNX Runtime, with random roundings; see `perturbed_onnx.perturbed`."""
+    model = read()
+    return session_of(model, perturbed(model, roundings))
 
-    return Reference(prepared)
+
+def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
+    """ONNX Runtime with the graph of `light` and the weights of `model`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # its warnings are not the user's
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
+    with _own_errors(), tempfile.TemporaryDirectory() as folder:
+        path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        with _own_errors():
+            return session.run(None, dict(values))
+
+    return run
 
 
 @contextlib.contextmanager
@@ -290,9 +299,11 @@ def _own_errors() -> Iterator[None]:
         raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
 
-def stored(model: onnx.ModelProto, folder: Path) -> Path:
-    """Write `model` to `folder`, weights beside it, one at a time; `onnx.save` would change `model`."""
-    light = without_weights(model)
+def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path:
+    """Write `light` to `folder`, the weights of `model` beside it, one at a time.
+
+    `onnx.save` would change `model`; `light`, made of it, has no weights, and gets those that are small.
+    """
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for tensor in model.graph.initializer:
             values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor

@@ -1,4 +1,4 @@
-"""What a network should give."""
+"""What a network should give, and how far roundings move that."""
 
 from __future__ import annotations
 
@@ -26,3 +26,24 @@ class Reference:
     def __call__(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Once, and nothing is kept."""
         return self.prepared()(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a build stores in fp16 where its reference has fp32.
+
+    Attributes
+    ----------
+    layers : frozenset of str
+        Layers whose operands, weights and products, before the bias, are stored so: those on PIM.
+    kernels : bool
+        Whether the results of all kernels and the weights of all products are too.
+    """
+
+    layers: frozenset[str] = frozenset()
+    kernels: bool = False
+
+
+# What a build stores, to outputs with random roundings: each call of the result draws others, and the
+# calls of two results the same.
+Perturbed = Callable[[Stored], Run]

@@ -45,7 +45,7 @@ def load(
     ModelError, UnsupportedOpError
         If the file is none, or the program cannot be imported.
     """
-    program = _read(model) if isinstance(model, str | os.PathLike) else model
+    program = opened(model)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -59,6 +59,11 @@ def load(
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     mod = relax_module.with_shapes(mod, shapes)
     return relax_module.canonical(mod, name), _reference(program)
+
+
+def opened(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program itself, read if `model` is a path; raises what `load` does."""
+    return _read(model) if isinstance(model, str | os.PathLike) else model
 
 
 def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
@@ -92,20 +97,20 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     layers = {
         node: result
         for node, result in importer.env.items()
-        if node.op == "call_function" and _path(node) and isinstance(result, relax.Var)
+        if node.op == "call_function" and path_of(node) and isinstance(result, relax.Var)
     }
-    products = Counter(_path(n) for n, result in layers.items() if anchor_of(result, builder) is not None)
+    products = Counter(path_of(n) for n, result in layers.items() if anchor_of(result, builder) is not None)
     names: dict[relax.Var, str] = {}
     for node, result in layers.items():
         if result not in names:
             # A module is called after its one convolution or product; what else it does comes after it.
-            alone = products[_path(node)] == 1 and anchor_of(result, builder) is not None
-            layer = _path(node) if alone else f"{_path(node)}.{node.name}"
+            alone = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
+            layer = path_of(node) if alone else f"{path_of(node)}.{node.name}"
             names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
 
-def _path(node: torch.fx.Node) -> str:
+def path_of(node: torch.fx.Node) -> str:
     """The torch module that `node` comes from; empty for the network itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0] if stack else ""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
-from pimflow.core.program import MAX_BUFFER_COLUMNS
+from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, positive, read_toml
+from pimflow.hardware.reader import build, not_negative, positive, read_toml, spec_names
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
@@ -243,6 +246,38 @@ class PimSpec:
         for fault in spec.faults():
             raise SpecError(f"{where}: {fault}")
         return spec
+
+    def to_json(self) -> str:
+        """All of it, as a compiled directory keeps it."""
+        return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> PimSpec:
+        """The inverse of `to_json`."""
+
+        def plain(table: dict) -> dict:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+        table = plain(json.loads(text))
+        return cls(**table | {"constraints": tuple(Constraint(**plain(c)) for c in table["constraints"])})
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of what programs, clocks and energies follow from: not of names, sources, descriptions."""
+        rules = tuple(replace(rule, source="") for rule in self.constraints)
+        plain = replace(self, name="", description="", not_modelled=(), sources={}, constraints=rules)
+        text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @functools.cached_property
+    def own_digest(self) -> str:
+        """`digest` where the catalogue has no such device by this name; else empty, as the name tells all."""
+        catalogued = self.name in spec_names("pim") and PimSpec.load(self.name).digest == self.digest
+        return "" if catalogued else self.digest
+
+    def lowered(self, program: PimProgram) -> bool:
+        """Whether `program` says that it is for this device: by name, and where it has one by digest."""
+        return program.pim == self.name and program.pim_digest in ("", self.digest)
 
     def faults(self) -> Iterator[str]:
         """What a device made in Python may leave out or repeat, but one of a file or a sweep must not."""

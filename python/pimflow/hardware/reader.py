@@ -4,7 +4,7 @@ A value is either bare (``clock_mhz = 1365``) or carries where it comes from
 (``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so may every value of a section such
 as ``[energy]``. A source that says ``assumed`` is shown in every report. A table of values may begin as that
 of an embedded device (``efficiency = { as = "v100", source = "…", value = { … } }``); what it gives itself
-comes in its place.
+comes in its place. The source of a value taken over is the table's, with the other device's behind it.
 """
 
 from __future__ import annotations
@@ -52,18 +52,29 @@ def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:
-    """`entry`, with the values of the device that it begins as in place of the device's name."""
+    """`entry`, with the values of the device that it begins as in place of the device's name.
+
+    Each value then has a source of its own.
+    """
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
     where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
     others = {other.stem: other.parent.name for other in SPECS.glob("*/*.toml") if other != path}
     if name not in others:
         raise SpecError(f"{where}: no other embedded device '{name}' to begin as; {hint(name, others)}")
-    theirs, _ = sourced(read_toml(others[name], name)[1].get(field))
+    theirs, common = sourced(read_toml(others[name], name)[1].get(field))
     if not isinstance(own, dict) or not isinstance(theirs, dict):
         raise SpecError(f"{where}: only a table of values can begin as another")
-    rest = {key: value for key, value in entry.items() if key not in ("as", "value")}
-    return {**rest, "value": {**theirs, **own}}
+    if unknown := sorted(entry.keys() - {"as", "source", "value"}):
+        raise SpecError(f"{where}: unknown '{unknown[0]}' beside 'as'; its own values go into 'value'")
+    source = str(entry.get("source", f"as {name}"))
+    taken, its_own = _section(theirs), _section(own)
+    sources = {key: its_own[1].get(key, source) for key in own}
+    for key in taken[0].keys() - own.keys():
+        behind = taken[1].get(key, common)
+        sources[key] = f"{source} ({behind})" if behind else source
+    values = {**taken[0], **its_own[0]}
+    return {key: {"value": value, "source": sources[key]} for key, value in values.items()}
 
 
 def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:

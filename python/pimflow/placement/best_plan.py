@@ -21,6 +21,7 @@ from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone
+from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
@@ -53,9 +54,14 @@ class Searched:
         Chosen, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
-        Of the plan, and of the whole network on the GPU with all memory channels.
+        Of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
         What was searched for; where a plan was given, the default.
+    given : RegionGraph, optional
+        The network as the user gave it, if `graph` is what became of it: of decomposed layers, for one.
+    baseline : Evaluation
+        Of the network as the user gave it, on the GPU with all memory channels: what the plan is compared
+        with. `gpu_only` unless there is a `given`.
     """
 
     graph: RegionGraph
@@ -67,6 +73,8 @@ class Searched:
     evaluation: Evaluation
     gpu_only: Evaluation
     goal: Goal
+    given: RegionGraph | None
+    baseline: Evaluation
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
@@ -141,7 +149,11 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
 
 @garbage_collection.paused()
 def search(
-    graph: RegionGraph, system: System, costs: Costs | None = None, goal: Goal | None = None
+    graph: RegionGraph,
+    system: System,
+    costs: Costs | None = None,
+    goal: Goal | None = None,
+    given: RegionGraph | None = None,
 ) -> Searched:
     """The best plan: the best mixed one, or the whole network on the GPU with all channels.
 
@@ -152,6 +164,8 @@ def search(
     goal : Goal, optional
         What is minimised, how, within which bounds, and by which modes: by default the latency, by the
         solver that suits the network, by all modes.
+    given : RegionGraph, optional
+        See `Searched`.
 
     Raises
     ------
@@ -161,7 +175,7 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
-    alone = gpu_alone(maker, table, goal)
+    alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     found = minimiser.best()
@@ -171,7 +185,7 @@ def search(
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
     solution = mixed.solution if mixed else alone.solution
-    return as_searched(maker, table, solution, gpu_only, minimiser)
+    return as_searched(maker, table, solution, gpu_only, minimiser, given)
 
 
 def as_searched(
@@ -180,6 +194,7 @@ def as_searched(
     solution: Solution,
     gpu_only: Evaluation,
     minimiser: Minimiser,
+    given: RegionGraph | None,
 ) -> Searched:
     """`solution` as a plan, with what the reader of a report asks about it.
 
@@ -192,6 +207,7 @@ def as_searched(
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
+    which = "no mixed plan" if given is None else "no mixed plan of the changed network"
     choices = tuple(
         Choice(
             region=candidate.covers[0],
@@ -200,7 +216,7 @@ def as_searched(
             schedule=candidate.rewrite.schedule,
             axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=_reason(table, candidate, gpu_only, mixed),
+            reason=reason(table, candidate, gpu_only, mixed, which),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
@@ -227,28 +243,9 @@ def as_searched(
         evaluation=evaluation,
         gpu_only=gpu_only,
         goal=minimiser.goal,
+        given=given,
+        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
     )
-
-
-def _reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool) -> str:
-    """Why a region stayed on the GPU; empty if it did not."""
-    name = chosen.covers[0]
-    if chosen.rewrite.mode != "GPU":
-        return ""
-    if name in table.refused:
-        return table.refused[name]
-    if not mixed:
-        return f"no mixed plan beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
-    if len(chosen.covers) > 1:
-        return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
-    alone = [c for c in table.candidates[name] if len(c.covers) == 1]
-    others = [c for c in alone if c.rewrite.mode != "GPU"]
-    if not others:
-        return "none of the modes that were asked for does it alone in another way"
-    best = min(others, key=lambda c: table.cost(name, c).latency_ns)
-    here, there = Cost.of(chosen).latency_ns, table.cost(name, best).latency_ns  # an edited plan's may be new
-    reason = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"
-    return reason if there >= here else f"{reason}, but transitions around it cost more than that saves"
 
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:

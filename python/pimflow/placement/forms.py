@@ -13,6 +13,7 @@ from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
 from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
@@ -129,7 +130,13 @@ class Forms:
             outputs=tuple(results.get(name, name) for name in base.outputs),
             kept_outputs=base.kept_outputs,
             runs=tuple(run for run in self.decomposed.runs if known.issuperset(run)),
+            fusible=tuple(region.name for region in regions if region.name in self._fusible),
         )
+
+    @functools.cached_property
+    def _fusible(self) -> frozenset[str]:
+        """Regions of either form that groups may have."""
+        return frozenset((*self.given.fusible, *self.decomposed.fusible))
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
         """What does `layer` in `other`, reading what it reads in `base`."""
@@ -211,6 +218,26 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     return min(results, key=lambda chosen: goal.value(chosen.found.evaluation))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """A group of a mixture, whose maker prices it, and the layers in it that are as they came."""
+
+    maker: Candidates
+    tiled: Tiled
+    originals: tuple[str, ...]
+
+
+def _new(given: frozenset[str], seen: set[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    """Whether regions have a layer as it came, and were not `seen`; then they are."""
+
+    def new(names: tuple[str, ...]) -> bool:
+        found = names not in seen and not given.isdisjoint(names)
+        seen.update([names] if found else [])
+        return found
+
+    return new
+
+
 class _Both:
     """Candidates of both forms of the free layers; of the others the chains of those in `layers`."""
 
@@ -226,12 +253,15 @@ class _Both:
         for layer in forms.free:
             for candidate in plain.all(plain.graph.region(layer)):
                 self._add(found, self._as_it_came(plain, layer, candidate))
+        groups = list(self._groups(maker))
         for candidate, originals in self._pipelines(maker):
             self._add(found, self._expanded(candidate, originals))
+        for candidate in self._fused(groups, system.gpu_channels):
+            self._add(found, candidate)
         self.table = _with(table, found)
         check_covers(self.graph, self.table)
         self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
-        on_gpu = self._on_gpu(maker, plain)
+        on_gpu = self._on_gpu(maker, plain, groups)
         self.alone = Minimiser(self.graph, _with(table, on_gpu), system, goal, costs.profiling.cache)
 
     def _add(self, found: dict[str, list[Candidate]], candidate: Candidate) -> None:
@@ -259,27 +289,58 @@ class _Both:
 
         What their regions take is known, of both forms. A run is the same in all mixtures that have it.
         """
-        free, seen = self.forms.free, set[tuple[str, ...]]()
         if "PIPELINE" not in self.goal.modes or not self.system.views:
             return
-        for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
-            given = frozenset(layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1)
-            mixed = maker.of(self.forms.mixture(set(self.layers) - given))
-
-            def new(names: tuple[str, ...], given: frozenset[str] = given) -> bool:
-                found = names not in seen and not given.isdisjoint(names)
-                seen.update([names] if found else [])
-                return found
-
-            for candidates in pipelines.candidates(mixed, new).values():
+        seen = set[tuple[str, ...]]()
+        for mixed, given in self._mixtures(maker):
+            for candidates in pipelines.candidates(mixed, _new(given, seen)).values():
                 for candidate in candidates:
                     yield candidate, tuple(name for name in candidate.covers if name in given)
 
-    def _on_gpu(self, maker: Candidates, plain: Candidates) -> Mapping[str, list[Candidate]]:
+    def _groups(self, maker: Candidates) -> Iterator[_Group]:
+        """Groups in tiles in which some layers are as they came.
+
+        Up to `NEIGHBOURS` layers in all combinations of their forms; of more, those that repeat so.
+        """
+        if not self.graph.fusible:
+            return
+        seen = {channels: set[tuple[str, ...]]() for channels in fused_groups.channel_counts(maker)}
+        for mixed, given in self._mixtures(maker):
+            found: dict[Tiled, None] = {}
+            for channels, known in seen.items():
+                found |= dict.fromkeys(mixed.tilings.search(channels, _new(given, known)))
+            for each in found:
+                originals = tuple(name for name in each.covers if name in given)
+                yield _Group(maker=mixed, tiled=each, originals=originals)
+
+    def _mixtures(self, maker: Candidates) -> Iterator[tuple[Candidates, frozenset[str]]]:
+        """Makers of networks that have some of the free layers as they came, and those."""
+        free = self.forms.free
+        for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
+            given = frozenset(layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1)
+            yield maker.of(self.forms.mixture(set(self.layers) - given)), given
+
+    def _fused(self, groups: Sequence[_Group], channels: int) -> list[Candidate]:
+        """The candidates of `groups` while so many memory channels serve the GPU."""
+
+        def each() -> list[Candidate]:
+            return [
+                self._expanded(
+                    fused_groups.make(group.maker, group.tiled.covers, channels, group.tiled.tiling),
+                    group.originals,
+                )
+                for group in groups
+            ]
+
+        return self.costs.together(each)
+
+    def _on_gpu(
+        self, maker: Candidates, plain: Candidates, groups: Sequence[_Group]
+    ) -> Mapping[str, list[Candidate]]:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
         found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
-        for candidate in fused_groups.runs(maker, channels):
+        for candidate in (*fused_groups.several(maker, channels), *self._fused(groups, channels)):
             self._add(found, candidate)
         for layer in self.forms.free:
             for candidate in plain.on_gpu(plain.graph.region(layer), channels):

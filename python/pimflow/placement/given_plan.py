@@ -27,6 +27,8 @@ def apply(
     costs: Costs | None = None,
     *,
     primitives: bool = False,
+    max_memory_bytes: float | None = None,
+    given: RegionGraph | None = None,
 ) -> Searched:
     """An edited or stored plan on `system`.
 
@@ -35,6 +37,10 @@ def apply(
     primitives : bool
         Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
         names any.
+    max_memory_bytes : float, optional
+        What the GPU alone keeps to, if it can.
+    given : RegionGraph, optional
+        See `Searched`.
 
     Raises
     ------
@@ -64,16 +70,17 @@ def apply(
                 f"region '{choice.region}': a primitive computes one region that is wholly on the GPU, not "
                 f"{choice.mode} of {len(choice.regions)} regions"
             )
-    goal = Goal(primitives=primitives or any(choice.primitive for choice in plan.choices))
+    named_too = any(choice.primitive for choice in plan.choices)
+    goal = Goal(primitives=primitives or named_too, max_memory_bytes=max_memory_bytes)
     maker = Candidates(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, maker)
-    gpu_only = gpu_alone(maker, table, goal).evaluation
+    gpu_only = gpu_alone(maker, goal).evaluation
     if all(choice.mode == "GPU" for choice in plan.choices):
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
     solution = known(candidates, evaluate(graph, candidates, table, system))
-    return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal))
+    return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
@@ -12,18 +10,23 @@ from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
 
 
-def gpu_alone(maker: Candidates, table: CostTable, goal: Goal) -> Found:
+def gpu_alone(maker: Candidates, goal: Goal) -> Found:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
     graph, system, channels = maker.graph, maker.system, maker.system.gpu.memory_channels
+    candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
+    table = CostTable(  # the GPU leaves nothing undone: no transitions
+        candidates=candidates,
+        costs={(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each},
+        refused={},
+        settle={},
+        absorb={},
+    )
     fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
     found = Found(solution=known(fastest, evaluation), evaluation=evaluation)
     if goal.max_memory_bytes is None:
         return found
-    candidates = fused_groups.every_on_gpu(maker, channels)
-    costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
-    only = dataclasses.replace(table, candidates=candidates, costs=costs)
-    within = Minimiser(graph, only, system, Goal(max_memory_bytes=goal.max_memory_bytes))
+    within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
     return found if within.allows(found) else within.within(LATENCY) or found
 
 

@@ -33,7 +33,7 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
                 "launches": len(candidate.tasks),
                 "time_ns": own.latency_ns,
                 "operator_ns": Cost.of(operator).latency_ns,
-                "known": own.known.value,
+                "known": own.known["gpu"].value,
                 "workspace_bytes": candidate.workspace_bytes,
                 "filter_bytes": candidate.filter_bytes,
             }
@@ -44,8 +44,8 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
         "choices": choices,
         "latency_operators_ns": operators.evaluation.latency_ns,
         "saved_ns": operators.evaluation.latency_ns - searched.evaluation.latency_ns,
-        "latency_gpu_only_operators_ns": operators.gpu_only.latency_ns,
-        "saved_gpu_only_ns": operators.gpu_only.latency_ns - searched.gpu_only.latency_ns,
+        "latency_gpu_only_operators_ns": operators.baseline.latency_ns,
+        "saved_gpu_only_ns": operators.baseline.latency_ns - searched.baseline.latency_ns,
         "workspace_bytes": max((each["workspace_bytes"] for each in choices), default=0),
         "filter_bytes": sum(each["filter_bytes"] for each in choices),
     }

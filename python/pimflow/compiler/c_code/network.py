@@ -12,10 +12,12 @@ from pimflow.compiler.build import with_primitives
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
-from pimflow.compiler.verification import OUTPUT_BOUND, relative_error
+from pimflow.compiler.conditioning import output_checks
+from pimflow.core.output_error import worst
 from pimflow.core.plan import Plan
-from pimflow.errors import UsageError, VerificationError
+from pimflow.errors import UsageError
 from pimflow.frontend import Network
+from pimflow.frontend.reference import Stored
 from pimflow.hardware import System
 from pimflow.primitives import Primitive
 
@@ -105,17 +107,13 @@ def c_network(
     library, values = builds.Library(source), list(inputs.values())
     # On all cores: threads that wrote the same words would show.
     made = library(values, library.most_threads)
-    error = max(relative_error(y, r) for y, r in zip(made, expected, strict=True))
-    bound = OUTPUT_BOUND[system.dtype] if tolerance is None else tolerance
-    if not error <= bound:
-        raise VerificationError(
-            f"outputs of the C code differ from the reference by {error:.2e} of the largest value; the bound "
-            f"is {bound:.0e}; allow it with --tolerance"
-        )
+    checks = output_checks(network, Stored(), system.dtype, inputs, made, expected, tolerance)
+    check = worst(checks)
+    check.require("outputs of the C code")
     return CNetwork(
         source=source,
         compiler=here.version,
-        max_relative_error=error,
+        max_relative_error=check.relative_error,
         call_ns=library.call_ns(values),
         threads=library.most_threads,
         parallel_ns=library.call_ns(values, library.most_threads) if library.most_threads > 1 else None,

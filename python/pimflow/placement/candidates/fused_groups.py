@@ -60,18 +60,27 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     """By first region, all that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
-        _every(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
+        several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
         found: dict[str, list[Candidate]] = {}
-        for candidate in _every(maker, maker.system.gpu_channels):
+        for candidate in several(maker, maker.system.gpu_channels):
             found.setdefault(candidate.covers[0], []).append(candidate)
         return found
 
     return maker.costs.together(each)
 
 
-def _every(maker: Candidates, channels: int) -> list[Candidate]:
-    groups = maker.tilings.best(channels)
+def several(maker: Candidates, channels: int) -> list[Candidate]:
+    """All that do several regions as one kernel while so many memory channels serve the GPU.
+
+    The same groups whatever the channels: what keeps to a bound on memory does so on all of them.
+    """
+    groups = dict.fromkeys(each for count in channel_counts(maker) for each in maker.tilings.best(count))
     return runs(maker, channels) + [make(maker, each.covers, channels, each.tiling) for each in groups]
+
+
+def channel_counts(maker: Candidates) -> list[int]:
+    """How many memory channels serve the GPU: in a mixed plan, and alone."""
+    return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels})
 
 
 def runs(maker: Candidates, channels: int) -> list[Candidate]:
@@ -81,10 +90,10 @@ def runs(maker: Candidates, channels: int) -> list[Candidate]:
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
     """By first region, all that the GPU may do while so many memory channels serve it."""
-    several: dict[str, list[Candidate]] = {}
-    for candidate in _every(maker, channels):
-        several.setdefault(candidate.covers[0], []).append(candidate)
-    return {r.name: (*maker.on_gpu(r, channels), *several.get(r.name, ())) for r in maker.graph.regions}
+    found = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
+    for candidate in several(maker, channels):
+        found[candidate.covers[0]].append(candidate)
+    return {name: tuple(candidates) for name, candidates in found.items()}
 
 
 def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:

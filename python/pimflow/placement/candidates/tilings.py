@@ -8,7 +8,7 @@ GPU model prices it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,7 @@ class Tilings:
         By the analytic model, whoever prices them in the end.
         """
         if channels not in self._best:
-            self._best[channels] = tuple(self._search(channels)) if self.graph.fusible else ()
+            self._best[channels] = tuple(self.search(channels))
         return self._best[channels]
 
     def problem(self, covers: Sequence[str], tiling: Tiling) -> str:
@@ -105,7 +105,12 @@ class Tilings:
         tiles = Tiles(blocks=tiling.tiles, touched=touched, waits=len(regions))
         return tiled_kernel(regions, tiles, self.system.dtype)
 
-    def _search(self, channels: int) -> Iterator[Tiled]:
+    def search(
+        self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> Iterator[Tiled]:
+        """`best`, of the runs of regions that `wanted` says are."""
+        if not self.graph.fusible:
+            return
         gpu, dtype = self.system.gpu, self.system.dtype
         alone_ns = [
             0.0
@@ -114,10 +119,12 @@ class Tilings:
             for region in self.graph.regions
         ]
         for begin, end, growing in self._runs():
-            bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
-            found = self._fastest(self.graph.regions[begin:end], growing, channels, bound_ns)
-            if found:
-                yield found
+            regions = self.graph.regions[begin:end]
+            if wanted(tuple(region.name for region in regions)):
+                bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
+                found = self._fastest(regions, growing, channels, bound_ns)
+                if found:
+                    yield found
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""

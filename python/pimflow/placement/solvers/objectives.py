@@ -118,11 +118,12 @@ class Goal:
             1 + ROUNDING
         ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
 
-    def require(self, network: str, evaluation: Evaluation) -> None:
+    def require(self, network: str, evaluation: Evaluation, memory_bytes: float) -> None:
         """Raise `InfeasibleError` unless a plan that was not searched for keeps to the bounds."""
         for what, needed, bound, unit in (
             ("latency", evaluation.latency_ns, self.max_latency_ns, "ns"),
             ("energy", evaluation.energy_pj, self.max_energy_pj, "pJ"),
+            ("memory", memory_bytes, self.max_memory_bytes, "bytes"),
         ):
             if bound and needed > bound * (1 + ROUNDING):
                 levers = ("a search instead of the plan",)

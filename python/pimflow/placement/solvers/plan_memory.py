@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.liveness import Liveness
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers.ilp import Bound
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -17,63 +20,84 @@ class PlanMemory:
 
     Weights that the GPU reads, in the form in which it reads them, over the whole inference; tensors between
     regions while they are needed; the workspaces of a candidate while it runs. What PIM reads lies in its own
-    channels. Regions count one after the other, in their order, and a tensor inside a fused kernel counts
-    although it is not there: the planner needs no less than this only where neither matters.
+    channels. Regions count one after the other, in their order. Those that are one kernel count as one: what
+    they read and their result are live at once, and what they pass to one another is never made.
     """
 
     graph: RegionGraph
     dtype: str
+    _known: dict[Span, int] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
-    def live_bytes(self) -> list[int]:
-        """By region, of tensors while it runs."""
-        found = self.graph.liveness(self.dtype)
-        return [found.live_bytes(step) for step in range(found.steps)]
+    def _liveness(self) -> Liveness:
+        return self.graph.liveness(self.dtype)
 
     @functools.cached_property
     def _order(self) -> dict[str, int]:
         return {region.name: position for position, region in enumerate(self.graph.regions)}
 
+    def _span_bytes(self, begin: int, count: int) -> int:
+        """Of tensors while so many regions run as one kernel."""
+        if (begin, count) not in self._known:
+            inside = [region.name for region in self.graph.regions[begin : begin + count - 1]]
+            self._known[begin, count] = self._liveness.span_bytes(begin, begin + count, inside)
+        return self._known[begin, count]
+
+    def running_bytes(self, name: str, candidate: Candidate) -> int:
+        """Of tensors and workspaces while `candidate` does region `name`."""
+        if candidate.in_one:
+            return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
+        return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
+
     def of(self, candidates: Sequence[Candidate]) -> int:
         """In bytes, of a plan of `candidates`."""
         most = max(
-            self.live_bytes[self._order[name]] + candidate.workspace_bytes
-            for candidate in candidates
-            for name in candidate.covers
+            self.running_bytes(name, candidate) for candidate in candidates for name in candidate.covers
         )
         return most + sum(candidate.filter_bytes for candidate in candidates)
 
     def bounds(self, table: CostTable, at_most: float) -> list[Bound]:
-        """Rows that hold for the plans that take at most so much, and for no others."""
-        working = {
-            name
-            for candidates in table.candidates.values()
-            for candidate in candidates
-            if candidate.workspace_bytes
-            for name in candidate.covers
-        }
-        quiet = [r.name for r in self.graph.regions if r.name not in working]
-        # Where nothing has a workspace, the moment with most live bytes stands for all.
-        fullest = max(quiet, key=lambda name: self.live_bytes[self._order[name]], default=None)
-        moments = sorted({*working, *([fullest] if fullest else [])}, key=self._order.__getitem__)
+        """Rows that hold for the plans that take at most so much, and for no others: one a region."""
+        running: dict[str, list[int]] = {region.name: [] for region in self.graph.regions}
+        for candidates in table.candidates.values():
+            for candidate in candidates:
+                for name in candidate.covers:
+                    running[name].append(self.running_bytes(name, candidate))
+        # Whatever is chosen takes so much in the fullest of them: its row stands for those that never do.
+        fullest = max(running, key=lambda name: min(running[name]))
+        floor = min(running[fullest])
 
         def held(name: str, candidate: Candidate) -> int:
-            return candidate.filter_bytes + (candidate.workspace_bytes if name in candidate.covers else 0)
+            runs = self.running_bytes(name, candidate) if name in candidate.covers else 0
+            return candidate.filter_bytes + runs
 
         return [
-            Bound(
-                at_most=max(at_most - self.live_bytes[self._order[name]], 1.0),
-                of=functools.partial(held, name),
-            )
-            for name in moments
+            Bound(at_most=at_most, of=functools.partial(held, name))
+            for name, found in running.items()
+            if name == fullest or max(found) > floor
         ]
 
     def least(self, table: CostTable) -> int:
-        """In bytes, of the plan of single regions that holds the fewest weights, and then workspaces."""
+        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less.
 
-        def held(candidate: Candidate) -> tuple[int, int]:
-            return candidate.filter_bytes, candidate.workspace_bytes
-
-        return self.of(
-            [min((c for c in found if len(c.covers) == 1), key=held) for found in table.candidates.values()]
-        )
+        By the most that may be live while a region runs, the fewest weights of a cover that keeps to it.
+        """
+        order, count = self._order, len(self.graph.regions)
+        begins: list[dict[tuple[int, int], int]] = [{} for _ in range(count)]
+        for name, candidates in table.candidates.items():
+            for candidate in candidates:
+                runs = max(self.running_bytes(each, candidate) for each in candidate.covers)
+                key = (order[name] + len(candidate.covers), runs)
+                known = begins[order[name]].get(key, candidate.filter_bytes)
+                begins[order[name]][key] = min(known, candidate.filter_bytes)
+        best = float("inf")
+        for most in sorted({runs for found in begins for _, runs in found}):
+            if most >= best:
+                break
+            weights = [0.0] + [float("inf")] * count
+            for begin, found in enumerate(begins):
+                for (end, runs), filter_bytes in found.items():
+                    if runs <= most:
+                        weights[end] = min(weights[end], weights[begin] + filter_bytes)
+            best = min(best, most + weights[-1])
+        return int(best)

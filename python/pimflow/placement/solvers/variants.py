@@ -181,10 +181,15 @@ def _undominated(group: list[Variant], no_worse: Callable[[Variant, Variant], bo
 def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool) -> bool:
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
-        and (not by_memory or all(a <= b for a, b in zip(_held_bytes(one), _held_bytes(other))))
+        and (not by_memory or _no_more_memory(one.candidate, other.candidate))
         and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
     )
 
 
-def _held_bytes(variant: Variant) -> tuple[int, int]:
-    return variant.candidate.workspace_bytes, variant.candidate.filter_bytes
+def _no_more_memory(one: Candidate, other: Candidate) -> bool:
+    """Of two for the same regions; what is live while they run depends on whether they are one kernel."""
+    return (
+        one.in_one == other.in_one
+        and one.workspace_bytes <= other.workspace_bytes
+        and one.filter_bytes <= other.filter_bytes
+    )

@@ -101,27 +101,41 @@ def build(
     UsageError
         For what Relax has no counterpart of, and unknown targets and parameters.
     PimflowError
-        Of the kinds that `pimflow.search` raises. Options of the search come from the ``PassContext``:
-        ``pimflow.system``, ``pimflow.plan``, ``pimflow.fuse``, ``pimflow.objective``,
-        ``pimflow.solver``, ``pimflow.modes``, ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``.
+        Of the kinds that `pimflow.search` raises.
+
+    Notes
+    -----
+    What `pimflow.compile` takes as arguments comes from the ``PassContext``: ``pimflow.system``,
+    ``pimflow.plan``; ``pimflow.decompose`` (``"tucker:0.1"``), ``pimflow.optimize_skips`` (``"pool"``),
+    ``pimflow.fuse_activations``, ``pimflow.fuse``, ``pimflow.reorder``; ``pimflow.objective``,
+    ``pimflow.solver``, ``pimflow.modes``, ``pimflow.primitives``, ``pimflow.max_latency_ns``,
+    ``pimflow.max_energy_pj``, ``pimflow.max_memory_bytes``. A value that means nothing is refused as the
+    context is made, options that contradict one another as the network is built.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
-    resolved = _target(target)
-    bound = _bound(mod, params or {})
+    resolved, options = _target(target), pass_options.current()
     from pimflow import frontend
     from pimflow.api import compile as api
     from pimflow.compiler import build as compilation
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import Kernels
+    from pimflow.primitive_selection import options as primitive_options
+    from pimflow.primitive_selection.time_sources import CUDA
 
-    plan = None
+    if options and not targets.has_pim(resolved):
+        raise UsageError(
+            f"target '{targets.name_of(resolved)}' has no PIM, and pimflow.{min(options)} of the PassContext "
+            f"would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
+        )
+    if options.get("primitives"):
+        primitive_options.check_device({"device": CUDA}, targets.name_of(resolved))
+    bound, plan = _bound(mod, params or {}), None
     if targets.has_pim(resolved):
-        network = frontend.load(bound)
-        options = pass_options.current()
-        searched = api.search_network(network, options.pop("system", None), **options)
+        on, own = options.pop("system", None), {"target": targets.name_of(resolved), **options}
+        network, searched = api.search_network(frontend.load(bound), on, **own)
         built = compilation.build(network, searched, resolved)
         module, kernels, plan = built.module, built.kernels, searched.plan
     else:

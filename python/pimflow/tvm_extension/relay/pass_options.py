@@ -1,4 +1,4 @@
-"""Options of the search in TVM's ``PassContext(config={"pimflow.system": …})``.
+"""What `pimflow.compile` takes as arguments, in TVM's ``PassContext(config={"pimflow.system": …})``.
 
 TVM is imported where it is used: importing it calls `register`.
 """
@@ -14,6 +14,7 @@ import tvm_ffi
 
 from pimflow import placement
 from pimflow.core.plan import Plan
+from pimflow.decomposition.request import Request
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.host import native
@@ -37,32 +38,60 @@ def _plan(value: object) -> Plan:
     raise UsageError(f"pimflow.plan is a Plan, what search returned or a file, not {type(value).__name__}")
 
 
+def _decompose(value: object) -> Request:
+    if isinstance(value, Request):
+        return value
+    if isinstance(value, str):
+        return Request.parse(str(value))
+    raise UsageError(f"pimflow.decompose is a Request or its text, not {type(value).__name__}")
+
+
+def _criterion(value: object) -> str:
+    from pimflow.decomposition.skips import check_criterion
+
+    check_criterion(str(value))
+    return str(value)
+
+
 def _goal(name: str) -> Callable[[object], object]:
-    """Checks a field of `placement.Goal`; TVM hands over texts and numbers of its own types."""
+    """Checks a field of `placement.Goal`; TVM hands over texts and numbers of its own types.
+
+    What it returns is checked again where a pass makes a context like the current one.
+    """
 
     def check(value: object) -> object:
         bounds = name.startswith("max_") and isinstance(value, int | float)
         plain = value if bounds else str(value)
-        return getattr(placement.Goal(**{name: plain}), name)
+        placement.Goal(**{name: plain})
+        return plain
 
     return check
 
 
-def _fuse(value: object) -> bool:
-    if isinstance(value, bool) or value in (0, 1):
-        return bool(value)
-    raise UsageError(f"pimflow.fuse is True or False, not {value}")
+def _flag(name: str) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+        raise UsageError(f"pimflow.{name} is True or False, not {value}")
+
+    return check
 
 
 _CHECKS = {
     "pimflow.system": _system,
     "pimflow.plan": _plan,
-    "pimflow.fuse": _fuse,
+    "pimflow.decompose": _decompose,
+    "pimflow.optimize_skips": _criterion,
+    "pimflow.fuse_activations": _flag("fuse_activations"),
+    "pimflow.fuse": _flag("fuse"),
+    "pimflow.reorder": _flag("reorder"),
     "pimflow.objective": _goal("objective"),
     "pimflow.solver": _goal("solver"),
     "pimflow.modes": _goal("modes"),
+    "pimflow.primitives": _flag("primitives"),
     "pimflow.max_latency_ns": _goal("max_latency_ns"),
     "pimflow.max_energy_pj": _goal("max_energy_pj"),
+    "pimflow.max_memory_bytes": _goal("max_memory_bytes"),
 }
 
 

@@ -8,21 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pimflow.compiler import artifact
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
-from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.checker import count_violations
+from pimflow.hardware import PimSpec, spec_names
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
-from pimflow.simulators.pim.timing import TimingResult, check_device, distinct_channels, issued
+from pimflow.simulators.pim.legality import program_violations
+from pimflow.simulators.pim.timing import TimingResult, check_device
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
 # The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
 CHECKED_COMMANDS = 4_000_000
+TRACED = "newton-gddr6"  # what the authors' fork, which reads .pim traces, models
 
 
 def simulate(
     path: str | os.PathLike,
-    pim: str | os.PathLike | PimSpec = "newton-gddr6",
+    pim: str | os.PathLike | PimSpec | None = None,
     *,
     timing: str = "strict",
     gwrite_hiding: bool = True,
@@ -34,8 +36,8 @@ def simulate(
     Parameters
     ----------
     path : path
-    pim : str, path or PimSpec
-        Device.
+    pim : str, path or PimSpec, optional
+        Device; `device_of` the file by default.
     timing, gwrite_hiding
         Of the engines (`timing.time_program`); of no account where there is a `profiler`.
     profiler : PimProfiler, optional
@@ -56,8 +58,7 @@ def simulate(
         For a malformed file, an unknown device or timing, a device that does not fit the program, a
         file of another kind, and a profiler that fails.
     """
-    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
-    path = Path(path)
+    spec, path = _device(path, pim), Path(path)
     checked = profiler is None and timing == "strict"
     profiler = profiler or BuiltIn(timing, gwrite_hiding)
     if path.suffix == ".pimprog":
@@ -73,7 +74,7 @@ def simulate(
 
 
 def simulated_energy_pj(
-    path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec = "newton-gddr6"
+    path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec | None = None
 ) -> tuple[dict[str, float], ...]:
     """Energy of what `simulate` timed, for each channel by what it goes into.
 
@@ -81,7 +82,7 @@ def simulated_energy_pj(
     file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
     storage type: the first of the device is taken.
     """
-    spec = pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
+    spec = _device(path, pim)
     dtype, bursts, banks = spec.dtypes[0], 1, None
     if Path(path).suffix == ".pimprog":
         program = PimProgram.load(path)
@@ -96,6 +97,42 @@ def simulated_energy_pj(
         mode="full" if result.timing == "strict" else "ramulator-pimflow",
         banks=banks,
     )
+
+
+def device_of(path: str | os.PathLike) -> PimSpec:
+    """The device that a file is for, where nobody names one.
+
+    That is what the compiled directory which holds it was compiled for; of a program elsewhere the
+    catalogue's of its name; of a trace, which names none, `TRACED`.
+
+    Raises
+    ------
+    UsageError
+        If a program was lowered for another.
+    TraceError, ArtifactError
+        For a malformed program, a damaged directory.
+    """
+    path = Path(path)
+    directory = artifact.holder(path)
+    stored = artifact.device(directory) if directory else None
+    if path.suffix != ".pimprog":
+        return stored or PimSpec.load(TRACED)
+    program = PimProgram.load(path)
+    if stored is None and program.pim not in spec_names("pim"):
+        raise UsageError(f"{path} was lowered for pim '{program.pim}'; give the file of that as --pim")
+    spec = stored or PimSpec.load(program.pim)
+    if not spec.lowered(program):
+        whose = f"that of {directory}" if directory else "the catalogue's"
+        raise UsageError(
+            f"{path} was lowered for another pim '{program.pim}' than {whose}; give the file of it as --pim"
+        )
+    return spec
+
+
+def _device(path: str | os.PathLike, pim: str | os.PathLike | PimSpec | None) -> PimSpec:
+    if pim is None:
+        return device_of(path)
+    return pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
 
 
 def summary(result: TimingResult, channels_pj: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -137,11 +174,3 @@ def text(row: Mapping[str, Any]) -> str:
     else:
         lines.append("legality not checked: the published timing has no precharge")
     return "\n".join(lines)
-
-
-def program_violations(program: PimProgram, pim: PimSpec) -> int:
-    """Illegal commands over the issued clocks of all channels, by the independent checker's judgement."""
-    return sum(
-        alike * count_violations(issued(program, pim, channel), pim, program, channel)
-        for channel, alike in distinct_channels(program).items()
-    )

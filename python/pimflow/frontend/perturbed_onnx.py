@@ -1,0 +1,217 @@
+"""ONNX networks with random roundings, to find how far rounding alone moves their outputs.
+
+Nothing here knows how a network is lowered: nodes that draw factors are put between those of the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from pimflow import zoo
+from pimflow.frontend.onnx_rewrites import without_weights
+from pimflow.frontend.reference import Stored
+
+FP16_ROUNDOFF = 2.0**-11
+FP32_ROUNDOFF = 2.0**-24
+
+_BIASED = ("Conv", "ConvTranspose", "Gemm")  # their third operand is a bias
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_PRODUCTS = (*_BIASED, "MatMul", *_RECURRENT)
+_SHAPES = ("Shape", "Size")  # what they give depends on no value
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "AveragePool", "GlobalAveragePool")
+# Their results are elements of their operands: no rounding.
+_MOVES = (
+    *("Abs", "ArgMax", "ArgMin", "Cast", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape"),
+    *("DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+    *("GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "NonMaxSuppression", "Pad"),
+    *("ReduceMax", "ReduceMin", "Relu", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND"),
+    *("Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose"),
+    *("Unsqueeze", "Where"),
+)
+# What a compiler computes in the kernel of the operator before it.
+_ELEMENTWISE = (
+    *("Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid"),
+    *("HardSwish", "Identity", "LeakyRelu", "Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu"),
+    *("Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh"),
+)
+
+
+def perturbed(model: onnx.ModelProto, stored: Stored) -> onnx.ModelProto:
+    """`model` without its weights, every run of which rounds in other directions.
+
+    What `stored` names is rounded to fp16, up or down at random: multiplied by a factor of 1 ± 2^-11, then
+    cast. Elsewhere the operands of sums of K terms, which a build adds up in another order, are multiplied by
+    factors of 1 ± 2^-24 √K, and the results of other arithmetic by 1 ± 2^-23. What does not depend on the
+    values of inputs, such as a shape, keeps its value unless `stored` names it.
+
+    Parameters
+    ----------
+    model : ModelProto
+        With inferred shapes and names of its nodes, as `zoo.load_model` gives it.
+    """
+    return _Perturbing(model, stored).result()
+
+
+class _Perturbing:
+    def __init__(self, model: onnx.ModelProto, stored: Stored) -> None:
+        self.stored, self.light = stored, without_weights(model)
+        graph = self.light.graph
+        drawn = [value for value in model.graph.input if zoo.is_weight(value)]
+        weights = {t.name: tuple(t.dims) for t in model.graph.initializer}
+        weights |= {value.name: zoo.dims_of(value) for value in drawn}
+        types = {value.name: value.type.tensor_type for value in (*model.graph.input, *graph.value_info)}
+        types |= {value.name: value.type.tensor_type for value in graph.output}
+        self.shapes = {name: tuple(d.dim_value for d in t.shape.dim) for name, t in types.items()} | weights
+        self.floats = {name for name, each in types.items() if each.elem_type == TensorProto.FLOAT}
+        self.floats |= {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
+        self.computed = _computed(graph)
+        self.layers = named_nodes(graph.node, stored.layers)
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
+        self.seeds = np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+
+    def result(self) -> onnx.ModelProto:
+        given = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.light.graph.node]
+        for node in given:
+            self._put(node)
+        del self.light.graph.node[:]
+        self.light.graph.node.extend(self.nodes)
+        del self.light.graph.value_info[:]
+        return self.light
+
+    def _put(self, node: onnx.NodeProto) -> None:
+        narrow = node.name in self.layers
+        product = node.op_type in _PRODUCTS
+        terms, rank = self._terms(node), len(self.shapes.get(next(iter(node.output), ""), ()))
+        for index, name in enumerate(node.input):
+            if name not in self.floats:
+                continue
+            bias = node.op_type in _BIASED and index == 2
+            weight = product and index > 0 and len(self.shapes.get(name, ())) > 1
+            if not bias and (narrow or (self.stored.kernels and weight)):
+                node.input[index] = self._rounded(name)
+            elif index == 0 and terms > 1 and name in self.computed:
+                node.input[0] = self._scaled(name, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
+        if narrow:
+            self._narrow(node, rank)
+        elif self.stored.kernels and self._ends_kernel(node):
+            self._after(node, self._rounded)
+        elif terms == 1 and node.op_type not in _MOVES and not product:
+            self._after(node, lambda name: self._scaled(name, 2 * FP32_ROUNDOFF))
+        else:
+            self.nodes.append(node)
+
+    def _narrow(self, node: onnx.NodeProto, rank: int) -> None:
+        """A layer on PIM: what it stores is the product, before the bias."""
+        has_bias = node.op_type in _BIASED and len(node.input) == 3 and rank >= 2
+        bias = node.input.pop() if has_bias else ""
+        if not bias:
+            self._after(node, self._rounded)
+            return
+        final = node.output[0]
+        node.output[0] = self._named(f"{final}.product")
+        self.floats.add(node.output[0])
+        self.nodes.append(node)
+        product = self._rounded(node.output[0])
+        if node.op_type == "Gemm":
+            beta = next((a.f for a in node.attribute if a.name == "beta"), 1.0)
+            factor = self._constant(f"{final}.beta", np.float32(beta))
+            added = self._add("Mul", [bias, factor], f"{final}.bias")
+        else:
+            shape = self._constant(f"{final}.shape", np.array([-1] + [1] * (rank - 2), np.int64))
+            added = self._add("Reshape", [bias, shape], f"{final}.bias")
+        self.nodes.append(helper.make_node("Add", [product, added], [final]))
+
+    def _after(self, node: onnx.NodeProto, change) -> None:
+        """`node`, what it computes in floating point changed before others read it."""
+        self.nodes.append(node)
+        for index, final in enumerate(node.output):
+            if final in self.floats and final in self.computed:
+                before = node.output[index] = self._named(f"{final}.exact")
+                self.nodes.append(helper.make_node("Identity", [change(before)], [final]))
+
+    def _rounded(self, name: str) -> str:
+        near = self._scaled(name, FP16_ROUNDOFF)
+        half = self._add("Cast", [near], f"{name}.half", to=TensorProto.FLOAT16)
+        return self._add("Cast", [half], f"{name}.rounded", to=TensorProto.FLOAT)
+
+    def _scaled(self, name: str, roundoff: float) -> str:
+        """`name` times random factors; sums such as 1 + x would make NaN of the infinities of masks."""
+        seed = float(self.seeds.integers(1, 1 << 24))
+        span = {"low": 1.0 - roundoff, "high": 1.0 + roundoff, "seed": seed}
+        factors = self._add("RandomUniformLike", [name], f"{name}.factors", dtype=TensorProto.FLOAT, **span)
+        return self._add("Mul", [name, factors], f"{name}.scaled")
+
+    def _add(self, kind: str, inputs: list[str], output: str, **attributes: object) -> str:
+        name = self._named(output)
+        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def _constant(self, name: str, value: np.ndarray) -> str:
+        return self._add("Constant", [], name, value=onnx.numpy_helper.from_array(np.asarray(value)))
+
+    def _named(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _ends_kernel(self, node: onnx.NodeProto) -> bool:
+        """Whether its result is stored, if what is elementwise joins the kernel of its only operand."""
+        if node.op_type in _MOVES and node.op_type not in _ELEMENTWISE:
+            return False
+        readers = self.readers.get(node.output[0], [])
+        return len(readers) != 1 or readers[0].op_type not in _ELEMENTWISE
+
+    def _terms(self, node: onnx.NodeProto) -> int:
+        """Of the sums that `node` forms; 1 if it forms none, or their length is not known."""
+        operand = self.shapes.get(node.input[0], ()) if node.input else ()
+        weights = self.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
+        if node.op_type == "Conv":
+            return max(1, math.prod(weights[1:]))
+        if node.op_type == "ConvTranspose" and weights:
+            return max(1, weights[0] * math.prod(weights[2:]))
+        if node.op_type == "Gemm" and len(operand) == 2:
+            transposed = any(a.name == "transA" and a.i for a in node.attribute)
+            return max(1, operand[0 if transposed else 1])
+        if node.op_type == "MatMul" and operand:
+            return max(1, operand[-1])
+        if node.op_type in _RECURRENT and len(weights) == 3:
+            return max(1, sum(self.shapes.get(name, (0,))[-1] for name in node.input[1:3]))
+        if node.op_type in _REDUCTIONS:
+            return max(1, math.prod(operand) // max(1, math.prod(self.shapes.get(node.output[0], operand))))
+        return 1
+
+
+def _computed(graph: onnx.GraphProto) -> set[str]:
+    """What depends on the values of inputs."""
+    found = {value.name for value in graph.input}
+    for node in graph.node:
+        if node.op_type not in _SHAPES and any(name in found for name in node.input):
+            found.update(node.output)
+    return found
+
+
+def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
+    """Names of the nodes that `layers` come from.
+
+    A layer has the name of its node, or, as a part of what the node was rewritten as, that name and more
+    after a dot. Of a layer whose node is not found, all products are the nodes.
+    """
+    kinds = {node.name: node.op_type for node in nodes}
+    found: set[str] = set()
+    for layer in layers:
+        parts = layer.split(".")
+        begins = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        name = next((begin for begin in begins if begin in kinds), None)
+        found |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
+    return found

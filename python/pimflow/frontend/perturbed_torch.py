@@ -1,0 +1,89 @@
+"""PyTorch programs with random roundings, to find how far rounding alone moves their outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
+from pimflow.frontend.reference import Run, Stored
+
+if TYPE_CHECKING:
+    import torch
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand is a bias
+
+
+def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored: Stored) -> Run:
+    """Outputs of what `read` gives by PyTorch, with random roundings; see `perturbed_onnx.perturbed`.
+
+    Here the results of all operators but products count as arithmetic, and all results as stored where
+    kernels store fp16.
+    """
+    import torch
+    from torch.utils import _pytree
+
+    module = read().module()
+    narrow = _products_of(module.graph.nodes, stored.layers)
+    draw = torch.Generator().manual_seed(0)
+
+    def scaled(x: torch.Tensor, roundoff: float) -> torch.Tensor:
+        return x * (1 + roundoff * (2 * torch.rand(x.shape, generator=draw) - 1))
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return scaled(x, FP16_ROUNDOFF).half().float()
+
+    class Perturbing(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            operator = _operator(node)
+            if not operator:
+                return super().run_node(node)
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            if node in narrow:
+                x, weights, bias, *rest = (*args, *[None] * (3 - len(args)))
+                operands = (rounded(x), rounded(weights), *([None] if len(args) > 2 else []), *rest)
+                product = rounded(self.call_function(node.target, operands, kwargs))
+                if bias is None:
+                    return product
+                behind = product.dim() - 2 if operator in _CONVOLUTIONS else 0
+                return product + bias.reshape(-1, *[1] * behind)
+            if operator in _PRODUCTS:
+                x, weights, *rest = args
+                terms = weights[0].numel() if operator in _CONVOLUTIONS else x.shape[-1]
+                x = scaled(x, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
+                args = (x, rounded(weights) if stored.kernels else weights, *rest)
+            result = self.call_function(node.target, args, kwargs)
+            if not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
+                return result
+            if stored.kernels:
+                return rounded(result)
+            return result if operator in _PRODUCTS else scaled(result, 2 * FP32_ROUNDOFF)
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            result = Perturbing(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
+        return [y.numpy() for y in _pytree.tree_leaves(result)]
+
+    return run
+
+
+def _operator(node: torch.fx.Node) -> str:
+    """``conv2d`` of ``aten.conv2d.default``; empty for what is none of ``aten``."""
+    text = str(node.target)
+    return text.split(".")[1] if node.op == "call_function" and text.startswith("aten.") else ""
+
+
+def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[torch.fx.Node]:
+    """Nodes that `layers` come from: those of their torch modules, or all products if there are none."""
+    from pimflow.frontend.torch_program import path_of
+
+    products = [node for node in nodes if _operator(node) in _PRODUCTS]
+    found = set()
+    for layer in layers:
+        of = {n for n in products if layer == (path := path_of(n)) or (path and layer.startswith(f"{path}."))}
+        found |= of or set(products)
+    return found

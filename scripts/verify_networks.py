@@ -1,0 +1,91 @@
+"""Networks by value: ``verify_networks.py NETWORK [INPUT=SHAPE…] …`` compiles each and prints a table.
+
+In fp16 and in fp32, for the CPU that stands in for the GPU. Networks are ``.onnx`` files or names of the zoo,
+shapes are of the network before them. A file of an installed Python package is listed with the package and
+its version. The reference's own deviation is that of its runs with random roundings (`pimflow.conditioning`),
+of the output for which ours is the most of it; here it is found for every network, needed or not.
+"""
+
+import argparse
+import importlib.metadata
+from pathlib import Path
+
+from update_readme import fill
+
+import pimflow
+from pimflow import errors, frontend, zoo
+from pimflow.compiler import conditioning, verification
+
+HEADER = (
+    *("package", "network", "shape", "dtype", "PIM regions", "our deviation", "the reference's own", "ratio"),
+    *("bound", "verdict"),
+)
+
+
+def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: str) -> tuple[str, ...]:
+    shape = ", ".join(f"{name} {'x'.join(map(str, dims))}" for name, dims in shapes.items())
+    begin = (package(Path(model)), model if model in zoo.names() else Path(model).stem, shape, dtype)
+    try:
+        system = pimflow.system(dtype=dtype, accounting=accounting)
+        found = pimflow.compile(model, target_system=system, shapes=shapes)
+        own = own_deviations(model, shapes, found)
+    except errors.PimflowError as error:
+        return (*begin, *("",) * 5, f"code {error.exit_code}: {error}".replace("|", "\\|"))
+    pairs = zip(found.verification.outputs, own, strict=True)
+    output, deviation = max(pairs, key=lambda pair: pair[0].relative_error / pair[1] if pair[1] else 0.0)
+    return (
+        *begin,
+        f"{found.report['regions_verified']} of {sum(r['on_pim'] for r in found.report['regions'])}",
+        f"{output.relative_error:.1e}",
+        f"{deviation:.1e}",
+        f"{output.relative_error / deviation:.2f}" if deviation else "",
+        f"{output.bound:.1e}",
+        "verified",
+    )
+
+
+def own_deviations(model: str, shapes: dict[str, tuple[int, ...]], found: pimflow.Compiled) -> list[float]:
+    network = frontend.load(model, shapes)
+    inputs, stored = network.example_inputs(), verification.stored(found.builds[0], found.searched.system)
+    return conditioning.reference_deviations(network.perturbed(stored), inputs, network.reference(inputs))
+
+
+def package(path: Path) -> str:
+    """Name and version of what installed `path`; empty if nothing says so."""
+    for folder in path.resolve().parents if path.is_file() else ():
+        for found in importlib.metadata.distributions(path=[str(folder)]):
+            if any(Path(found.locate_file(file)).resolve() == path.resolve() for file in found.files or ()):
+                return f"{found.name} {found.version}"
+    return ""
+
+
+def networks(words: list[str]) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+    found: list[tuple[str, dict[str, tuple[int, ...]]]] = []
+    for word in words:
+        if found and "=" in word and not word.endswith(".onnx"):
+            found[-1][1].update([zoo.parse_shape(word)])
+        else:
+            found.append((word, {}))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("networks", nargs="+", metavar="NETWORK|INPUT=SHAPE")
+    parser.add_argument("--dtype", action="append", choices=("fp16", "fp32"), help="default: both")
+    parser.add_argument("--accounting", default="full", help="paper leaves more to PIM (default: full)")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    args = parser.parse_args()
+    lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    print("\n".join(lines))
+    for model, shapes in networks(args.networks):
+        for dtype in args.dtype or ("fp16", "fp32"):
+            lines.append(f"| {' | '.join(row(model, shapes, dtype, args.accounting))} |")
+            print(lines[-1], flush=True)
+    if args.update:
+        text = args.update.read_text(encoding="utf-8")
+        args.update.write_text(fill(text, "outputs", "\n".join(lines)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

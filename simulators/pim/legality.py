@@ -1,0 +1,16 @@
+"""Whether the commands that an engine issued are legal, by the independent checker."""
+
+from __future__ import annotations
+
+from pimflow.core.program import PimProgram
+from pimflow.hardware import PimSpec
+from pimflow.simulators.pim.checker import count_violations
+from pimflow.simulators.pim.timing import distinct_channels, issued
+
+
+def program_violations(program: PimProgram, pim: PimSpec) -> int:
+    """Illegal commands over the issued clocks of all channels, by the independent checker's judgement."""
+    return sum(
+        alike * count_violations(issued(program, pim, channel), pim, program, channel)
+        for channel, alike in distinct_channels(program).items()
+    )

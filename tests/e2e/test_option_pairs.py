@@ -1,0 +1,102 @@
+"""Is every option heeded or refused, at the API as at the command, whatever it stands beside?"""
+
+import json
+
+import pytest
+
+import pimflow
+from pimflow.cli.main import main
+from pimflow.errors import InfeasibleError, UsageError
+
+# Options as the API and as the command take them, and what is said of which of them.
+IN_C = [
+    ({"fuse": True}, ["--fuse"], "--fuse"),
+    ({"fuse_activations": True}, ["--fuse-activations"], "--fuse-activations"),
+    ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
+    ({"solver": "ilp"}, ["--solver", "ilp"], "--solver"),
+    ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+    ({"max_latency_ns": 1e6}, ["--max-latency", "1ms"], "--max-latency"),
+    ({"max_energy_pj": 1e9}, ["--max-energy", "1mJ"], "--max-energy"),
+]
+WITH_A_PLAN = [
+    ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
+    ({"solver": "ilp"}, ["--solver", "ilp"], "--solver"),
+    ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+]
+# There is no such network: options are refused before anything is read.
+NOTHING = "no-such-network"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    path.write_text(pimflow.search("toy", pimflow.system(dtype="fp32"), modes="gpu,pim").plan.to_json())
+    return path
+
+
+def refused(capsys, arguments):
+    """What the command says when it is told so."""
+    assert main([*arguments, "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(("options", "arguments", "names"), IN_C)
+def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
+    says = f"{names} has no effect with --target c: "
+    with pytest.raises(UsageError, match=says):
+        pimflow.compile(NOTHING, target="c", decompose="tucker:0.5", **options)
+    command = ["compile", NOTHING, "--target", "c", "--decompose", "tucker:0.5", *arguments]
+    assert says in refused(capsys, command)
+
+
+@pytest.mark.parametrize(("options", "arguments", "names"), WITH_A_PLAN)
+@pytest.mark.parametrize("name", ["compile", "timeline"])
+def test_what_a_plan_has_decided_is_refused(options, arguments, names, name, plan, capsys):
+    says = f"{names} has no effect with --plan: "
+    asked = pimflow.compile if name == "compile" else pimflow.search
+    with pytest.raises(UsageError, match=says):
+        asked(NOTHING, plan=plan, **options)
+    assert says in refused(capsys, [name, NOTHING, "--plan", str(plan), *arguments])
+
+
+def test_what_has_an_effect_is_not_refused(plan):
+    """Bounds beside a plan, and the GPU alone beside C, which has nothing else."""
+    own = pimflow.system(dtype="fp32")
+    assert pimflow.search("toy", own, plan=plan, max_latency_ns=1e9, max_energy_pj=1e12)
+    with pytest.raises(pimflow.errors.PimflowError, match=NOTHING):
+        pimflow.compile(NOTHING, target="c", modes="gpu")
+
+
+@pytest.mark.parametrize(
+    ("bound", "what"),
+    [
+        ({"max_memory_bytes": 1000.0}, "memory"),
+        ({"max_latency_ns": 1.0}, "latency"),
+        ({"max_energy_pj": 1.0}, "energy"),
+    ],
+)
+def test_a_plan_that_keeps_to_no_bound_is_infeasible(bound, what, plan):
+    with pytest.raises(InfeasibleError, match=f"{what} of the plan for 'toy'.*a search instead of the plan"):
+        pimflow.search("toy", pimflow.system(dtype="fp32"), plan=plan, **bound)
+
+
+def test_a_memory_budget_bounds_a_plan_at_the_command(plan, capsys):
+    command = ["compile", "toy", "--target", "cuda+pim", "--dtype", "fp32", "--select", "--device", "cuda"]
+    command += ["--plan", str(plan), "--explain", "fc", "--json", "--quiet", "--cache", "none"]
+    assert main([*command, "--memory-budget", "1KiB"]) == 4
+    assert "memory of the plan for 'toy'" in capsys.readouterr().err
+    assert main([*command, "--memory-budget", "1GiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["region"] == "fc"
+
+
+def test_fusion_and_the_choice_of_forms_are_one_search():
+    """Each alone finds less than both together; and both at once no less than one after the other."""
+    own, modes = pimflow.system(), "gpu,pim"
+    pays = "tucker:0.25,where=pays"
+    together = pimflow.search("toy", own, decompose=pays, fuse=True, modes=modes)
+    assert together.tiled() and any(region.role for region in together.graph.regions)
+    for alone in ({"decompose": pays}, {"fuse": True}, {"decompose": "tucker:0.25", "fuse": True}):
+        found = pimflow.search("toy", own, modes=modes, **alone)
+        assert together.evaluation.latency_ns < found.evaluation.latency_ns

@@ -1,0 +1,91 @@
+"""Networks that amplify rounding, and that damp it: layers on PIM between layers on the GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import frontend
+from pimflow.api import search
+from pimflow.compiler import build
+from pimflow.core.plan import Choice
+from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Searched
+
+SYSTEMS = {dtype: system(dtype=dtype) for dtype in ("fp16", "fp32")}
+ON_PIM = ("left", "right")
+# How far the two layers on PIM are from equal.
+CANCELLED = {"amplifies": 0.1, "amplifies more": 0.005, "damps": 1.0}
+CHANNELS = 64
+
+
+def model(kind: str) -> onnx.ModelProto:
+    """``last(relu(left(b) - right(b)))`` of ``b = relu(first(x))``; its mean over the map, if it damps.
+
+    The nearer `left` and `right` are to each other, the more of their difference is rounding.
+    """
+    draw = np.random.default_rng(0)
+
+    def drawn(*dims):
+        return draw.standard_normal(dims).astype(np.float32) / np.sqrt(np.prod(dims[1:]), dtype=np.float32)
+
+    left = drawn(CHANNELS, CHANNELS, 1, 1)
+    weights = {
+        "first.w": drawn(CHANNELS, 16, 3, 3),
+        "first.b": draw.standard_normal(CHANNELS).astype(np.float32),
+        "left.w": left,
+        "left.b": draw.standard_normal(CHANNELS).astype(np.float32),
+        "right.w": left + np.float32(CANCELLED[kind]) * drawn(CHANNELS, CHANNELS, 1, 1),
+        "last.w": drawn(32, CHANNELS, 3, 3),
+    }
+    weights["right.b"] = weights["left.b"]
+    same = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Conv", ["x", "first.w", "first.b"], ["a"], "first", **same),
+        helper.make_node("Relu", ["a"], ["b"], "b"),
+        helper.make_node("Conv", ["b", "left.w", "left.b"], ["c"], "left"),
+        helper.make_node("Conv", ["b", "right.w", "right.b"], ["d"], "right"),
+        helper.make_node("Sub", ["c", "d"], ["e"], "e"),
+        helper.make_node("Relu", ["e"], ["f"], "f"),
+        helper.make_node("Conv", ["f", "last.w"], ["g"], "last", **same),
+    ]
+    if kind == "damps":
+        nodes.append(helper.make_node("ReduceMean", ["g"], ["y"], "y", axes=[2, 3]))
+    else:
+        nodes.append(helper.make_node("Relu", ["g"], ["y"], "y"))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 12, 12))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, kind.replace(" ", "-"), [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def with_weight(given: onnx.ModelProto, name: str, change) -> onnx.ModelProto:
+    """A copy in which `change` was made to the array of a weight."""
+    made = onnx.ModelProto()
+    made.CopyFrom(given)
+    tensor = next(t for t in made.graph.initializer if t.name == name)
+    array = numpy_helper.to_array(tensor).copy()
+    change(array)
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    return made
+
+
+def planned(network: frontend.Network, dtype: str = "fp16") -> Searched:
+    """`ON_PIM` on PIM and everything else on the GPU."""
+    on = SYSTEMS[dtype]
+    _, searched = search.search_network(network, on)
+    choices = tuple(
+        Choice(region=region.name, mode="PIM", gpu_share=0.0)
+        if region.name in ON_PIM
+        else Choice(region=region.name, mode="GPU", gpu_share=1.0)
+        for region in searched.graph.regions
+    )
+    return search.search_network(network, on, replace(searched.plan, choices=choices))[1]
+
+
+def built(network: frontend.Network, dtype: str = "fp16") -> build.Build:
+    """As `planned`, with a CPU in place of the GPU."""
+    return build.build(network, planned(network, dtype), targets.named_target("llvm+pim"))

@@ -1,0 +1,381 @@
+"""Are outputs bounded by what rounding does to the network, and wrong builds refused all the same?"""
+
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layers import flat
+from onnx import TensorProto, helper, numpy_helper
+from rounding_networks import ON_PIM, SYSTEMS, built, model, planned, with_weight
+
+import pimflow
+from pimflow import frontend, zoo
+from pimflow.cli.main import main
+from pimflow.compiler.artifact import Placed
+from pimflow.compiler.build import Build
+from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
+from pimflow.compiler.verification import Verification, verify
+from pimflow.core.commands import Comp
+from pimflow.core.output_error import LARGEST, MULTIPLE, OUTPUT_BOUND, OutputCheck, error_text
+from pimflow.core.program import PimProgram
+from pimflow.errors import VerificationError
+from pimflow.frontend import onnx_graph
+from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, named_nodes, perturbed
+from pimflow.frontend.reference import Stored
+from pimflow.pim_backend.runtime import codegen
+
+KINDS = ("amplifies", "damps")
+
+
+class Case:
+    """A network, and what verification says of builds that claim to be of it."""
+
+    def __init__(self, kind: str, dtype: str = "fp16") -> None:
+        self.model, self.dtype = model(kind), dtype
+        self.network = frontend.load(self.model)
+        self.inputs = self.network.example_inputs()
+        self.expected = self.network.reference(self.inputs)
+
+    def verified(self, made: Build) -> Verification:
+        return verify(self.network, made, SYSTEMS[self.dtype], self.inputs, self.expected)
+
+    def of(self, wrong: onnx.ModelProto) -> Verification:
+        return self.verified(built(frontend.load(wrong), self.dtype))
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Case]:
+    return {kind: Case(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    "kind, dtype", [("amplifies", "fp16"), ("amplifies more", "fp32"), ("damps", "fp16"), ("damps", "fp32")]
+)
+def test_a_right_build_is_verified(kind, dtype):
+    """Beyond the fixed bound too, if that is what rounding does; and then both figures are there."""
+    case = Case(kind, dtype)
+    found = case.verified(built(case.network, dtype))
+    found.require()
+    assert found.verified
+    (output,) = found.outputs
+    if kind == "damps":
+        assert output == OutputCheck(relative_error=found.max_relative_error, bound=OUTPUT_BOUND[dtype])
+        return
+    assert found.max_relative_error > OUTPUT_BOUND[dtype]
+    assert found.bound == MULTIPLE * output.reference_deviation < LARGEST
+    report = {"max_relative_error": output.relative_error, "tolerance": output.bound}
+    text = error_text(report | {"reference_deviation": output.reference_deviation})
+    assert f"{output.relative_error:.1e}" in text and f"by {output.reference_deviation:.1e}" in text
+
+
+def negated(filters: np.ndarray) -> None:
+    filters[3] *= -1
+
+
+def swapped(filters: np.ndarray) -> None:
+    filters[[3, 5]] = filters[[5, 3]]
+
+
+def test_what_is_stored_decides():
+    """A network whose fp16 cannot be told from noise is refused, and the line says so."""
+    case = Case("amplifies more")
+    with pytest.raises(VerificationError, match=r"bound is 1e-01; .* amplifies rounding .* --dtype fp32"):
+        case.verified(built(case.network)).require()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", ["first", "last"])
+@pytest.mark.parametrize("change", [negated, swapped])
+def test_wrong_weights_outside_pim_are_refused(cases, kind, layer, change):
+    found = cases[kind].of(with_weight(cases[kind].model, f"{layer}.w", change))
+    assert all(region.matches for region in found.regions)
+    with pytest.raises(VerificationError, match=r"roundings alone move the reference by .* outside PIM"):
+        found.require()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", ["first", "last"])
+def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(cases[kind].model)
+    node = next(node for node in wrong.graph.node if node.name == layer)
+    pads = next(attribute for attribute in node.attribute if attribute.name == "pads")
+    pads.ints[:] = [0, 0, 2, 2]
+    found = cases[kind].of(wrong)
+    assert all(region.matches for region in found.regions) and not found.verified
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [negated, swapped])
+def test_wrong_weights_on_pim_are_refused(cases, kind, change):
+    found = cases[kind].of(with_weight(cases[kind].model, "left.w", change))
+    assert [region.region for region in found.regions if not region.matches] == ["left"]
+    with pytest.raises(VerificationError, match="PIM region 'left' differs"):
+        found.require()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
+    add_region = codegen.add_region
+
+    def dropping(module, symbol, program: PimProgram, image) -> None:
+        stream = flat(program.channels[0])
+        index = next(i for i, node in enumerate(stream) if isinstance(node, Comp))
+        run = stream[index]
+        stream[index : index + 1] = [replace(run, count=run.count - 1)] if run.count > 1 else []
+        channels = (tuple(stream), *program.channels[1:])
+        add_region(module, symbol, replace(program, channels=channels), image)
+
+    monkeypatch.setattr(codegen, "add_region", dropping)
+    found = cases[kind].verified(built(cases[kind].network))
+    assert [region.region for region in found.regions if not region.matches] == list(ON_PIM)
+    assert not found.verified
+
+
+# ---- what a user sees ----
+
+
+def compiled(capsys, folder, kind: str, *options: object) -> tuple[int, str, str]:
+    """``pimflow compile`` of a network of this kind, with `ON_PIM` on PIM."""
+    onnx.save(model(kind), folder / "net.onnx")
+    plan = planned(frontend.load(folder / "net.onnx")).plan
+    (folder / "plan.json").write_text(plan.to_json())
+    argv = ["compile", folder / "net.onnx", "--plan", folder / "plan.json", "-o", folder / "out", *options]
+    code = main([str(word) for word in (*argv, "--quiet")])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_report_has_both_figures(capsys, tmp_path):
+    code, out, _ = compiled(capsys, tmp_path, "amplifies")
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    error, deviation = report["max_relative_error"], report["reference_deviation"]
+    assert code == 0 and OUTPUT_BOUND["fp16"] < error < report["tolerance"] == MULTIPLE * deviation
+    assert report["outputs"] == [
+        {"relative_error": error, "bound": report["tolerance"], "reference_deviation": deviation}
+    ]
+    (line,) = [line for line in out.splitlines() if line.startswith("check ")]
+    assert f"max rel {error:.1e}" in line and f"moves the reference by {deviation:.1e}" in line
+    assert Placed.load(tmp_path / "out").bounds == (report["tolerance"],)
+
+
+def test_where_the_fixed_bound_holds_there_is_no_second_figure(capsys, tmp_path):
+    code, out, _ = compiled(capsys, tmp_path, "damps")
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert code == 0 and report["reference_deviation"] is None and "moves the reference" not in out
+    assert report["tolerance"] == OUTPUT_BOUND["fp16"] and Placed.load(tmp_path / "out").bounds == ()
+
+
+def test_a_refusal_is_one_line_with_both_figures(capsys, tmp_path):
+    code, out, err = compiled(capsys, tmp_path, "amplifies more")
+    assert (code, out) == (5, "") and err.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "differ from the reference by" in err and "roundings alone move the reference by" in err
+
+
+def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
+    """``run --compare`` refuses no outputs that compilation accepted."""
+    pimflow.compile(model("damps"), tmp_path / "out", target="c", tolerance=0.05)
+    assert Placed.load(tmp_path / "out").bounds == (0.05,)
+    monkeypatch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
+    assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05
+
+
+def test_the_table_of_networks(tmp_path, monkeypatch):
+    """Of an installed package's file, what installed it; of a file that is none, the line and the code."""
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    script = runpy.run_path(str(scripts / "verify_networks.py"))
+    installed, info = tmp_path / "some_package", tmp_path / "some_package-1.2.dist-info"
+    installed.mkdir(), info.mkdir()
+    onnx.save(model("damps"), installed / "net.onnx")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.2\n")
+    (info / "RECORD").write_text("some_package/net.onnx,,\n")
+    words = [str(installed / "net.onnx"), "x=1,16,12,12", str(tmp_path / "none.onnx")]
+    (path, shapes), (other, _) = script["networks"](words)
+    right, wrong = script["row"](path, shapes, "fp16", "full"), script["row"](other, {}, "fp16", "full")
+    assert right[:4] == ("some-package 1.2", "net", "x 1x16x12x12", "fp16") and right[-1] == "verified"
+    assert len(right) == len(wrong) == len(script["HEADER"]) and wrong[-1].startswith("code 3: ")
+
+
+# ---- when the reference runs again ----
+
+
+def counted(network: frontend.Network, runs: list) -> frontend.Network:
+    """`network`, noting what its reference is made to round, and each run of that."""
+
+    def perturbed(stored: Stored):
+        runs.append(stored)
+        run = network.perturbed(stored)
+
+        def noted(values):
+            runs.append(stored)
+            return run(values)
+
+        return noted
+
+    return replace(network, perturbed=perturbed)
+
+
+def test_the_reference_runs_again_only_beyond_the_bound(cases):
+    case, runs, stored = cases["amplifies"], [], Stored(layers=frozenset(ON_PIM))
+    network = counted(case.network, runs)
+    near = [y + np.float32(1e-3) * abs(y).max() for y in case.expected]
+    far = [y + np.float32(1e-2) * abs(y).max() for y in case.expected]
+    asked = (network, stored, "fp16", case.inputs)
+    assert output_checks(*asked, near, case.expected)[0].reference_deviation is None and not runs
+    assert output_checks(*asked, far, case.expected, 1e-3)[0].bound == 1e-3 and not runs
+    checks = output_checks(*asked, far, case.expected)
+    assert checks[0].reference_deviation > 0 and runs == [stored] * (1 + RUNS)
+    assert output_checks(*asked, far, case.expected) == checks, "other directions in another run"
+
+
+def test_outputs_that_are_no_numbers_are_refused(cases):
+    case = cases["amplifies"]
+    wrong = [np.full_like(y, np.nan) for y in case.expected]
+    checks = output_checks(case.network, Stored(), "fp16", case.inputs, wrong, case.expected)
+    with pytest.raises(VerificationError, match="by inf"):
+        checks[0].require("outputs")
+
+
+def test_zeros_are_refused_whatever_the_network(cases):
+    """However far roundings move the reference, an output of zeros is not right."""
+    case = Case("amplifies more")
+    stored = Stored(layers=frozenset(("first", "left", "right", "last")), kernels=True)
+    wrong = [np.zeros_like(y) for y in case.expected]
+    (check,) = output_checks(case.network, stored, "fp16", case.inputs, wrong, case.expected)
+    assert check.reference_deviation > LARGEST == check.bound and not check.matches
+
+
+def test_one_output_lends_another_no_bound():
+    """Of two outputs, each has the bound of its own roundings."""
+    whole = model("amplifies")
+    whole.graph.output.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, None))
+    network = frontend.load(whole)
+    inputs = network.example_inputs()
+    y, a = network.reference(inputs)
+    off = [y, a + np.float32(5e-3) * abs(a).max()]
+    checks = output_checks(network, Stored(layers=frozenset(ON_PIM)), "fp16", inputs, off, [y, a])
+    assert [check.matches for check in checks] == [True, False]
+    assert checks[0].bound > 5e-3 > checks[1].bound == OUTPUT_BOUND["fp16"]
+
+
+# ---- the roundings themselves ----
+
+
+def run_once(made: onnx.ModelProto, whole: onnx.ModelProto, inputs) -> list[np.ndarray]:
+    return onnx_graph.session_of(whole, made)(inputs)
+
+
+@given(st.integers(0, 2**16), st.floats(-3, 3))
+def test_roundings_reach_what_is_stored(seed, scale):
+    """A result is on fp16's grid, at most two roundings away; 1.7 times as far as the nearest value is."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((1, 64, 16, 16)).astype(np.float32) * np.float32(10**scale)
+    eye = numpy_helper.from_array(np.eye(64, dtype=np.float32)[:, :, None, None], "w")
+    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "same")
+    graph = helper.make_graph([node], "same", [given_x], [y], [eye])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    whole = zoo.load_model(whole)
+    light = perturbed(whole, Stored(layers=frozenset({"same"})))
+    weights = [node.input[1] for node in light.graph.node if node.op_type == "Conv"]
+    assert weights != ["w"]
+    for node in light.graph.node:  # the operand and the result alone, or three errors add up
+        if node.op_type == "Conv":
+            node.input[:] = ["x", "w"]
+    (found,) = run_once(light, whole, {"x": x})
+    np.testing.assert_array_equal(found, found.astype(np.float16))
+    nearest = x.astype(np.float16).astype(np.float32)
+    normal = abs(x) > np.finfo(np.float16).tiny
+    error = abs(found - x)[normal]
+    assert (error <= 2.01 * FP16_ROUNDOFF * abs(x[normal])).all() and error.any()
+    ratio = np.sqrt(np.mean(error**2) / np.mean((nearest - x)[normal] ** 2))
+    assert 1.5 < ratio < 1.9
+
+
+def test_shapes_and_masks_keep_their_values():
+    """A size that a float says, and the infinities of a mask, are what they were."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], "s"),
+        helper.make_node("Cast", ["s"], ["f"], "f", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "one"], ["m"], "m"),
+        helper.make_node("Floor", ["m"], ["n"], "n"),
+        helper.make_node("Cast", ["n"], ["i"], "i", to=TensorProto.INT64),
+        helper.make_node("Add", ["x", "mask"], ["a"], "a"),
+        helper.make_node("Softmax", ["a"], ["p"], "p"),
+        helper.make_node("Reshape", ["p", "i"], ["y"], "y"),
+    ]
+    mask = np.array([0, -np.inf, 0, np.finfo(np.float32).min], np.float32)
+    tensors = [numpy_helper.from_array(mask, "mask"), numpy_helper.from_array(np.float32([1]), "one")]
+    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "masked", [given_x], [y], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = zoo.load_model(model)
+    x = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
+    (exact,) = frontend.load(model).reference(x)
+    for stored in (Stored(), Stored(kernels=True)):
+        (found,) = run_once(perturbed(model, stored), model, x)
+        assert (found[:, [1, 3]] == 0).all() and (found != exact).any()
+        np.testing.assert_allclose(found, exact, rtol=1e-2 if stored.kernels else 1e-5)
+
+
+def test_a_torch_program_has_roundings_too(tmp_path):
+    """As far off as the same network in ONNX is."""
+    torch = pytest.importorskip("torch")
+    nn, whole = torch.nn, model("amplifies")
+    weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in whole.graph.initializer}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(16, 64, 3, padding=1)
+            self.left, self.right = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1)
+            self.last = nn.Conv2d(64, 32, 3, padding=1, bias=False)
+
+        def forward(self, x):
+            b = self.first(x).relu()
+            return self.last((self.left(b) - self.right(b)).relu()).relu()
+
+    net = Net().eval()
+    names = {"weight": "w", "bias": "b"}
+    net.load_state_dict({k: weights[f"{k.split('.')[0]}.{names[k.split('.')[1]]}"] for k in net.state_dict()})
+    torch.export.save(torch.export.export(net, (torch.zeros(1, 16, 12, 12),)), tmp_path / "net.pt2")
+    network = frontend.load(tmp_path / "net.pt2")
+    inputs = network.example_inputs()
+    expected, other = network.reference(inputs), frontend.load(whole)
+    assert reference_deviations(network.perturbed(Stored()), inputs, expected)[0] < 1e-5
+    for stored in (Stored(layers=frozenset(ON_PIM)), Stored(kernels=True), Stored(layers=frozenset({"?"}))):
+        (found,) = reference_deviations(network.perturbed(stored), inputs, expected)
+        (wanted,) = reference_deviations(other.perturbed(stored), {"x": inputs["x"]}, expected)
+        assert 0.5 * wanted < found < 2 * wanted
+    found = verify(network, built(network), SYSTEMS["fp16"], inputs, expected)
+    found.require()
+    assert found.max_relative_error > OUTPUT_BOUND["fp16"] and found.worst.reference_deviation
+
+
+@pytest.mark.parametrize("wider, most", [(1.0, 0.01), (1.5, 0.001)])
+def test_few_right_builds_are_refused(wider, most):
+    """If the errors of build and runs are draws of one normal distribution, of one degree of freedom."""
+    draws = abs(np.random.default_rng(0).standard_normal((1 << 20, 1 + RUNS)))
+    refused = draws[:, 0] > MULTIPLE * wider * draws[:, 1:].max(axis=1)
+    assert 0 < refused.mean() < most
+
+
+def test_layers_are_found_by_their_nodes():
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "a.b"),
+        helper.make_node("LSTM", ["a", "w", "r"], ["l"], "lstm"),
+        helper.make_node("Relu", ["l"], ["y"], "relu"),
+    ]
+    assert named_nodes(nodes, ["a.b"]) == {"a.b"}
+    assert named_nodes(nodes, ["lstm.12", "a.b"]) == {"lstm", "a.b"}
+    assert named_nodes(nodes, ["elsewhere"]) == {"lstm", "a.b"}
+    assert named_nodes(nodes, []) == set()
