@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluated
-from graphs import inputs, names, operators, same_bits
+from graphs import convolved, inputs, names, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -33,11 +33,9 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
-            wide = R.nn.conv2d(x, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide = convolved(x, WIDE)
             biased = R.add(wide, R.const(BIAS))
-            deep = R.nn.conv2d(
-                biased, R.const(DEEP), padding=1, groups=16, data_layout="NHWC", kernel_layout="OHWI"
-            )
+            deep = convolved(biased, DEEP, padding=1, groups=16)
             y = R.nn.relu(deep)
             R.output(y)
         return y
@@ -51,30 +49,16 @@ class Expected:
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
             x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
-            wide0 = R.nn.conv2d(x0, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide0 = convolved(x0, WIDE)
             x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
-            wide1 = R.nn.conv2d(x1, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide1 = convolved(x1, WIDE)
             wide = R.concat((wide0, wide1), axis=1)
             biased0 = R.add(wide0, R.const(BIAS))
-            deep0 = R.nn.conv2d(
-                biased0,
-                R.const(DEEP),
-                padding=[1, 1, 0, 1],
-                groups=16,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            deep0 = convolved(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
             y0 = R.nn.relu(deep0)
             read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
             biased1 = R.add(read1, R.const(BIAS))
-            deep1 = R.nn.conv2d(
-                biased1,
-                R.const(DEEP),
-                padding=[0, 1, 1, 1],
-                groups=16,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            deep1 = convolved(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
             y1 = R.nn.relu(deep1)
             y = R.concat((y0, y1), axis=1)
             R.output(y)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, run
+from graphs import convolved, inputs, run
 from length import long_but
 from tvm import relax
 from tvm.script import ir as I
@@ -67,12 +67,10 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32")):
         with R.dataflow():
-            conv = R.nn.conv2d(x, R.const(FILTERS), data_layout="NHWC", kernel_layout="OHWI")
+            conv = convolved(x, FILTERS)
             sum = R.add(conv, R.const(BIAS))
             pool = R.nn.max_pool2d(sum, layout="NHWC")
-            depth = R.nn.conv2d(
-                pool, R.const(TAPS), padding=1, groups=2, data_layout="NHWC", kernel_layout="OHWI"
-            )
+            depth = convolved(pool, TAPS, padding=1, groups=2)
             y = R.add(depth, pool)
             R.output(y)
         return y
