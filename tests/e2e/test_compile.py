@@ -269,6 +269,7 @@ def _choice(candidate: Candidate) -> Choice:
     )
 
 
+@pytest.mark.long
 def test_rows_of_zeros_are_charged_and_lie_in_place():
     """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""
     network = frontend.load(padded_everywhere())
@@ -440,6 +441,7 @@ def test_values_beyond_fp16_say_so(toy):
         api.compile("toy", plan=plan, inputs=inputs)
 
 
+@pytest.mark.long
 def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     compiled = api.compile("toy", tmp_path / "out", target="cuda+pim")
     assert [built.target for built in compiled.builds] == ["cuda+pim", "llvm+pim"]

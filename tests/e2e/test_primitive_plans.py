@@ -106,7 +106,8 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     check(network, found)
 
 
-@pytest.mark.parametrize("seed", long_but([1], range(3)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     network, draw = frontend.load(block()), random.Random(seed)
     graph = network_search.regions(network, SYSTEM)

@@ -60,7 +60,7 @@ PREFERENCES = {
 }
 
 
-@pytest.mark.parametrize("preferred", long_but(["hwc", "winograd"], PREFERENCES))
+@pytest.mark.parametrize("preferred", long_but(["winograd"], PREFERENCES))
 def test_values_and_memory(preferred):
     mod = graph(network, (1, 14, 14, 16))
     after = SinkLayout()(SelectPrimitives(chosen(mod, *preferred))(mod))

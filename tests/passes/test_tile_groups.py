@@ -171,6 +171,7 @@ def on_gpu():
     return outlined, lowered, executable, source
 
 
+@pytest.mark.long
 def test_storage_and_blocks_on_a_gpu(on_gpu):
     """fp16 in DRAM and in shared memory, fp32 in between; a block a tile; the code compiles."""
     _, lowered, executable, source = on_gpu

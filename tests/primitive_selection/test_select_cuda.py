@@ -109,6 +109,7 @@ def test_wrong_uses(capsys, without_a_card, options, code, said):
     assert "give --device cuda too" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
     folder = tmp_path / "toy"

@@ -102,6 +102,7 @@ def residual() -> Both:
     return Both(branches(residual=True), "tucker:0.4")
 
 
+@pytest.mark.long
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     keeping = branched.forms.given.region("first")
     assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs

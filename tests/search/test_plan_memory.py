@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from length import examples
+from length import examples, long_but
 from problems import covers, problems
 
 from pimflow import frontend
@@ -120,7 +120,7 @@ def built_bytes(network, found):
 
 
 @pytest.mark.parametrize("primitives", [False, True])
-@pytest.mark.parametrize("modes", ["gpu", "gpu,pim"])
+@pytest.mark.parametrize("modes", long_but(["gpu,pim"], ["gpu", "gpu,pim"]))
 def test_every_budget_from_the_least_on_has_a_plan_that_keeps_to_it_when_built(toy, modes, primitives):
     network, graph = toy
     goal = Goal(modes=modes, primitives=primitives)
