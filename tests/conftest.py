@@ -10,8 +10,13 @@ from hypothesis import settings
 from pimflow import zoo
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
-settings.register_profile("pimflow", derandomize=True, deadline=None)
-settings.load_profile("pimflow")
+settings.register_profile("all", derandomize=True, deadline=None)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=33)
+
+
+def pytest_configure(config):
+    """Without the long tests, the others take a third of their examples."""
+    settings.load_profile("quick" if "not long" in config.getoption("markexpr") else "all")
 
 
 @pytest.fixture(scope="session", autouse=True)

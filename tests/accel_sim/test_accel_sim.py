@@ -479,6 +479,7 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
 # --- the GPU model against it ---
 
 
+@pytest.mark.long
 def test_a_kernel_left_out_is_predicted():
     """The quickest of the table in docs/validation.md, which scripts/validate_accel_sim.py writes."""
     samples = read_samples(CYCLES, GPU)

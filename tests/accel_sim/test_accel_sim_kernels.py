@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
@@ -40,7 +41,7 @@ DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")
 A, B, C, D = (0x7F1000000000 + operand * 0x40000000 for operand in range(4))
 BASES = {"input_base": A, "weight_base": B, "output_base": C, "residual_base": D}
-SOME = settings(max_examples=25, derandomize=True, deadline=None)
+SOME = settings(max_examples=examples(25), derandomize=True, deadline=None)
 
 
 def text_of(launch: Launch) -> str:
@@ -345,7 +346,7 @@ def any_kernels(draw) -> Kernel:
     return kernel
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, deadline=None)
 @given(any_kernels(), any_kernels(), st.sampled_from(("fp16", "fp32")))
 def test_no_two_kernels_have_the_same_name(one, other, dtype):
     names = kernel_name(one, "fp16"), kernel_name(other, dtype)
@@ -353,7 +354,7 @@ def test_no_two_kernels_have_the_same_name(one, other, dtype):
     assert all(re.fullmatch(r"[A-Za-z0-9_]{1,200}", name) for name in names)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(any_kernels(), st.sampled_from(("fp16", "fp32")))
 def test_a_name_says_which_kernel_it_is(kernel, dtype):
     name = kernel_name(kernel, dtype)

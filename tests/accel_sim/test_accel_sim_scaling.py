@@ -6,6 +6,7 @@ The oracle is a simulator that takes a known multiple of what the GPU model says
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.api import compile as api
 from pimflow.core.candidate import Known
@@ -60,7 +61,7 @@ def costs(folder, requests=REQUESTS):
 
 
 @given(logged=st.sets(st.sampled_from(range(len(REQUESTS))), min_size=1), times=st.floats(0.3, 8.0))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 def test_which_kernels_were_simulated_does_not_matter(logged, times, tmp_path_factory):
     """If the simulator takes a multiple of what the model says, all kernels do, whichever were simulated."""
     folder = tmp_path_factory.mktemp("logs")
@@ -131,7 +132,15 @@ def toy_requests(tmp_path_factory):
     return [KernelRequest(named_kernel(row["kernel"], "fp16"), row["gpu_channels"]) for row in rows]
 
 
-@pytest.mark.parametrize("kept", [slice(0, None, 2), slice(1, None, 2), slice(0, 1), slice(0, None)])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        slice(0, None, 2),
+        pytest.param(slice(1, None, 2), marks=pytest.mark.long),
+        pytest.param(slice(0, 1), marks=pytest.mark.long),
+        slice(0, None),
+    ],
+)
 def test_a_search_finds_the_same_plan_with_some_logs_as_with_all(kept, toy_requests, tmp_path):
     """A simulator four times slower than the model: with half of the logs, what had none was preferred."""
     plans = []

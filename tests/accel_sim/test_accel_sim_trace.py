@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.errors import TraceError
 from pimflow.simulators.accel_sim.trace import (
@@ -26,7 +27,7 @@ from pimflow.simulators.accel_sim.trace import (
 )
 
 DATA = Path(__file__).parent / "data"
-FAST = settings(max_examples=200, derandomize=True, deadline=None)
+FAST = settings(max_examples=examples(200), derandomize=True, deadline=None)
 
 
 def text_of(name: str) -> str:
@@ -150,7 +151,7 @@ def traces(draw) -> tuple[TraceHeader, list[ThreadBlock]]:
     return header, blocks
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
 @given(traces())
 def test_traces_come_back(tmp_path_factory, trace):
     header, blocks = trace

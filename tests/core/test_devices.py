@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
@@ -168,7 +169,7 @@ def organisations(draw: st.DrawFn) -> PimSpec:
     return replace(pim, gangs=gangs, timing=pim.timing | timing, constraints=rules)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(organisations())
 def test_a_row_switch_takes_what_is_derived(pim):
     """The formula against the engine, COMP to COMP."""
@@ -180,7 +181,7 @@ def test_a_row_switch_takes_what_is_derived(pim):
     assert clocks[100] - clocks[99] == pim.row_switch_cycles
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(organisations())
 def test_a_stream_gets_on_between_refreshes_that_leave_it_time(pim):
     """With the shortest interval that a file may have, the engine comes to an end."""
@@ -293,7 +294,7 @@ def test_a_repeated_constraint(tmp_path):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(NUMBERS),
     st.one_of(
@@ -321,7 +322,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.sampled_from([*FIELDS, "description", "level", "before", "latency"]), anything)
 def test_whatever_stands_for_a_value_loads_or_is_refused(tmp_path_factory, field, value):
     """In one line, never with another error."""
@@ -342,7 +343,7 @@ def test_a_field_left_out_is_named(tmp_path, field):
     assert field in refusal(tmp_path, with_line(field, ""))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_a_file_cut_short_never_loads_and_never_crashes(tmp_path_factory, data):
     """Up to the last energy, which a shorter file lacks."""

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, view_obstacle
 from pimflow.core.region import Region, RegionGraph
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(300))
 
 
 @st.composite

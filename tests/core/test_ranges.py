@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.ranges import Range, RangeMap
 
-settings.register_profile("ranges", derandomize=True, deadline=None, max_examples=400)
+settings.register_profile("ranges", derandomize=True, deadline=None, max_examples=examples(400))
 PROPERTY = settings.get_profile("ranges")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.compiler.verification import convolve
 from pimflow.core.chains import decomposable
@@ -63,7 +64,7 @@ def layer(g: ConvGeometry, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((g.n, g.h, g.w, g.c)), filters
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=examples(120), derandomize=True, deadline=None)
 @given(geometries(), st.sampled_from(METHODS))
 def test_at_full_rank_it_is_the_layer_up_to_rounding(g, method):
     x, filters = layer(g)
@@ -75,7 +76,7 @@ def test_at_full_rank_it_is_the_layer_up_to_rounding(g, method):
     assert found.relative_error < 1e-6
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
 @given(geometries(), st.sampled_from(METHODS))
 def test_the_error_that_is_reported_is_that_of_the_filters_it_computes(g, method):
     """The chain, fed with an impulse in every input channel of an unstrided layer, shows its filters."""
@@ -92,7 +93,7 @@ def test_the_error_that_is_reported_is_that_of_the_filters_it_computes(g, method
     assert found.relative_error == pytest.approx(error, abs=1e-6)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
 @given(geometries(), st.sampled_from(METHODS))
 def test_roles_names_and_counts(g, method):
     _, filters = layer(g)

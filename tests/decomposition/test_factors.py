@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import METHODS, factorise, leading, limits
 
 shapes = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4), st.integers(1, 7))
-quick = settings(max_examples=40, derandomize=True, deadline=None)
+quick = settings(max_examples=examples(40), derandomize=True, deadline=None)
 
 
 def drawn(shape, seed: int = 0) -> np.ndarray:

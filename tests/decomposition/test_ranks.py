@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import METHODS
 from pimflow.decomposition.ranks import RankRule, energy_rank, spectrum, vbmf_rank
 from pimflow.errors import UsageError
 
-quick = settings(max_examples=40, derandomize=True, deadline=None)
+quick = settings(max_examples=examples(40), derandomize=True, deadline=None)
 
 
 def drawn(shape, seed: int = 0) -> np.ndarray:

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.factors import METHODS
@@ -42,7 +43,7 @@ def test_other_texts(text, kind, message):
         Request.parse(text)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(st.text() | st.builds("{}:{}{}".format, st.sampled_from(METHODS), st.text(), st.text(",=.0tomlfirsc")))
 def test_any_text_is_a_request_or_an_error_of_ours(text):
     try:

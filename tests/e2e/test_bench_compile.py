@@ -9,6 +9,8 @@ import pytest
 from pimflow import frontend
 from pimflow.api import compile as api
 
+pytestmark = pytest.mark.long
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 

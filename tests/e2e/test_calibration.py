@@ -69,6 +69,7 @@ def single_map() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [hourglass, single_map])
 def test_maps_against_sets_of_pixels(model):
     change = decompose(frontend.load(model()), Request.parse("tucker:0.5"))
@@ -96,6 +97,7 @@ def test_maps_against_sets_of_pixels(model):
     assert 0.1 < found["dice"] < 1
 
 
+@pytest.mark.long
 def test_the_report_has_it(tmp_path):
     network = frontend.load("toy")
     np.savez(tmp_path / "data.npz", **drawn(network, 3))
@@ -158,6 +160,7 @@ def test_what_is_no_file_of_arrays_is_refused(content, said, tmp_path, capsys):
     assert said in err and err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_an_array_without_a_name_and_a_damaged_file_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(CalibrationError, match="one array without a name"):

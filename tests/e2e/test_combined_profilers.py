@@ -83,6 +83,7 @@ def stored(tmp_path_factory):
     return folder, cycles
 
 
+@pytest.mark.long
 def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tmp_path, capsys):
     folder, cycles = stored
     options = ["--profiler", f"gpu=accel-sim-logs:{folder / 'logs'}"]

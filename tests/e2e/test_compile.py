@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from branching import padded_everywhere
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend, zoo
@@ -191,11 +192,15 @@ def test_a_plan_for_another_network_is_refused(toy):
         api.compile("toy", plan=replace(toy[1].plan, model="0" * 16))
 
 
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("copies", long_but(COPIES[:1], COPIES))
+@pytest.mark.parametrize("padding", long_but(PADDINGS[:1], PADDINGS))
 @pytest.mark.parametrize(
     ("model", "built_plans"),
-    [("toy", 2), (padded_everywhere(), 1), (padded_everywhere(7, 20), 1)],
+    [
+        ("toy", 2),
+        pytest.param(padded_everywhere(), 1, marks=pytest.mark.long),
+        pytest.param(padded_everywhere(7, 20), 1, marks=pytest.mark.long),
+    ],
     ids=["toy", "padded", "unaligned"],
 )
 def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built_plans, padding, copies):
@@ -264,6 +269,7 @@ def _choice(candidate: Candidate) -> Choice:
     )
 
 
+@pytest.mark.long
 def test_rows_of_zeros_are_charged_and_lie_in_place():
     """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""
     network = frontend.load(padded_everywhere())
@@ -435,6 +441,7 @@ def test_values_beyond_fp16_say_so(toy):
         api.compile("toy", plan=plan, inputs=inputs)
 
 
+@pytest.mark.long
 def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     compiled = api.compile("toy", tmp_path / "out", target="cuda+pim")
     assert [built.target for built in compiled.builds] == ["cuda+pim", "llvm+pim"]
@@ -469,6 +476,7 @@ def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     assert toy[1].report["gpu_part"]["measured_ns"] is None
 
 
+@pytest.mark.long
 def test_a_tolerance_of_the_user(toy):
     error = toy[1].verification.max_relative_error
     with pytest.raises(VerificationError, match="--tolerance"):

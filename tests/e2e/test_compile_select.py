@@ -49,6 +49,7 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
         pimflow.run(folder)
 
 
+@pytest.mark.long
 def test_layers_on_pim_stay_there(tmp_path):
     made = pimflow.compile("toy", select={"measure": 1})
     assert made.verification.verified and made.verification.regions

@@ -52,6 +52,7 @@ def test_the_difference_is_that_of_the_two_references(compiled):
     assert compiled.report["decomposition"]["max_relative_difference"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.long
 def test_at_full_rank_the_network_is_the_original():
     network = frontend.load("toy")
     inputs = network.example_inputs()
@@ -63,6 +64,7 @@ def test_at_full_rank_the_network_is_the_original():
         assert max(layer.relative_error for layer in change.layers) < 1e-6
 
 
+@pytest.mark.long
 def test_only_layers_that_pay_are_decomposed(tmp_path):
     own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     modes = "gpu,pim"

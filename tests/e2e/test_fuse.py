@@ -51,6 +51,7 @@ def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys)
     assert f"* FUSED {len(covers)} tiles" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     """Groups between regions on PIM, which leave work undone, and on the GPU."""
     network, draw = frontend.load("toy"), random.Random(1)
@@ -115,6 +116,7 @@ def test_the_memory_of_groups(capsys):
     assert "--fuse: buffers.csv is a table of buffers, not a network" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_same_in_tvm(searched):
     network = frontend.load("toy")
     config = {"pimflow.fuse": True}

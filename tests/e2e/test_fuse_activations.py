@@ -33,6 +33,7 @@ def searched():
     return api.search("toy", plan=replace(found, choices=tuple(choices)), **OPTIONS)
 
 
+@pytest.mark.long
 def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
     """Outputs and every PIM region are verified by `compile` itself."""
     assert searched.graph.runs == (RUN,)

@@ -56,6 +56,7 @@ def interrupted(call, delay_seconds: float, stop: signal.Signals) -> bool:
     return ended
 
 
+@pytest.mark.long
 def test_verification_ends_at_any_instant_and_is_right_afterwards(run):
     run()
     begin = time.perf_counter()

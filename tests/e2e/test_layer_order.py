@@ -50,6 +50,7 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
     assert compiled.searched.graph.digest != plain.searched.graph.digest
 
 
+@pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
     again = api.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)
@@ -65,6 +66,7 @@ def test_a_plan_says_its_order(wide):
     assert given.graph == plain.searched.graph
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_randomly_wired(seed):
     compiled = api.compile(randomly_wired(20, seed), reorder=True)
@@ -75,6 +77,7 @@ def test_randomly_wired(seed):
     assert bool(order["kept_because"]) != order["reordered"]
 
 
+@pytest.mark.long
 def test_the_relax_pipeline_reorders_too(wide):
     """One pool, as large as that of `compile`; a plan of the other order is refused."""
     _, compiled, _ = wide
@@ -98,6 +101,7 @@ def test_a_chain_keeps_its_order():
     assert reordered.graph == searched.graph
 
 
+@pytest.mark.long
 def test_memory_command(wide, capsys):
     directory, compiled, plain = wide
     command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder"]

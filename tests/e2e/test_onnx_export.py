@@ -82,16 +82,30 @@ def of_all_kinds(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
     return net.model(net.add("Gemm", x, (16, 10), (1, 10)), batch)
 
 
-MODELS = {"hourglass": hourglass, "all kinds": of_all_kinds, "odd": lambda: of_all_kinds(odd=True)}
+def small() -> onnx.ModelProto:
+    """A convolution and a product."""
+    net = Drawn()
+    x = net.add("Relu", net.add("Conv", "x", (12, 8, 3, 3), (12,), pads=[1, 1, 1, 1]))
+    x = net.add("Flatten", net.add("GlobalAveragePool", x))
+    return net.model(net.add("Gemm", x, (12, 10), (10,)))
+
+
+MODELS = {
+    "small": small,
+    "hourglass": hourglass,
+    "all kinds": of_all_kinds,
+    "odd": lambda: of_all_kinds(odd=True),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "request_text"),
     [
-        ("hourglass", "tt:0.5"),
-        ("all kinds", "tucker:0.5,fc=decompose"),
-        ("all kinds", "cp:0.4,first=keep"),
-        ("odd", "tucker:0.5,fc=decompose"),
+        ("small", "tucker:0.5,fc=decompose"),
+        pytest.param("hourglass", "tt:0.5", marks=pytest.mark.long),
+        pytest.param("all kinds", "tucker:0.5,fc=decompose", marks=pytest.mark.long),
+        pytest.param("all kinds", "cp:0.4,first=keep", marks=pytest.mark.long),
+        pytest.param("odd", "tucker:0.5,fc=decompose", marks=pytest.mark.long),
     ],
 )
 def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, name, request_text):
@@ -123,6 +137,7 @@ def test_biases_are_pushed_through_layers_of_the_drawn_network():
     assert {name.rstrip("0123456789") for name in pushed} == {"conv", "matmul"}
 
 
+@pytest.mark.long
 def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
     model, path = of_all_kinds(), tmp_path / "out.onnx"
     api.export_decomposed(model, "tucker:1,fc=decompose", path)
@@ -132,6 +147,7 @@ def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
     np.testing.assert_allclose(y, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
+@pytest.mark.long
 def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
     path = tmp_path / "out.onnx"
     api.export_decomposed(hourglass(), "tucker:0.3", path)
@@ -142,6 +158,7 @@ def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
     assert again.skips.changed == once.skips.changed
 
 
+@pytest.mark.long
 def test_open_dimensions_stay_open(tmp_path):
     path = tmp_path / "out.onnx"
     api.export_decomposed(of_all_kinds("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
@@ -151,6 +168,7 @@ def test_open_dimensions_stay_open(tmp_path):
     assert frontend.load(path, {"x": (3, 8, 12, 12)}).inputs["x"] == ((3, 8, 12, 12), "float32")
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_the_network_is_not_written(tmp_path, monkeypatch):
     """A bias lost on the way, as one that the last link does not make up for."""
     true = onnx_export.with_chains
@@ -174,6 +192,7 @@ def test_filters_that_another_node_changes_are_refused(tmp_path):
         api.export_decomposed(model, "tucker:0.5", tmp_path / "out.onnx")
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_wrote(capsys, tmp_path):
     path, data = tmp_path / "small.onnx", tmp_path / "data.npz"
     (name, (dims, dtype)), *_ = frontend.load("toy").inputs.items()
@@ -190,6 +209,7 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     assert "leaves all layers of 'toy' as they are" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_damaged_roles_are_refused(tmp_path):
     path = tmp_path / "out.onnx"
     api.export_decomposed("toy", "tucker:0.4", path)

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
@@ -215,7 +216,7 @@ def organisations(draw):
     return spec
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(organisations(), st.integers(1, 5))
 def test_any_organisation_compiles_and_is_right(spec, channels):
     """By value: every PIM region against its own rounding bound, the outputs against ONNX Runtime."""

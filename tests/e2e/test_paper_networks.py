@@ -31,6 +31,8 @@ from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.placement import Goal, Searched, search
 
+pytestmark = pytest.mark.long
+
 NETWORKS = ("mobilenet-v2", "efficientnet-b0")
 
 

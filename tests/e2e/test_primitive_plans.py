@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, tirx
 
@@ -87,7 +88,11 @@ def check(network, found):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"]
+    "name",
+    long_but(
+        ["implicit-gemm-cuda-hwc-64x64"],
+        ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"],
+    ),
 )
 def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     """The ReLU behind ``entry``, which its first reader applies and the shortcut reads too."""
@@ -101,6 +106,7 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     check(network, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     network, draw = frontend.load(block()), random.Random(seed)
@@ -138,6 +144,7 @@ def test_workspaces_lie_in_the_pool():
     assert len(plans[0].offsets_bytes) == len(plans[1].offsets_bytes) + len(stages)
 
 
+@pytest.mark.long
 def test_the_report_says_what_they_save():
     made = pimflow.compile(
         block(), target_system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu"

@@ -102,6 +102,7 @@ def program():
     return torch.export.export(Net().eval(), (torch.zeros(1, 3, 8, 8),))
 
 
+@pytest.mark.long
 def test_an_exported_program_keeps_its_layers(program, tmp_path):
     torch = pytest.importorskip("torch")
     torch.export.save(program, tmp_path / "net.pt2")
@@ -115,6 +116,7 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
         pimflow.compile(tmp_path / "bad.pt2")
 
 
+@pytest.mark.long
 def test_a_module_imported_from_torch(program):
     from tvm.relax.frontend.torch import from_exported_program
 

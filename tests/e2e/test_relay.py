@@ -45,6 +45,7 @@ def close(y, reference):
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
 
 
+@pytest.mark.long
 def test_a_fresh_process_needs_only_pimflow(toy, built, tmp_path):
     _, x, reference = toy
     built.export_library(tmp_path / "net.so")

@@ -42,6 +42,7 @@ def test_the_transposed_convolution_is_decomposed(decomposed):
     assert up.links[-1].geometry.oh == 32
 
 
+@pytest.mark.long
 def test_what_is_found_computes_the_same(decomposed, found):
     assert found.changed and [skip.name for skip in found.copies] == ["skip"]
     assert set(skips.original_flops(decomposed)) >= {"a.lconv", "up.lconv"}
@@ -93,6 +94,7 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
     assert row["weight_bytes"] < row["weight_bytes_original"] and row["flops"] < row["flops_original"]
 
 
+@pytest.mark.long
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     """The pools are those with activations fused, which are others."""
     compiled = api.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)

@@ -40,10 +40,10 @@ def imported(folder, *options: str) -> list[str]:
     "options",
     [
         ("--help",),
-        ("compile", "--help"),
-        ("devices", "hbm-pim"),
-        ("models",),
-        ("fuse", "toy", "--quiet"),
+        pytest.param(("compile", "--help"), marks=pytest.mark.long),
+        pytest.param(("devices", "hbm-pim"), marks=pytest.mark.long),
+        pytest.param(("models",), marks=pytest.mark.long),
+        pytest.param(("fuse", "toy", "--quiet"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -51,12 +51,14 @@ def test_neither_tvm_nor_its_foreign_functions(options, tmp_path):
     assert imported(tmp_path, *options) == []
 
 
+@pytest.mark.long
 def test_the_timing_engines_alone(tmp_path):
     assert imported(tmp_path, "trace", LAYER, "--format", "pimprog", "-o", "out", "--quiet") == ["tvm_ffi"]
     (program,) = (tmp_path / "out").glob("**/*.pimprog")
     assert imported(tmp_path, "simulate", str(program), "--quiet") == ["tvm_ffi"]
 
 
+@pytest.mark.long
 def test_networks_need_tvm_and_no_pytorch(tmp_path):
     options = ("--system", "pimflow", "--jobs", "1", "--modes", "gpu", "--quiet")
     assert imported(tmp_path, "timeline", "toy", *options) == ["tvm", "tvm_ffi"]

@@ -13,6 +13,8 @@ from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.trace import Trace
 from pimflow.simulators.ramulator import load_store_trace
 
+pytestmark = pytest.mark.long
+
 TEXT = (Path(__file__).parents[2] / "docs/traces.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
@@ -260,8 +261,8 @@ def start(folder, *argv, **options) -> subprocess.Popen:
     )
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("phase", ["searching", "verifying", "writing"])
+@pytest.mark.parametrize("stop", long_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.parametrize("phase", long_but(["searching"], ["searching", "verifying", "writing"]))
 def test_an_interrupted_run_leaves_nothing(tmp_path, stop, phase):
     process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
     for line in process.stderr:
@@ -275,6 +276,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, stop, phase):
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_what_was_there(capsys, tmp_path, artifact):
     shutil.copytree(artifact, tmp_path / "out")
     process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
@@ -287,6 +289,7 @@ def test_an_interrupted_run_leaves_what_was_there(capsys, tmp_path, artifact):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.long
 def test_several_runs_into_one_directory(capsys, tmp_path):
     processes = [start(tmp_path, "compile", "toy", "-o", "out", "--quiet") for _ in range(3)]
     for process in processes:

@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import onnxruntime
+import pytest
 
 import pimflow
 from pimflow import zoo
 from pimflow.api import compile as api
 from pimflow.api import run
+
+pytestmark = pytest.mark.long
 
 
 def test_mobilenet_v1_is_compiled_and_right(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import Layer
+from length import examples, long_but
 from reference import Window, bound, convolve
 
 from pimflow.core.program import PimProgram
@@ -55,8 +56,8 @@ def small_layers(draw: st.DrawFn, pim: PimSpec) -> Layer:
     return replace(layer, pixel_begin=begin)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", long_but(["hbm-pim", "newton-gddr6"], NAMES))
+@settings(max_examples=examples(25), deadline=None)
 @given(st.data())
 def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
     layer = data.draw(small_layers(device(name)))

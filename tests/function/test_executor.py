@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import layers
+from length import examples
 from test_function import LONG, POINTWISE, SPECIAL, UNALIKE, bits, run
 
 from pimflow.errors import UnknownNameError, UsageError
@@ -64,7 +65,7 @@ def test_threads_that_the_system_refuses_are_done_without():
 
 
 @pytest.mark.parametrize("variant", simd_variants())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layers(), st.sampled_from((0.0, 0.0, 0.01, 0.5)))
 def test_every_instruction_set_gives_the_same_bits(variant, layer, special):
     """Which NaN comes out of a sum, too."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, SHORT, UNEVEN, Layer, flat, in_small_buffers, layers
+from length import examples
 from reference import STORAGE, Window, bound, convolve, in_hardware_order
 
 from pimflow.core.commands import GAct
@@ -45,7 +46,7 @@ def bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint32)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(layers())
 def test_computes_the_convolution(layer):
     x, w = layer.operands()
@@ -66,7 +67,7 @@ def in_hardware_orders(layer: Layer, x: np.ndarray, w: np.ndarray) -> list[np.nd
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(layers())
 def test_sums_in_the_order_of_the_adder_tree(layer):
     x, w = layer.operands()
@@ -87,7 +88,7 @@ def test_order_matters(pim, dtype):
         assert (in_hardware_order(x, w, layer.window, "fp32", lanes) != expected).any()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(layers())
 def test_loops_mean_what_they_expand_to(layer):
     x, w = layer.operands()
@@ -98,7 +99,7 @@ def test_loops_mean_what_they_expand_to(layer):
         assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layers(), st.sampled_from((1, 3, 4, 8)))
 def test_buffers_smaller_than_a_row(layer, buffer_columns):
     """The very bits of the program whose buffers hold a row."""
@@ -131,7 +132,7 @@ def test_integers_are_not_made_of_floats():
         layer.image(program, w.astype(np.float64))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(layers(), st.data())
 def test_parts_are_the_whole(layer, data):
     """Two programs over a cut pixel range give the very bits of the one over all of it."""
@@ -160,7 +161,7 @@ SPECIAL = np.array(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     st.sampled_from((POINTWISE, UNALIKE, replace(LONG, x_shape=(1, 3, 4, 60)))),
     st.sampled_from(("fp16", "bf16", "fp32")),
@@ -199,7 +200,7 @@ def test_every_half_and_every_tie_is_rounded_like_numpy():
         np.testing.assert_array_equal(result[:, 0], values.astype(np.float16))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 10**6))
 def test_products_are_rounded_once(seed):
     """One tap and one channel: the result is fp16(x * w), subnormal, infinite or NaN as numpy has it."""
@@ -216,7 +217,7 @@ def test_products_are_rounded_once(seed):
 # ---- where work and weights go ----
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layers())
 def test_work_is_balanced(layer):
     columns = math.ceil(layer.reduction / layer.lanes)
@@ -234,7 +235,7 @@ def test_work_is_balanced(layer):
         assert max(comps) - min(comps) <= unit
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(layers())
 def test_weights_lie_at_their_own_addresses(layer):
     _, w = layer.operands()
@@ -253,7 +254,7 @@ def test_weights_lie_at_their_own_addresses(layer):
         assert image.placed_bytes == (image.table >= 0).sum() * image.pages[0].nbytes
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layers())
 def test_pages_hold_every_weight(layer):
     """As a multiset, up to the copies for the slots of a buffer: no weight is lost or changed."""
@@ -306,7 +307,7 @@ def test_programs_do_not_grow_with_the_map():
 # ---- legality and sanity of what is handed over ----
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(layers(most_channels=4))
 def test_issued_streams_are_legal(layer):
     for schedule in layer.schedules:

@@ -34,9 +34,9 @@ LAYERS = {
     "fp32": Layer(x_shape=(1, 5, 5, 12), oc=48, window=SAME, channels=2, dtype="fp32"),
 }
 CASES = [
-    pytest.param(layer, schedule, id=f"{name}, {schedule}")
+    pytest.param(layer, schedule, id=f"{name}, {schedule}", marks=pytest.mark.long if index else ())
     for name, layer in LAYERS.items()
-    for schedule in layer.schedules
+    for index, schedule in enumerate(layer.schedules)
 ]
 SAMPLES = 5
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import Layer, layers
+from length import examples
 from reference import STORAGE, Window
 
 from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres, residues
@@ -66,7 +67,7 @@ programs = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(programs)
 def test_text_round_trips(program):
     text = program.to_json()
@@ -109,7 +110,7 @@ def decoded(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = 
     return commands
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(programs)
 def test_words_are_the_commands(program):
     words, offsets = program.packed()
@@ -211,7 +212,7 @@ def test_ranges_are_of_all_rounds():
             program.validate()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.integers(0, 30),
     st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 6)), max_size=4),
@@ -412,7 +413,7 @@ WORDS = st.one_of(st.sampled_from(NUMBERS), st.sampled_from((*OTHERS, '[["LOOP",
 SCHEDULED = [LAYER.lowered(schedule).to_json() for schedule in LAYER.schedules]
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.sampled_from(SCHEDULED), st.data())
 def test_any_change_is_refused_or_runs(text, data):
     """A damaged file is a `TraceError` or another program, and never a crash or another exception."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
+from length import examples
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion import LayerGraph, convex, fuse_layers
@@ -17,7 +18,7 @@ from pimflow.fusion.replay import replay
 from pimflow.fusion.run_costs import Objective, RunCosts
 from pimflow.fusion.search import OBJECTIVES
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(15))
 
 
 def exhaustive(costs):

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from length import long_but
 
 from pimflow import zoo
 from pimflow.api import fuse
@@ -67,6 +68,7 @@ def test_any_network_can_be_read(name):
     assert graph.ideal_elements < sum(map(graph.moved_elements, graph.layers))
 
 
+@pytest.mark.long
 def test_resnet18_moves_less_with_each_step(resnet18):
     """Figures 8 and 9: fusion pays, reuse more; never slower than unfused."""
     plans = [fuse_layers(resnet18, reuse=reuse, search="runs") for reuse in ("none", "lifetime", "deep")]
@@ -94,6 +96,7 @@ def test_the_objective_is_what_gets_least(dtype):
     assert plans["time"].energy_pj == pytest.approx(by_hand + 162.5 * plans["time"].dram_bytes)
 
 
+@pytest.mark.long
 def test_memory_helps(resnet18):
     moved = [
         fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), search="runs").dram_bytes
@@ -102,13 +105,14 @@ def test_memory_helps(resnet18):
     assert moved == sorted(moved, reverse=True)
 
 
+@pytest.mark.long
 def test_inception_is_searched_in_time():
     graph, begin = layers_of("inception-v3"), time.process_time()
     assert fuse_layers(graph).reduction > 0.6
     assert time.process_time() - begin < 30
 
 
-@pytest.mark.parametrize("baseline", fuse.BASELINES)
+@pytest.mark.parametrize("baseline", long_but(fuse.BASELINES[:1], fuse.BASELINES))
 def test_the_plan_of_the_toy_runs(baseline):
     """Each group, element by element, moves what was counted, in memory so small that it tiles."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)

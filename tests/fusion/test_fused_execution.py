@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx_networks import classifiers, every_tensor, models
 
 from pimflow import zoo
@@ -23,7 +24,7 @@ from pimflow.fusion.replay import replay
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=9)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(9))
 
 
 @st.composite
@@ -88,7 +89,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     assert counts["stored_bytes"] == 4 * ran.stored
 
 
-@settings(PROPERTY, max_examples=6)
+@settings(PROPERTY, max_examples=examples(6))
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_sums_keep_their_order(case, seed):
     """Bit for bit what the layers give one by one, whole maps at a time."""
@@ -114,7 +115,10 @@ def toy():
     return fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), reuse="lifetime", halo="retain")
 
 
-@pytest.mark.parametrize(("dtype", "on_chip", "bound"), [("fp32", "24KiB", 1e-5), ("fp16", "12KiB", 2e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "on_chip", "bound"),
+    [pytest.param("fp32", "24KiB", 1e-5, marks=pytest.mark.long), ("fp16", "12KiB", 2e-3)],
+)
 def test_command(dtype, on_chip, bound, capsys):
     """Tiles, retained rows, results over operands; all of it as counted."""
     options = ["--json", "--quiet", "--on-chip", on_chip, "--halo", "retain", "--dtype", dtype]
@@ -141,7 +145,7 @@ def test_what_cannot_be_executed_is_refused(options, message, capsys):
     assert message in captured.err and captured.out == ""
 
 
-@settings(PROPERTY, max_examples=5)
+@settings(PROPERTY, max_examples=examples(5))
 @given(models(most=9), st.integers(300, 1200))
 def test_a_network_runs_as_it_was_searched(model, on_chip):
     """Groups over branches and by channels among them: results and bytes of all of it."""
@@ -154,7 +158,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
     assert ran.counted_bytes == plan.dram_bytes
 
 
-@settings(PROPERTY, max_examples=5)
+@settings(PROPERTY, max_examples=examples(5))
 @given(classifiers(), st.integers(300, 4000), st.sampled_from(("recompute", "retain")))
 def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
@@ -167,7 +171,9 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     assert ran.counted_bytes == plan.dram_bytes
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("fp32", 1e-5), ("fp16", 2e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("fp32", 1e-5), pytest.param("fp16", 2e-3, marks=pytest.mark.long)]
+)
 def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
@@ -178,6 +184,7 @@ def test_folded_layers_run(dtype, bound, capsys):
     assert bound / 100 < found["executed"]["error"] <= bound
 
 
+@pytest.mark.long
 def test_a_wrong_place_between_folded_layers_is_seen():
     """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
+from length import examples
 
 from pimflow.api import fuse
 from pimflow.core.liveness import Liveness
@@ -21,7 +22,7 @@ from pimflow.fusion.replay import replay
 from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import GroupTiling
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(36))
 REUSES = ("none", "lifetime", "deep")
 
 
@@ -126,7 +127,7 @@ def test_a_residual_block_by_hand():
     assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
 
 
-@settings(PROPERTY, max_examples=24)
+@settings(PROPERTY, max_examples=examples(24))
 @given(groups(reuse="lifetime"), st.booleans(), st.integers(10, 600))
 def test_runs_are_found_where_any_fit(group, sums, capacity):
     """All ways to choose runs, with the memory of each by its lifetimes."""

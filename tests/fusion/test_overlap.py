@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.overlap import overlap, row_lead
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=90)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(90))
 
 
 def survives(rows, columns, channels, filters, lead, strict):

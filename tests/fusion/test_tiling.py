@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
+from length import examples
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.tiling import pieces, transfer
 
-PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(36))
 
 
 def traced(drawn, begin, end, tile, parts):

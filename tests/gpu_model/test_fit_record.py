@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.errors import SpecError
 from pimflow.hardware import GpuSpec
@@ -67,6 +68,7 @@ def test_what_a_preset_was_fitted_to_is_never_scored():
     assert len(samples) == 30 and held_out(samples, PIM32) == []
 
 
+@pytest.mark.long
 def test_the_record_is_of_the_rows_that_the_constants_come_from():
     samples = read_samples(ACCELSIM, PIM32)
     again = fit(PIM32, [sample for sample in samples if sample not in held_out(samples, PIM32)])
@@ -74,7 +76,7 @@ def test_the_record_is_of_the_rows_that_the_constants_come_from():
 
 
 @given(sizes=st.lists(st.tuples(*[st.integers(1, 4096)] * 3), min_size=1, max_size=18, unique=True))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_kernels_that_a_preset_has_not_seen_are_all_scored(sizes, tmp_path_factory):
     known = {tuple(int(row[key]) for key in "MNK") for row in rows(ACCELSIM) if row["M"]}
     (row,) = [row for row in rows(ACCELSIM) if (row["kernel"], row["n_mem"]) == ("pw_784x192x32", "16")]
@@ -122,7 +124,7 @@ def test_simulated_rows_of_the_card_that_the_preset_stands_for():
 
 
 @given(chosen=st.sets(st.integers(0, 59)))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 def test_what_is_on_record_is_left_out_and_nothing_else(chosen, tmp_path_factory):
     """In whichever half the hash puts a shape, and in however many steps it was recorded."""
     record = tmp_path_factory.mktemp("record") / "p100.fitted.txt"
@@ -160,6 +162,7 @@ def test_records_that_cannot_be_read(text, said, tmp_path):
 # --- the scripts ---
 
 
+@pytest.mark.long
 def test_a_gpu_of_ones_own_is_judged_on_what_it_was_not_fitted_to(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text((SPECS / "gpu" / "p100.toml").read_text())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from scipy.stats import kendalltau
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
@@ -192,7 +193,7 @@ def test_both_dtypes_of_a_shape_are_in_one_half():
 # --- the script ---
 
 
-@pytest.mark.parametrize("profiler", PREDICTIONS)
+@pytest.mark.parametrize("profiler", long_but(["analytic"], list(PREDICTIONS)))
 def test_the_script_prints_what_it_should(profiler):
     script = ROOT / "scripts" / "validate_gpu_model.py"
     command = [sys.executable, script, TENSORRT, "--gpu", "v100", "--profiler", profiler, "--json"]
@@ -210,7 +211,7 @@ def test_the_script_prints_what_it_should(profiler):
 
 
 @given(launch_ns=st.integers(0, 499).map(lambda step: step * 100.0))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_a_launch_that_is_there_is_found(launch_ns):
     samples = [s for s in read_samples(DEEPBENCH, P100) if s.dtype == "fp32"]
     gpu = dataclasses.replace(P100, launch_ns=launch_ns)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
@@ -33,7 +34,7 @@ from pimflow.simulators.gpu.samples import analytic_ns, read_samples, validate
 V100 = GpuSpec.load("v100")
 EXCERPT = Path(__file__).parent / "data" / "v100_tensorrt_conv_excerpt.csv"
 ROUNDING = 1 + 1e-9
-FAST = settings(max_examples=60, derandomize=True, deadline=None)
+FAST = settings(max_examples=examples(60), derandomize=True, deadline=None)
 dtypes = st.sampled_from(("fp16", "fp32"))
 
 
@@ -181,6 +182,7 @@ def test_embedded_models_say_what_they_are_fitted_to():
 # --- learning ---
 
 
+@pytest.mark.long
 def test_what_the_analytic_model_lacks_is_learned_and_stored(tmp_path):
     """Times that are the analytic ones, doubled for few output channels: the factor must be found."""
     rng = np.random.default_rng(0)

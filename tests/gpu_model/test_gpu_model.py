@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
@@ -22,7 +23,7 @@ GPUS = {name: GpuSpec.load(name) for name in spec_names("gpu")}
 SIMULATED = GPUS["rtx-2060-pim32"]
 ACCELSIM = Path(__file__).parent / "data" / "accelsim_rtx2060.csv"
 ROUNDING = 1 + 1e-9  # two sums of the same terms may differ in the last bits
-FAST = settings(max_examples=200, derandomize=True, deadline=None)
+FAST = settings(max_examples=examples(200), derandomize=True, deadline=None)
 
 SAMPLES = read_samples(ACCELSIM, SIMULATED)
 LAYERS = {

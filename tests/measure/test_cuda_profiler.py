@@ -11,6 +11,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.cli.main import main
@@ -84,7 +85,7 @@ def geometries(draw) -> ConvGeometry:
     )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(geometry=geometries(), added=st.integers(0, 1))
 def test_a_convolution_is_that_convolution(geometry, added):
     """With the residual that it is charged for, its bias and ReLU."""
@@ -113,7 +114,7 @@ def test_squeeze_and_excitation_scales_a_map():
     np.testing.assert_allclose(result, expected, atol=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(operands=st.integers(0, 3000), results=st.integers(1, 300))
 def test_a_stream_touches_the_bytes_it_is_charged_for(operands, results):
     kernel = Kernel(kind="stream", input_bytes=4 * operands, output_bytes=4 * results)

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
@@ -43,7 +44,7 @@ def with_workspaces() -> onnx.ModelProto:
 NETWORKS = {"toy": lambda: ("toy", 8), "workspaces": lambda: (with_workspaces(), None)}
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=long_but(["workspaces"], list(NETWORKS)))
 def network(request):
     return NETWORKS[request.param]()
 
@@ -127,7 +128,7 @@ def networks(draw) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(networks())
 def test_every_way_to_allocate_gives_the_same_bits(model):
     network = frontend.load(model)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime
@@ -44,7 +45,7 @@ def buffers(draw):
     return lifetimes
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(lifetimes=buffers())
 def test_what_is_written_is_read(tmp_path_factory, lifetimes):
     path = tmp_path_factory.mktemp("plan") / "plan.csv"

@@ -3,6 +3,7 @@
 import numpy as np
 import onnxruntime
 import pytest
+from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
@@ -12,7 +13,9 @@ from pimflow.frontend import onnx_torch
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "srgan", "efficientnet-b0", "mnasnet-1.0"])
+@pytest.mark.parametrize(
+    "name", long_but(["toy"], ["toy", "mobilenet-v2", "srgan", "efficientnet-b0", "mnasnet-1.0"])
+)
 def test_outputs_are_those_of_onnx_runtime(name):
     model = zoo.load_model(name)
     inputs = zoo.example_inputs(model)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from lifetimes import collide, network, smallest_pool, tables
 
 from pimflow import memory
@@ -33,7 +34,7 @@ def certify(lifetimes, plan, capacities=None):
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(tables())
 def test_against_every_plan_there_is(lifetimes):
     assume(not collide(lifetimes))
@@ -48,7 +49,7 @@ def test_against_every_plan_there_is(lifetimes):
     assert memory.policy_bytes(lifetimes) == {name: plans[name].pool_bytes for name in memory.POLICIES}
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(tables())
 def test_the_decision_form_answers_both_ways(lifetimes):
     assume(not collide(lifetimes))
@@ -61,7 +62,7 @@ def test_the_decision_form_answers_both_ways(lifetimes):
     assert (caught.value.demand, caught.value.bound) == (smallest, smallest - 1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(tables(), st.integers(2, 4))
 def test_no_decision_claims_more_than_it_proved(lifetimes, unit):
     """Capacities that no pool can have exactly: all sizes and offsets are multiples of `unit`."""
@@ -85,7 +86,7 @@ def test_no_decision_claims_more_than_it_proved(lifetimes, unit):
         assert (solution.pool_bytes <= capacity) == (capacity >= smallest)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(tables(most=14, sizes=st.integers(1, 200), alignments=st.sampled_from([1, 4, 6, 64])))
 def test_against_ortools(lifetimes):
     pytest.importorskip("ortools")
@@ -103,7 +104,7 @@ def test_ortools_decides_too():
     assert memory.plan(lifetimes, "ortools", capacity_bytes=12).pool_bytes == 12
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tables(most=5), tables(most=5))
 def test_regions_are_planned_apart(here, there):
     assume(not collide(here) and not collide(there))

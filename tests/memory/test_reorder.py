@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from programs import peak_bytes, programs, smallest_peak, smallest_peak_by_sets, values
 
 from pimflow import memory
@@ -46,7 +47,7 @@ def random_graph(steps, seed, reads=2, reach=None):
     return StepGraph(steps=program, size_bytes=size_bytes | {"out": 1}, inputs=("in",), outputs=("out",))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(programs(most=8))
 def test_against_every_order(graph):
     found = reorder(graph)
@@ -55,7 +56,7 @@ def test_against_every_order(graph):
     assert found.peak_bytes == smallest_peak(graph)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.one_of(programs(most=10), st.builds(random_graph, st.integers(5, 11), st.integers(0, 10**6))))
 def test_the_search_decides_every_limit(graph):
     """Without the bound's help, both directions find the smallest peak and prove every smaller one away."""
@@ -88,7 +89,7 @@ def joined(blocks):
     return StepGraph(steps=steps, size_bytes=size_bytes, inputs=("0/in",), outputs=(f"{len(blocks)}/in",))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", long_but([0], range(2)))
 def test_a_network_of_blocks_is_proved_block_by_block(seed):
     blocks = []
     for number in range(25):
@@ -142,7 +143,7 @@ def test_an_alias_keeps_its_readers_before_it():
     assert (1, 3) not in parts.dependencies, "a outlives b's write: they are different parts"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(programs(most=9))
 def test_pools_before_and_after(graph):
     pools = reordered_pools(graph, seconds=20)
@@ -182,6 +183,7 @@ def test_regions_are_steps():
     assert changed.liveness("fp16").peak_bytes == found.peak_bytes < network.liveness("fp16").peak_bytes
 
 
+@pytest.mark.long
 def test_too_large_to_prove():
     graph = random_graph(150, 1, reads=3)
     begin = time.monotonic()

@@ -42,6 +42,7 @@ def test_marks_are_the_tables_of_the_script(update_results):
         assert filled.count("|new|") == 1 and filled.count("<!--") == text.count("<!--")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["squeezenet-1.1"])
 def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_results, name):
     """All but the time that it took."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from lifetimes import at_once, bytes_of, collide, tables
 
 from pimflow import memory
@@ -36,7 +37,7 @@ def accepts(lifetimes, offsets, pool):
     return True
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(tables(), st.data())
 def test_a_moved_buffer_is_seen(lifetimes, data):
     assume(not collide(lifetimes))
@@ -49,7 +50,7 @@ def test_a_moved_buffer_is_seen(lifetimes, data):
     assert not accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes - 1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tables(), st.data())
 def test_a_lifetime_that_grew_is_seen(lifetimes, data):
     assume(not collide(lifetimes))

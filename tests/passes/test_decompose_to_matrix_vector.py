@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, names, operators, run
+from graphs import convolved, inputs, names, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -22,16 +23,8 @@ class Before:
     @R.function
     def main(x: R.Tensor((2, 6, 5, 3), "float32")):
         with R.dataflow():
-            tall = R.nn.conv2d(
-                x,
-                R.const(FILTERS),
-                strides=[2, 1],
-                padding=[1, 0, 2, 1],
-                dilation=[3, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            point = R.nn.conv2d(tall, R.const(POINTWISE), data_layout="NHWC", kernel_layout="OHWI")
+            tall = convolved(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
+            point = convolved(tall, POINTWISE)
             y = R.nn.relu(point)
             R.output(y)
         return y
@@ -84,9 +77,7 @@ class NotDense:
     @R.function
     def main(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
         with R.dataflow():
-            a = R.nn.conv2d(
-                x, R.const(FILTERS[:3, ..., :1]), groups=3, data_layout="NHWC", kernel_layout="OHWI"
-            )
+            a = convolved(x, FILTERS[:3, ..., :1], groups=3)
             b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
             c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
             R.output(c)
@@ -97,7 +88,7 @@ def test_other_convolutions_stay():
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(NotDense), NotDense)
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.data())
 def test_any_dense_convolution(data):
     kernel = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))

@@ -6,6 +6,7 @@ import pytest
 from graphs import onnx_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import helper
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -122,7 +123,7 @@ def check_names(first: str, last: str, activation: str) -> None:
     assert graph.outputs == (last,)
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.lists(st.text("ab./:-_ 0é", min_size=1, max_size=4), min_size=3, max_size=3, unique=True))
 def test_layers_keep_the_names_of_their_nodes(given_names):
     """Whatever the characters: the first layer, the last one, whose result leaves, and what is between."""

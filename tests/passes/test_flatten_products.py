@@ -6,6 +6,7 @@ import tvm
 from graphs import names, operators, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I
@@ -154,7 +155,7 @@ def built(program) -> tvm.IRModule:
     return module(dims, body)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(programs())
 def test_no_product_keeps_leading_axes_and_no_value_changes(program):
     before = built(program)

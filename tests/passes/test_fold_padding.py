@@ -7,6 +7,7 @@ import tvm
 from graphs import operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.script import ir as I
@@ -101,7 +102,7 @@ def test_the_rewrite():
     tvm.ir.assert_structural_equal(FoldPadding()(Before), Expected)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.sampled_from(["NCHW", "NHWC"]),
     st.tuples(*[st.integers(0, 4)] * 4),

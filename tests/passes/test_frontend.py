@@ -10,6 +10,7 @@ import tvm
 from graphs import onnx_model, operators, outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from onnx import helper
 
 from pimflow import frontend, zoo
@@ -95,7 +96,7 @@ def test_an_operator_of_one_operand_that_does_nothing(op):
     ("bounds", "kind"),
     [({"min": 0.0, "max": 6.0}, "clip"), ({"min": 0.0}, None), ({"max": 0.5}, "clip"), ({}, None)],
 )
-@pytest.mark.parametrize("opset", [6, 11, 13])
+@pytest.mark.parametrize("opset", long_but([6, 13], [6, 11, 13]))
 def test_clips_of_every_opset(bounds, kind, opset):
     """Attributes up to opset 10, operands since, where a missing one is an empty name."""
     weights = WEIGHTS | ({} if opset < 11 else {name: np.float32(value) for name, value in bounds.items()})
@@ -365,7 +366,7 @@ def networks(draw):
     return onnx_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(networks())
 def test_any_network(model):
     mod = onnx_graph.from_onnx(model)

@@ -9,6 +9,7 @@ import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import constant, convolution, fused_chain, graph, kernels
+from length import examples
 from tvm import relax
 from tvm.relax import op
 
@@ -54,7 +55,7 @@ def chains(draw) -> tvm.IRModule:
 
 
 @given(mod=chains())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 def test_one_kernel_gives_the_same(mod):
     runs = activation_chains(mod)
     assert runs == [[layer_name(mod, b.var) for b in main_bindings(mod)]]

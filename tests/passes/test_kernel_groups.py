@@ -6,6 +6,7 @@ import tvm
 from graphs import runs_alike
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from test_group_kernels import Epilogue, Residual
 from tvm import relax
 from tvm.script import ir as I
@@ -246,7 +247,7 @@ def results(group: KernelGroup) -> set[relax.Var]:
     return {group.result, *group.kept}
 
 
-@settings(max_examples=180)
+@settings(max_examples=examples(180))
 @given(graphs_of_operators(opaque=True))
 def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     bindings, groups = main_bindings(mod), kernel_groups(mod)
@@ -265,7 +266,7 @@ def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     assert mod["main"].body.body in known
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(graphs_of_operators(opaque=False))
 def test_any_graph_keeps_its_values(mod):
     runs_alike(mod)

@@ -2,6 +2,7 @@
 
 import pytest
 from graphs import inputs
+from length import long_but
 from skip_graphs import Graph
 from tvm import relax
 
@@ -74,7 +75,7 @@ def test_what_a_kernel_computes_for_itself_counts_where_schedules_store_it():
     assert computed.peak_bytes == 4 * PIXELS * (16 + 16 + 2)
 
 
-@pytest.mark.parametrize("name", ["toy", "squeezenet-1.1"])
+@pytest.mark.parametrize("name", long_but(["toy"], ["toy", "squeezenet-1.1"]))
 def test_the_estimate_is_near_the_compiled_network(name):
     network = load(name)
     lowered = buffers(phases.allocate(network.module, named_target("llvm+pim"), system("pimflow")))

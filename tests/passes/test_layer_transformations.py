@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluated
-from graphs import inputs, names, operators, run
+from graphs import convolved, inputs, names, operators, run
 from hypothesis import given, settings
+from length import examples, long_but
 from skip_graphs import Graph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -51,9 +52,9 @@ def test_lconvs_that_are_concatenated_become_one():
         ):
             R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "b": "lconv"}})
             with R.dataflow():
-                a = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                a = convolved(x, [[[[1.0]]], [[[2.0]]]])
                 ra = R.nn.relu(a)
-                b = R.nn.conv2d(y, R.const([[[[3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                b = convolved(y, [[[[3.0]]]])
                 rb = R.nn.relu(b)
                 c = R.concat((ra, rb), axis=3)
                 R.output(c)
@@ -73,12 +74,7 @@ def test_lconvs_that_are_concatenated_become_one():
             )
             with R.dataflow():
                 xy = R.concat((x, y), axis=3)
-                c_lconv = R.nn.conv2d(
-                    xy,
-                    R.const([[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]]),
-                    data_layout="NHWC",
-                    kernel_layout="OHWI",
-                )
+                c_lconv = convolved(xy, [[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]])
                 c = R.nn.relu(c_lconv)
                 R.output(c)
             return c
@@ -97,7 +93,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
             with R.dataflow():
                 c = R.concat((x, y), axis=3)
                 r = R.nn.relu(c)
-                f = R.nn.conv2d(r, R.const([[[[1.0, 2.0, 3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                f = convolved(r, [[[[1.0, 2.0, 3.0]]]])
                 z = R.sigmoid(f)
                 R.output(z)
             return z
@@ -116,9 +112,9 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
             )
             with R.dataflow():
                 rx = R.nn.relu(x)
-                f_1 = R.nn.conv2d(rx, R.const([[[[1.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                f_1 = convolved(rx, [[[[1.0]]]])
                 ry = R.nn.relu(y)
-                f_2 = R.nn.conv2d(ry, R.const([[[[2.0, 3.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                f_2 = convolved(ry, [[[[2.0, 3.0]]]])
                 f = R.add(f_1, f_2)
                 z = R.sigmoid(f)
                 R.output(z)
@@ -131,9 +127,9 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
     "before",
     [
         joined(),
-        joined(bias=(True, False)),
-        joined((None, None), tail=""),
-        joined((None, None), how="add"),
+        pytest.param(joined(bias=(True, False)), marks=pytest.mark.long),
+        pytest.param(joined((None, None), tail=""), marks=pytest.mark.long),
+        pytest.param(joined((None, None), how="add"), marks=pytest.mark.long),
         joined((None, None), bias=(False, True), how="add"),
     ],
 )
@@ -146,7 +142,7 @@ def test_merged_lconvs_compute_the_same_on_llvm(before):
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid", None])
+@pytest.mark.parametrize("activation", long_but(["relu"], ["relu", "sigmoid", None]))
 def test_split_fconvs_compute_the_same_on_llvm(activation):
     before = joined((activation, "relu"))
     after = SplitConcat()(before)
@@ -158,7 +154,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
     tvm.ir.assert_structural_equal(SplitConcat()(after), after)
 
 
-@settings(max_examples=24, derandomize=True, deadline=None)
+@settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_in_every_form(before):
     for base in (before, copied(before, skips(before))):
@@ -236,11 +232,9 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
             with R.dataflow():
-                a = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                a = convolved(x, [[[[1.0]]], [[[2.0]]]])
                 b = R.add(a, R.const([[[[5.0, 7.0]]]]))
-                f = R.nn.conv2d(
-                    b, R.const([[[[3.0, 4.0]]]]), strides=[2, 2], data_layout="NHWC", kernel_layout="OHWI"
-                )
+                f = convolved(b, [[[[3.0, 4.0]]]], strides=[2, 2])
                 y = R.nn.relu(f)
                 R.output(y)
             return y
@@ -251,9 +245,7 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
             with R.dataflow():
-                f = R.nn.conv2d(
-                    x, R.const([[[[11.0]]]]), strides=[2, 2], data_layout="NHWC", kernel_layout="OHWI"
-                )
+                f = convolved(x, [[[[11.0]]]], strides=[2, 2])
                 b = R.add(f, R.const([[[[43.0]]]]))
                 y = R.nn.relu(b)
                 R.output(y)
@@ -274,7 +266,7 @@ def test_an_lconv_stays_where_more_lies_behind_it(why):
     assert FoldLconvs()(module).same_as(module) and not fold_sites(module)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(networks())
 def test_folding_keeps_values_and_saves_operations(module):
     folded = FoldLconvs()(module)

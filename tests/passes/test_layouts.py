@@ -7,6 +7,7 @@ from graphs import outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import constant, convolution, graph
+from length import examples, long_but
 from tvm import relax
 from tvm.relax import op
 
@@ -139,7 +140,7 @@ def expected(problem: SelectionProblem, choice) -> set[tuple[str, str]]:
 choices = st.lists(st.integers(0, 11), min_size=1, max_size=12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(networks(["scale"]), choices)
 def test_transforms_are_those_of_the_selection(mod, numbers):
     found = problem(mod)
@@ -147,7 +148,7 @@ def test_transforms_are_those_of_the_selection(mod, numbers):
     assert moved(compiled(mod, choice), mod) == expected(found, choice)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(networks(["scale"]), choices)
 def test_values(mod, numbers):
     choice = picked(problem(mod), numbers)
@@ -156,8 +157,8 @@ def test_values(mod, numbers):
     assert np.abs(result - reference).max() <= 1e-4 * max(np.abs(reference).max(), 1e-3)
 
 
-@pytest.mark.parametrize("layout", ["HWC", "CHW", "CHWc16"])
-@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize("layout", long_but(["CHWc16"], ["HWC", "CHW", "CHWc16"]))
+@settings(max_examples=examples(6), deadline=None)
 @given(networks())
 def test_in_one_layout_nothing_but_the_input_is_transformed(layout, mod):
     found = problem(mod)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluated
-from graphs import inputs, names, operators, same_bits
+from graphs import convolved, inputs, names, operators, same_bits
 from hypothesis import given, settings
+from length import examples
 from skip_graphs import Graph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -33,7 +34,7 @@ def test_a_copy_is_made_right_before_the_distant_use():
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
             R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
             with R.dataflow():
-                lv = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                lv = convolved(x, [[[[1.0]]], [[[2.0]]]])
                 v = R.nn.relu(lv)
                 a = R.sigmoid(v)
                 b = R.negative(a)
@@ -58,14 +59,12 @@ def test_a_copy_is_made_right_before_the_distant_use():
                 }
             )
             with R.dataflow():
-                lv = R.nn.conv2d(x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI")
+                lv = convolved(x, [[[[1.0]]], [[[2.0]]]])
                 v = R.nn.relu(lv)
                 a = R.sigmoid(v)
                 b = R.negative(a)
                 c = R.sigmoid(b)
-                lv_copy = R.nn.conv2d(
-                    x, R.const([[[[1.0]]], [[[2.0]]]]), data_layout="NHWC", kernel_layout="OHWI"
-                )
+                lv_copy = convolved(x, [[[[1.0]]], [[[2.0]]]])
                 v_copy = R.nn.relu(lv_copy)
                 y = R.add(v_copy, c)
                 R.output(y)
@@ -87,7 +86,7 @@ def test_the_same_bits_on_llvm_and_nothing_left_to_do():
     assert skips(after) == ()
 
 
-@settings(max_examples=24, derandomize=True, deadline=None)
+@settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_bits(before):
     found = skips(before)

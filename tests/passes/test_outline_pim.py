@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from graphs import inputs, operators, run, same_bits
+from length import long_but
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -144,7 +145,7 @@ PRODUCERS = {"concat": (joined, 7, 6, 8), "pad": (padded, 10, 9, 8), "slice": (s
 
 
 @pytest.mark.parametrize("gpu_rows", [0, 1])
-@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("window", long_but(["1x3, dilated"], WINDOWS))
 @pytest.mark.parametrize(("producer", "h", "w", "c"), PRODUCERS.values(), ids=PRODUCERS)
 def test_the_function_takes_the_layers_input(producer, h, w, c, window, gpu_rows):
     """Not less, though the network too pads, slices and joins; not more."""

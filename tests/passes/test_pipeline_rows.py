@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluated
-from graphs import inputs, names, operators, same_bits
+from graphs import convolved, inputs, names, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -32,11 +33,9 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
-            wide = R.nn.conv2d(x, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide = convolved(x, WIDE)
             biased = R.add(wide, R.const(BIAS))
-            deep = R.nn.conv2d(
-                biased, R.const(DEEP), padding=1, groups=16, data_layout="NHWC", kernel_layout="OHWI"
-            )
+            deep = convolved(biased, DEEP, padding=1, groups=16)
             y = R.nn.relu(deep)
             R.output(y)
         return y
@@ -50,30 +49,16 @@ class Expected:
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
             x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
-            wide0 = R.nn.conv2d(x0, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide0 = convolved(x0, WIDE)
             x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
-            wide1 = R.nn.conv2d(x1, R.const(WIDE), data_layout="NHWC", kernel_layout="OHWI")
+            wide1 = convolved(x1, WIDE)
             wide = R.concat((wide0, wide1), axis=1)
             biased0 = R.add(wide0, R.const(BIAS))
-            deep0 = R.nn.conv2d(
-                biased0,
-                R.const(DEEP),
-                padding=[1, 1, 0, 1],
-                groups=16,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            deep0 = convolved(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
             y0 = R.nn.relu(deep0)
             read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
             biased1 = R.add(read1, R.const(BIAS))
-            deep1 = R.nn.conv2d(
-                biased1,
-                R.const(DEEP),
-                padding=[0, 1, 1, 1],
-                groups=16,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            deep1 = convolved(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
             y1 = R.nn.relu(deep1)
             y = R.concat((y0, y1), axis=1)
             R.output(y)
@@ -205,7 +190,7 @@ def applied(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
         assume(False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(runs())
 def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     before, run = case
@@ -226,7 +211,7 @@ def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     assert all(rows[name] <= whole[name] for name in rows) and rows[run.regions[-1]] == whole[run.regions[-1]]
 
 
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 @given(runs())
 def test_parts_are_issued_as_soon_as_their_turn_comes(case):
     """A part of a region on the other device comes after the next part of the region before it."""
@@ -241,7 +226,7 @@ def test_parts_are_issued_as_soon_as_their_turn_comes(case):
             assert (at[position - 1, stage + 1] < place) == other
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(runs())
 def test_llvm_gives_the_same_bits(case):
     before, run = case

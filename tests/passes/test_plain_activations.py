@@ -7,6 +7,7 @@ import pytest
 from graphs import inputs, onnx_model, operators, outputs, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import helper
 from tvm import ir, relax
 
@@ -61,7 +62,7 @@ def spelled(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, ha
     return relax.op.multiply(factors[0], emit(relax.op.multiply(factors[1], factors[2])))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.permutations([0, 1, 2]),
     st.booleans(),

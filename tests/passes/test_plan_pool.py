@@ -9,6 +9,7 @@ import tvm
 from graphs import PLAIN_CODE, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -125,7 +126,7 @@ def graphs_of_parts(draw):
     return builder.get()
 
 
-@settings(max_examples=18)
+@settings(max_examples=examples(18))
 @given(graphs_of_parts())
 def test_any_graph_keeps_its_values(mod):
     """Bit by bit: in one pool, with parts and results in place, as with every tensor by itself."""
@@ -136,7 +137,7 @@ def test_any_graph_keeps_its_values(mod):
     assert storages == ([plan(liveness.lifetimes).pool_bytes] if liveness.lifetimes else [])
 
 
-@settings(max_examples=90)
+@settings(max_examples=examples(90))
 @given(graphs_of_parts())
 def test_what_shares_bytes_of_any_graph(mod):
     """Taking over operands never needs more memory; copies that are left have a reason."""

@@ -6,6 +6,7 @@ import tvm
 from graphs import inputs, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -122,7 +123,7 @@ def test_a_bias_stays_if_one_of_two_readers_does_not_take_it():
     tvm.ir.assert_structural_equal(PushBias()(before), before)
 
 
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=examples(15), derandomize=True, deadline=None)
 @given(st.data())
 def test_any_graph_of_these_operators_keeps_its_values_and_a_second_run_changes_nothing(data):
     def body(builder, x):

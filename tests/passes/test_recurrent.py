@@ -4,6 +4,7 @@ import pytest
 from graphs import onnx_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import helper
 from test_frontend import matches_onnx_runtime, weight
 
@@ -33,7 +34,8 @@ def layer(kind, steps=3, batch=1, direction="forward", bias=True, initial=False,
     return onnx_model([node], shapes, weights, results)
 
 
-@settings(max_examples=8)
+@pytest.mark.long
+@settings(max_examples=examples(8))
 @given(
     kind=st.sampled_from(["LSTM", "GRU", "RNN"]),
     steps=st.integers(1, 4),

@@ -8,6 +8,7 @@ import onnx
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
@@ -35,7 +36,7 @@ def stored_models(draw):
     return model
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(stored_models())
 def test_what_the_reference_reads_is_the_model(model):
     before = model.SerializeToString()

@@ -6,6 +6,7 @@ import tvm
 from graphs import same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -140,7 +141,7 @@ def forward(mod: tvm.IRModule, graph) -> dict[str, tuple[str, ...]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_any_order_has_the_same_regions(mod, draw):
     graph = extract_regions(mod)
@@ -157,7 +158,7 @@ def test_any_order_has_the_same_regions(mod, draw):
     assert {b.var for b in main_bindings(after)} == {b.var for b in main_bindings(mod)}
 
 
-@settings(max_examples=36, deadline=None)
+@settings(max_examples=examples(36), deadline=None)
 @given(networks())
 def test_a_found_order_is_one_of_them(mod):
     graph = extract_regions(mod)

@@ -8,6 +8,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
+from length import examples
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
 from tvm.script import ir as I
@@ -87,7 +88,7 @@ def convolutions(draw) -> tvm.IRModule:
     return lowered(graph(network, (n, h + k, w + k, channels)))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(convolutions())
 def test_convolutions_keep_bits(mod):
     keeps_bits(mod)
@@ -112,7 +113,7 @@ def reductions(draw) -> tvm.IRModule:
     return lowered(graph(network, (batch, m, k)))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(reductions())
 def test_reductions_keep_bits(mod):
     keeps_bits(mod)
@@ -137,7 +138,7 @@ def planes(draw) -> tvm.IRModule:
     return lowered(graph(network, dims))
 
 
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 @given(planes())
 def test_pools_in_every_layout_keep_bits(mod):
     after = keeps_bits(mod)

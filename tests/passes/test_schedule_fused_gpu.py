@@ -12,6 +12,7 @@ import tvm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_graphs import fused_chain, kernels
+from length import examples
 from test_schedule_gpu import COMPILER, cuda_source, lowered, one_after_the_other, scheduled, target, values
 from tvm import tirx
 from tvm.support import nvcc
@@ -45,7 +46,7 @@ def run(mod: tvm.IRModule) -> tirx.PrimFunc:
 )
 @example(pool=None, size=(8, 8), channels=(5, 12, 6), activation="relu", ends=False)
 @example(pool=(2, 2, 0), size=(6, 6), channels=(5, 12, 7), activation="relu", ends=True)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 def test_a_tile_at_a_time_gives_the_same(pool, size, channels, activation, ends):
     r, c, o = channels
     o = 0 if pool and ends else o
@@ -105,7 +106,7 @@ def test_what_is_priced_is_what_blocks_do(pool, size, channels):
     size=st.tuples(st.integers(3, 20), st.integers(3, 20)),
     channels=st.sampled_from([(5, 12), (16, 64), (3, 34)]),
 )
-@settings(max_examples=18, deadline=None)
+@settings(max_examples=examples(18), deadline=None)
 def test_operands_are_counted_pixel_by_pixel(pool, size, channels):
     """What tiles load is what lies on the map of all that their windows reach."""
     r, c = channels

@@ -15,6 +15,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
+from length import examples, long_but
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
 from tvm.script import ir as I
@@ -112,7 +113,7 @@ def depthwise_kernels(draw) -> tirx.PrimFunc:
     return only_kernel(network, (n, h, w, c + 1))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(depthwise_kernels(), st.sampled_from([1, 30]))
 def test_depthwise_keeps_values(func, multiprocessors):
     same_values(func, Depthwise(multiprocessors))
@@ -170,7 +171,7 @@ def products(draw) -> tirx.PrimFunc:
     return only_kernel(network, (draw(st.integers(1, 2)), h, w, groups * inner))
 
 
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 @given(products(), st.sampled_from([1, 30]))
 def test_products_keep_values(func, multiprocessors):
     """As they are but for the intrinsics, which have no code for a CPU."""
@@ -303,7 +304,7 @@ def test_every_kernel_gets_threads(network):
         assert "__global__" in cuda_source(func)
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", long_but(["sm_75"], ["sm_75", "sm_80", "sm_90"]))
 def test_a_network_uses_tensor_cores_and_compiles(arch):
     functions = kernels(scheduled(lowered(frontend.load("toy").module, arch), arch))
     sources = {name: cuda_source(func, arch) for name, func in functions.items()}

@@ -6,6 +6,7 @@ import tvm
 import tvm_ffi
 from graphs import outputs
 from kernel_graphs import constant, convolution, graph
+from length import long_but
 from test_select_primitives import layers
 from tvm import relax, tirx
 from tvm.relax import op
@@ -55,7 +56,7 @@ def joining(*channels: int):
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-@pytest.mark.parametrize("channels", [(16, 32), (8, 8, 24), (5, 3)])
+@pytest.mark.parametrize("channels", long_but([(8, 8, 24)], [(16, 32), (8, 8, 24), (5, 3)]))
 def test_joined_maps(name, channels):
     mod = joining(*channels)
     last = list(layers(mod))[-1]

@@ -5,6 +5,7 @@ import pytest
 import tvm
 from graphs import outputs, run
 from kernel_graphs import constant, convolution, graph
+from length import long_but
 from test_lift_workspaces import hides_memory
 from test_schedule_gpu import one_after_the_other
 from tvm import relax, tirx
@@ -60,7 +61,7 @@ PREFERENCES = {
 }
 
 
-@pytest.mark.parametrize("preferred", PREFERENCES.values(), ids=PREFERENCES)
+@pytest.mark.parametrize("preferred", long_but(["winograd"], PREFERENCES))
 def test_values_and_memory(preferred):
     mod = graph(network, (1, 14, 14, 16))
     after = SinkLayout()(SelectPrimitives(chosen(mod, *preferred))(mod))
@@ -115,7 +116,13 @@ def test_what_is_not_chosen_stays():
     assert shape(after["main"].body.body) == shape(mod["main"].body.body)
 
 
-@pytest.mark.parametrize("first", ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"])
+@pytest.mark.parametrize(
+    "first",
+    long_but(
+        ["direct"],
+        ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"],
+    ),
+)
 def test_kernels_for_a_gpu(first):
     """Values with the threads one after the other; what is fused behind a primitive is in its last launch."""
     mod, cuda = graph(network, (1, 14, 14, 16)), named_target("cuda+pim")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from graphs import inputs, operators, run, same_bits
+from length import long_but
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -222,7 +223,9 @@ class Pools:
         return h
 
 
-@pytest.mark.parametrize("kept, layout", [("NCHW16c", "NCHW16c"), ("NCHW", "NHWC")])
+@pytest.mark.parametrize(
+    "kept, layout", [pytest.param("NCHW16c", "NCHW16c", marks=pytest.mark.long), ("NCHW", "NHWC")]
+)
 def test_pools_keep_the_layout_of_what_they_read(kept, layout):
     after = SinkLayout(kept)(Pools)
     pools = [b.value for b in main_bindings(after) if operator(b.value).endswith("pool2d")]
@@ -231,7 +234,7 @@ def test_pools_keep_the_layout_of_what_they_read(kept, layout):
     tvm.ir.assert_structural_equal(SinkLayout(kept)(after), after)
 
 
-@pytest.mark.parametrize("kept", ["NCHW", "NCHW16c"])
+@pytest.mark.parametrize("kept", long_but(["NCHW"], ["NCHW", "NCHW16c"]))
 def test_what_is_named_is_computed_in_the_layout_and_nothing_else(kept):
     after = SinkLayout(kept, {"d", "e"})(Pools)
     pools = [b.value for b in main_bindings(after) if operator(b.value).endswith("pool2d")]

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, operators, run, same_bits
+from graphs import convolved, inputs, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -28,14 +29,7 @@ class Convolution:
     @R.function
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
-            conv = R.nn.conv2d(
-                x,
-                R.const(FILTERS),
-                strides=2,
-                padding=[1, 0, 2, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            conv = convolved(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
             y = R.nn.relu(conv)
             R.output(y)
         return y
@@ -46,22 +40,8 @@ class Channels:
     @R.function
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
-            pim = R.nn.conv2d(
-                x,
-                R.const(PIM_FILTERS),
-                strides=2,
-                padding=[1, 0, 2, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            gpu = R.nn.conv2d(
-                x,
-                R.const(GPU_FILTERS),
-                strides=2,
-                padding=[1, 0, 2, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            pim = convolved(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
+            gpu = convolved(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
             conv = R.concat((gpu, pim), axis=-1)
             y = R.nn.relu(conv)
             R.output(y)
@@ -74,23 +54,9 @@ class Batch:
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
             second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
-            pim = R.nn.conv2d(
-                second,
-                R.const(FILTERS),
-                strides=2,
-                padding=[1, 0, 2, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            pim = convolved(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
             first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
-            gpu = R.nn.conv2d(
-                first,
-                R.const(FILTERS),
-                strides=2,
-                padding=[1, 0, 2, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            gpu = convolved(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
             conv = R.concat((gpu, pim), axis=0)
             y = R.nn.relu(conv)
             R.output(y)
@@ -215,7 +181,7 @@ def layers(draw):
     return axis, gpu, layer(batch, side, c, oc, window, product)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(layers())
 def test_any_split_gives_the_values(case):
     axis, gpu, before = case

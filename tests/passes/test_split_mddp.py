@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluated
-from graphs import operators, same_bits
+from graphs import convolved, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -25,9 +26,7 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 9, 6, 5), "float32")):
         with R.dataflow():
-            conv = R.nn.conv2d(
-                x, R.const(FILTERS), strides=2, padding=[1, 0, 2, 1], data_layout="NHWC", kernel_layout="OHWI"
-            )
+            conv = convolved(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
             y = R.nn.relu(conv)
             R.output(y)
         return y
@@ -41,23 +40,9 @@ class Expected:
     def main(x: R.Tensor((1, 9, 6, 5), "float32")):
         with R.dataflow():
             gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
-            gpu = R.nn.conv2d(
-                gpu_rows,
-                R.const(FILTERS),
-                strides=2,
-                padding=[1, 0, 0, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            gpu = convolved(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
             pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
-            pim = R.nn.conv2d(
-                pim_rows,
-                R.const(FILTERS),
-                strides=2,
-                padding=[0, 0, 1, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            pim = convolved(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
             conv = R.concat((gpu, pim), axis=1)
             y = R.nn.relu(conv)
             R.output(y)
@@ -80,14 +65,7 @@ class Symmetric:
     def main(x: R.Tensor((1, 9, 8, 4), "float32")):
         with R.dataflow():
             active = R.nn.relu(x)
-            conv = R.nn.conv2d(
-                active,
-                R.const(FILTERS[..., :4]),
-                strides=2,
-                padding=[1, 1, 1, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            conv = convolved(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
             R.output(conv)
         return conv
 
@@ -101,23 +79,9 @@ class SymmetricExpected:
             zeros = R.zeros((1, 1, 8, 4), "float32")
             padded = R.concat((zeros, active), axis=1)
             gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
-            gpu = R.nn.conv2d(
-                gpu_rows,
-                R.const(FILTERS[..., :4]),
-                strides=2,
-                padding=[0, 1, 0, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            gpu = convolved(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
             pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
-            pim = R.nn.conv2d(
-                pim_rows,
-                R.const(FILTERS[..., :4]),
-                strides=2,
-                padding=[0, 1, 1, 1],
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
+            pim = convolved(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
             conv = R.concat((gpu, pim), axis=1)
             R.output(conv)
         return conv
@@ -215,7 +179,7 @@ def convolutions(draw):
     return build, draw(st.integers(1, output_rows - 1)), output_rows
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(convolutions(), st.booleans())
 def test_any_split_is_exact_or_refused(case, symmetric):
     build, rows, _ = case
@@ -245,7 +209,7 @@ def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:
     return not any(touches[:rows]) or not any(touches[rows:])
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(convolutions())
 def test_llvm_gives_the_same_bits(case):
     build, rows, _ = case

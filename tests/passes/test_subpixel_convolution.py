@@ -4,6 +4,7 @@ import pytest
 from graphs import onnx_model, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import helper
 from test_frontend import matches_onnx_runtime, node, weight
 
@@ -45,7 +46,7 @@ def transposed(draw):
     return onnx_model(nodes, {"x": (draw(st.integers(1, 2)), 3, *pair(4, 7))}, weights, ["y"])
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(transposed())
 def test_any_transposed_convolution(model):
     mod = onnx_graph.from_onnx(model)

@@ -11,6 +11,7 @@ from graphs import inputs, outputs, run, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_graphs import constant, convolution, graph, kernels
+from length import examples
 from tvm import relax
 from tvm.relax import op
 
@@ -96,7 +97,7 @@ def choices(mod, views=True):
     return tilings, [run for run in runs if not tilings.problem(run, GroupTiling())]
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(networks(), st.data())
 def test_a_group_gives_what_its_layers_give(mod, data):
     """Any group, any tiles; nothing inside of it is a tensor of the network any more."""
@@ -170,6 +171,7 @@ def on_gpu():
     return outlined, lowered, executable, source
 
 
+@pytest.mark.long
 def test_storage_and_blocks_on_a_gpu(on_gpu):
     """fp16 in DRAM and in shared memory, fp32 in between; a block a tile; the code compiles."""
     _, lowered, executable, source = on_gpu

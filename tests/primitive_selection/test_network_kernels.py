@@ -97,6 +97,7 @@ def test_the_same_kernel_is_timed_once_and_kept(calls, tmp_path, monkeypatch):
     assert network_time(calls, known_ns=known) is None
 
 
+@pytest.mark.long
 def test_select_says_how_long_the_network_takes(tmp_path):
     cache = ResultCache(tmp_path / "cache.sqlite")
     found = pimflow.select("toy", measure=1, cache=cache)

@@ -13,6 +13,7 @@ import tvm
 from conv_layers import laid_out, layers_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import OutputError, ProfileError
@@ -55,7 +56,7 @@ def test_a_transform_is_free_where_bytes_stay(shape):
                 assert not stay and not is_free((shape, given_, taken))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(maps, st.integers(0, 99))
 def test_transforms_move_every_element(shape, seed):
     x = np.random.default_rng(seed).standard_normal(shape, np.float32)
@@ -95,7 +96,7 @@ def test_every_kind_is_measured_before_the_second_of_any():
     assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     st.sampled_from(["nn.max_pool2d", "nn.avg_pool2d", "mean"]),
     st.tuples(*(st.integers(1, 3) for _ in range(3))),

@@ -69,6 +69,7 @@ def every(problem):
         yield problem.evaluate(dict(zip(names, choice)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["sum", "liveness"])
 def test_claims_are_those_of_all_choices(toy, model):
     problem = few(replace(toy.problem, memory_model=model))
@@ -93,6 +94,7 @@ def test_claims_are_those_of_all_choices(toy, model):
     assert row["over_greedy"] >= 1 - 1e-9 and row["workspace_over_greedy"] >= 1 - 1e-9
 
 
+@pytest.mark.long
 def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, found):
     problem = restricted(toy.problem, "published")
     families = {
@@ -108,6 +110,7 @@ def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, fo
     assert direct["published"] > 5 * direct["all"]
 
 
+@pytest.mark.long
 def test_sets_of_families_hold_what_they_say(found):
     added = next(each for each in found if each.problem.memory_model == "sum")
     kept = {"loops", "direct", "windows", "winograd", "pointwise"}
@@ -140,6 +143,7 @@ def test_what_a_file_does_not_have_is_predicted_from_it():
         taso_selection.selections(["toy"], replace(profile, times_ns={}))
 
 
+@pytest.mark.long
 def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
     monkeypatch.setattr(measuring, "moves_ns", lambda moves, _: [100.0] * len(moves))
@@ -160,6 +164,7 @@ def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
     assert f"| alexnet | 8 | 456 | {row['fastest_s']:.2f} | {row['front_s']:.1f} | 3.37 |" in table
 
 
+@pytest.mark.long
 def test_the_tables_say_what_was_found(toy, found):
     known = {"toy": taso_selection.known(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
@@ -177,6 +182,7 @@ def test_the_tables_say_what_was_found(toy, found):
     assert json.loads(json.dumps(taso_selection.plain(added["all"])))["claims"] == added["all"].claims
 
 
+@pytest.mark.long
 def test_pictures_have_every_front(found):
     pytest.importorskip("matplotlib")
     fronts = taso_tables.figure_of_fronts(found)
@@ -197,6 +203,7 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     made_up().write(tmp_path / "toy.json")
@@ -234,6 +241,7 @@ def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
         assert caught.value.code == code and said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper(monkeypatch):
     """The paper's own form, and every choice, on a network of its evaluation."""
     monkeypatch.syspath_prepend(ROOT / "tests" / "search")

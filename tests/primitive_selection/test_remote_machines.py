@@ -52,6 +52,7 @@ def chosen(row):
     return [(each["layer"], each["primitive"]) for each in row["choices"]]
 
 
+@pytest.mark.long
 def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     with machine(board) as there:
@@ -67,6 +68,7 @@ def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypat
     assert here.device == Machine().device != found.device
 
 
+@pytest.mark.long
 def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path, capsys):
     path, cache = tmp_path / "board.json", ("--cache", tmp_path / "cache.sqlite")
     code, out, err = command(
@@ -85,6 +87,7 @@ def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path
         assert again["device"] == row["device"] and chosen(again) == chosen(row)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 @pytest.mark.parametrize("here", [True, False])
 def test_c_is_measured_there(board, monkeypatch, here):
@@ -110,6 +113,7 @@ def test_c_is_measured_there(board, monkeypatch, here):
         assert not found.failed and min(*found.times_ns.values(), *found.moves_ns.values()) > 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 def test_c_that_nobody_builds(board, monkeypatch, capsys):
     monkeypatch.setenv("CC", shutil.which("false"))
@@ -155,6 +159,7 @@ def tracked():
         yield process, at
 
 
+@pytest.mark.long
 def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
     _, at = tracked
     code, out, err = command(capsys, "--device", f"{at}/pie")
@@ -167,6 +172,7 @@ def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
         Remote(Address.parse(f"{at}/pi"))
 
 
+@pytest.mark.long
 def test_a_machine_that_goes_away(tmp_path, capsys):
     cache, path = tmp_path / "cache.sqlite", tmp_path / "p.json"
     with rpc_machines.server("") as process:
@@ -184,6 +190,7 @@ def test_a_machine_that_goes_away(tmp_path, capsys):
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_another_key(board, capsys):
     code, out, err = command(capsys, "--device", f"{board}2")
     assert (code, out) == (3, "") and "another key than board2" in err and err.count("\n") == 1

@@ -85,7 +85,9 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
 
-@pytest.mark.parametrize("model, over", [("liveness", "memory"), ("sum", "workspace")])
+@pytest.mark.parametrize(
+    "model, over", [("liveness", "memory"), pytest.param("sum", "workspace", marks=pytest.mark.long)]
+)
 def test_pictures_show_what_was_found(measured, model, over):
     pytest.importorskip("matplotlib")
     _, path = measured
@@ -112,6 +114,7 @@ def test_pictures_show_what_was_found(measured, model, over):
         assert max(step) == pytest.approx(own - resident)
 
 
+@pytest.mark.long
 def test_the_command_draws_a_front(measured, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     _, path = measured
@@ -306,6 +309,7 @@ def test_a_network_without_joins_stays():
     assert apart(graph) == graph
 
 
+@pytest.mark.long
 def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkeypatch):
     def made_up_ns(name, layer, machine):
         """What depends on a primitive and a layer as times do, for a machine that is always the same."""

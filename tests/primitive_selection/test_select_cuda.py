@@ -67,6 +67,7 @@ def test_winograd_pays_where_there_is_arithmetic_and_not_where_there_is_none():
     assert profile.times_ns[f4, small] > profile.times_ns[operator, small]  # three launches
 
 
+@pytest.mark.long
 def test_the_command(capsys, tmp_path, without_a_card):
     path = tmp_path / "gpu.json"
     code, out, err = command(capsys, "--json", "--quiet", "-o", path)
@@ -85,6 +86,7 @@ def test_the_command(capsys, tmp_path, without_a_card):
     assert main(["select", "toy", "--profile", str(path)]) == 3
 
 
+@pytest.mark.long
 def test_least_memory_needs_no_workspace(without_a_card):
     found = pimflow.select("alexnet", device="cuda", minimize="memory")
     assert {p.family for p in found.choices.values()} <= {"operator", "windows"}
@@ -107,6 +109,7 @@ def test_wrong_uses(capsys, without_a_card, options, code, said):
     assert "give --device cuda too" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
     folder = tmp_path / "toy"

@@ -24,6 +24,8 @@ from pimflow.primitive_selection.problem import Budgets
 from pimflow.primitive_selection.profile import Profile, applicable, unmeasured
 from pimflow.primitive_selection.search import fastest, front, minimise
 
+pytestmark = pytest.mark.long
+
 STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
 DEVICE = STORED.device.name
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
@@ -18,7 +19,7 @@ from pimflow.primitive_selection.integer_program import solve
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.search import check_names, everywhere, fastest, front, greedy, minimise
 
-FEW = settings(max_examples=24, deadline=None)
+FEW = settings(max_examples=examples(24), deadline=None)
 PICK = {"time": 0, "memory": 1, "workspace": 2}
 drawn = st.one_of(*(problems(model) for model in MEMORY_MODELS))
 
@@ -160,7 +161,7 @@ def test_one_kind_everywhere():
     assert everywhere(problem, [lambda c: c.name == "none"]).time_ns == 3.0
 
 
-@pytest.mark.parametrize("layers", [8, 13, 30, 70])  # of the paper's Table 1
+@pytest.mark.parametrize("layers", long_but([8, 13], [8, 13, 30, 70]))  # of the paper's Table 1
 def test_as_many_layers_as_the_paper(layers):
     problem = inceptions(layers, 57, "sum")
     begin = time.process_time()  # other work on the machine does not count

@@ -9,6 +9,8 @@ import pytest
 
 from pimflow.compiler.c_code import builds
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

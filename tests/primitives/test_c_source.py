@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from conv_layers import ON_CPU, laid_out, layers_for, operands
+from length import long_but
 from tvm import relax
 
 import pimflow
@@ -41,7 +42,10 @@ def scheduled(primitive, layer, target):
     return with_workspaces(made["kernel"])
 
 
-@pytest.mark.parametrize("options", [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")])
+@pytest.mark.parametrize(
+    "options",
+    long_but([("-DPIMFLOW_LANES=4",)], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]),
+)
 def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, options):
     on_cpu = [PRIMITIVES[name] for name in ON_CPU]
     chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}
@@ -170,6 +174,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.long
 def test_select_goes_by_times_of_c(compiled, capsys):
     report, _ = compiled
     assert main(["select", "toy", "--target", "c", "--measure", "1", "--json", "--quiet"]) == 0
@@ -184,6 +189,7 @@ def test_the_same_bytes_each_time(compiled):
     assert first == second and set(first) == {"network.c", "network.h", "main.c", "weights.bin"}
 
 
+@pytest.mark.long
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)

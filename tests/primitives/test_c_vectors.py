@@ -9,6 +9,7 @@ from conv_layers import layers_for
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from length import long_but
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
@@ -48,7 +49,7 @@ def called(name, lanes):
     )
 
 
-@pytest.fixture(scope="module", params=[1, 4, 8, 16])
+@pytest.fixture(scope="module", params=long_but([4], [1, 4, 8, 16]))
 def library(request, tmp_path_factory):
     """Every function, where the processor's vectors have so many lanes."""
     folder = tmp_path_factory.mktemp("vectors")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from conv_layers import ON_CUDA, convolved, layers_for, operands
+from length import long_but
 from tvm import relax, tirx
 
 from pimflow.core.region import ConvGeometry
@@ -41,7 +42,7 @@ def one_after_the_other(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tvm.script.from_source(loops)
 
 
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", long_but(TILED[::4], TILED))
 def test_values(name):
     chosen = PRIMITIVES[name]
     (layer,) = layers_for(chosen, 1)
@@ -55,7 +56,7 @@ def test_values(name):
     assert error <= BOUND.get(chosen.family, 2e-6), layer
 
 
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", long_but(TILED[::4], TILED))
 def test_launches_and_shared_memory(name):
     """As CUDA source, which asks for threads in every launch; barriers where threads share a tile."""
     chosen = PRIMITIVES[name]

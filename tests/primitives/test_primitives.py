@@ -5,6 +5,7 @@ import pytest
 import tvm
 import tvm_ffi
 from conv_layers import ON_CPU, convolved, laid_out, layers_for, operands
+from length import long_but
 from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import ConvGeometry
@@ -25,7 +26,7 @@ def compiled(chosen, layer):
     return ScheduleCpu()(tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")}))
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", long_but(ON_CPU[::8], ON_CPU))
 def test_values(name):
     chosen = PRIMITIVES[name]
     for layer in layers_for(chosen, 2):
@@ -38,7 +39,7 @@ def test_values(name):
         assert error <= BOUND.get(chosen.family, 2e-6), layer
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", long_but(ON_CPU[::8], ON_CPU))
 def test_memory_is_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]
     for layer in layers_for(chosen, 3):

@@ -115,6 +115,7 @@ def test_a_part_that_is_not_there_is_no_digest():
         sources_digest(("core", "nowhere"))
 
 
+@pytest.mark.long
 def test_two_processes_at_once_lose_nothing(tmp_path):
     path = tmp_path / "c"
     writers = [writer(path, name, 60) for name in ("a", "b")]

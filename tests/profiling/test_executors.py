@@ -84,6 +84,7 @@ def test_processes_give_the_same_table():
     assert table(Processes(2)) == table(Serial())
 
 
+@pytest.mark.long
 def test_a_cluster_that_loses_a_worker_gives_the_same_table():
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(

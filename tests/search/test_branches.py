@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
@@ -111,7 +112,7 @@ def test_branches_overlap_as_the_solver_foresees(graph, costs):
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 def test_branches_launch_what_is_charged(network, graph, costs, draw):
     """Any legal choice of modes: where branches are joined, results are finished by kernels of their own."""
     found = search(graph, QUICK, costs)
@@ -138,7 +139,7 @@ def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
 
 
 @given(problems(max_regions=6), st.data())
-@settings(max_examples=36)
+@settings(max_examples=examples(36))
 def test_what_overlaps_makes_up_the_difference(problem, data):
     graph, table = problem
     chosen = data.draw(st.sampled_from([solve_dp(graph, table), solve_ilp(graph, table)])).candidates
@@ -157,7 +158,7 @@ def test_what_overlaps_makes_up_the_difference(problem, data):
     pim_ns=st.floats(0, 2e4),
     objective=st.sampled_from(["latency", "energy", "edp"]),
 )
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 def test_a_plan_is_never_worse_than_the_gpu_alone(graph, costs, gpu_ns, pim_ns, objective):
     goal = Goal(objective=objective)
     found = search(graph, BASE.with_launches(gpu_ns=gpu_ns, pim_ns=pim_ns), costs, goal)
@@ -165,7 +166,7 @@ def test_a_plan_is_never_worse_than_the_gpu_alone(graph, costs, gpu_ns, pim_ns, 
 
 
 @given(problems(max_regions=6), st.floats(0.1, 1.0), st.sampled_from(["pim", "crossbar"]))
-@settings(max_examples=36)
+@settings(max_examples=examples(36))
 def test_a_faster_device_never_slows_the_best_plan(problem, factor, resource):
     graph, table = problem
 

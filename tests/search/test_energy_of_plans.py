@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.core.region import Kernel
@@ -113,7 +114,7 @@ energies = st.dictionaries(st.sampled_from(PARTS), st.floats(0, 1e12), min_size=
 
 
 @given(plan=energies, base=energies)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_savings_name_no_part_twice_and_forget_none(toy, table, plan, base):
     """Whatever the parts of either side are."""
     blank = gpu_only(toy, table)

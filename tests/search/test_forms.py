@@ -102,6 +102,7 @@ def residual() -> Both:
     return Both(branches(residual=True), "tucker:0.4")
 
 
+@pytest.mark.long
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     keeping = branched.forms.given.region("first")
     assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs
@@ -125,7 +126,12 @@ def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(res
 
 @pytest.mark.parametrize(
     ("name", "objective"),
-    [("toy", "edp"), ("branched", "latency"), ("branched", "energy"), ("fusing", "latency")],
+    [
+        pytest.param("toy", "edp", marks=pytest.mark.long),
+        pytest.param("branched", "latency", marks=pytest.mark.long),
+        ("branched", "energy"),
+        pytest.param("fusing", "latency", marks=pytest.mark.long),
+    ],
 )
 def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
     """The oracle searches a plan for every mixture: 32 and 16. Groups of layers mix forms too."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from problems import covers, problems
 
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
@@ -39,7 +40,7 @@ def bounded(every, latency_share, energy_share) -> dict[str, float]:
 @given(
     problems(max_regions=4), objectives, st.sampled_from(["dp", "ilp", "exhaustive", "auto"]), shares, shares
 )
-@settings(max_examples=90)
+@settings(max_examples=examples(90))
 def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
     graph, table = problem
     every = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
@@ -57,7 +58,7 @@ def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency
 
 
 @given(problems(max_regions=4), shares, shares)
-@settings(max_examples=48)
+@settings(max_examples=examples(48))
 def test_a_refusal_says_what_would_do(problem, latency_share, energy_share):
     """Bounds of four fifths of what there is: what the first lever names is a bound that is kept."""
     graph, table = problem

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
@@ -149,7 +150,10 @@ def test_readers_of_a_result_and_of_what_is_kept_beside_it():
     assert maker.defers(first) and maker.absorb(first).task is None
 
 
-@pytest.mark.parametrize("devices", list(itertools.product(("GPU", "PIM"), repeat=3)))
+DEVICES = list(itertools.product(("GPU", "PIM"), repeat=3))
+
+
+@pytest.mark.parametrize("devices", long_but([DEVICES[1], DEVICES[-2]], DEVICES))
 def test_a_kept_concatenation_takes_over_nothing(devices):
     """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
     network = joined().load()
@@ -164,14 +168,14 @@ def test_a_kept_concatenation_takes_over_nothing(devices):
     assert charged == built
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
     charged, built = charged_and_built(network, lambda _, candidates: draw.choice(candidates))
     assert charged == built
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(networks())
 def test_consumers_are_those_that_read_the_result(network):
     """By the variables that the module's kernels read."""

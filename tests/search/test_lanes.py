@@ -49,6 +49,7 @@ def test_the_lanes_are_moved_and_read(toy, mode, gpu_rows):
     assert with_lanes["PIM)"].execution_ns > without["PIM)"].execution_ns
 
 
+@pytest.mark.long
 def test_no_lanes_go_from_pim_to_pim(toy):
     """A kernel adds them in between, even after a layer that leaves nothing else undone."""
     region = replace(toy.region(REGION), epilogue=())

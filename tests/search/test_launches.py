@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.core.candidate import Known
@@ -43,7 +44,7 @@ def gpu_launches_ns(maker: Candidates) -> set[float]:
     return {task.launch_ns for task in tasks if task.resource == "gpu" and task.launched}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(measured_ns=st.floats(100, 1e5), set_ns=st.floats(0, 1e5))
 def test_a_measured_launch_is_charged_unless_another_is_set(toy, measured_ns, set_ns):
     costs = Costs(SYSTEM, Profiling(gpu=Stopwatch(measured_ns)))

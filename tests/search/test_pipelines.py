@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend, system
 from pimflow.api.explanation import explain
@@ -98,7 +99,7 @@ def test_what_runs_is_what_was_timed(maker, runs):
         assert sum(map(len, used)) == candidate.placed_rows
 
 
-@settings(max_examples=36)
+@settings(max_examples=examples(36))
 @given(st.data())
 def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
     run = data.draw(st.sampled_from(runs))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples, long_but
 from problems import covers, problems
 
 from pimflow import frontend
@@ -62,7 +63,7 @@ def plan_bytes(graph, cover):
     return most + sum(candidate.filter_bytes for candidate in cover)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(sized())
 def test_the_least_is_that_of_some_plan_and_no_plan_takes_less(problem):
     graph, table = problem
@@ -72,7 +73,7 @@ def test_the_least_is_that_of_some_plan_and_no_plan_takes_less(problem):
     assert memory.least(table) == min(sizes)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(sized(), st.floats(0, 1))
 def test_the_fastest_plan_within_a_budget_is_found(problem, share):
     graph, table = problem
@@ -119,7 +120,7 @@ def built_bytes(network, found):
 
 
 @pytest.mark.parametrize("primitives", [False, True])
-@pytest.mark.parametrize("modes", ["gpu", "gpu,pim"])
+@pytest.mark.parametrize("modes", long_but(["gpu,pim"], ["gpu", "gpu,pim"]))
 def test_every_budget_from_the_least_on_has_a_plan_that_keeps_to_it_when_built(toy, modes, primitives):
     network, graph = toy
     goal = Goal(modes=modes, primitives=primitives)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.api import explanation
@@ -95,7 +96,7 @@ def _size(shape):
     return size
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(graphs())
 def test_a_primitive_is_charged_all_that_it_launches(graph):
     maker = Candidates(graph, SYSTEM, primitives=True)
@@ -116,7 +117,7 @@ def test_a_primitive_is_charged_all_that_it_launches(graph):
             assert [task.execution_ns for task in candidate.tasks] == times
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(graphs(most=3))
 def test_more_candidates_are_never_a_loss_and_the_best_is_found(graph):
     apart, together = (search(graph, SYSTEM, goal=goal) for goal in (WITHOUT, WITH))
@@ -129,7 +130,7 @@ def test_more_candidates_are_never_a_loss_and_the_best_is_found(graph):
     assert exhaustive.evaluation.latency_ns == pytest.approx(together.evaluation.latency_ns, rel=1e-5)
 
 
-@settings(max_examples=9, deadline=None)
+@settings(max_examples=examples(9), deadline=None)
 @given(graphs())
 def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
     """One after the other, by the model and all channels: no candidate that was left out would be faster."""
@@ -159,7 +160,7 @@ def chain_memory_bytes(graph, cover):
     return filters + most
 
 
-@settings(max_examples=18, deadline=None)
+@settings(max_examples=examples(18), deadline=None)
 @given(graphs(most=3, residuals=False), st.floats(0, 1))
 def test_a_memory_budget_binds_the_plan(graph, share):
     """Against every cover: the fastest of those that keep to it."""
@@ -215,6 +216,7 @@ def test_a_plan_file_names_them(toy):
         assert starred == [f"GPU {primitive.name}"]
 
 
+@pytest.mark.long
 def test_an_edited_plan_is_priced_anew(toy):
     graph, found = toy
     region = graph.region(next(iter(found.primitives())))
@@ -230,9 +232,9 @@ def test_an_edited_plan_is_priced_anew(toy):
     ("primitive", "says"),
     [
         ("winograd-2d-f4-cuda-hwc-64x46", "did you mean .*winograd-2d-f4-cuda-hwc-64x64"),
-        ("im2row-hwc-7x32", "it is for a CPU"),
+        pytest.param("im2row-hwc-7x32", "it is for a CPU", marks=pytest.mark.long),
         ("depthwise-cuda-hwc-8x32", "nothing says how long it takes"),
-        ("operator-cuda-hwc", "where no primitive is named"),
+        pytest.param("operator-cuda-hwc", "where no primitive is named", marks=pytest.mark.long),
     ],
 )
 def test_a_primitive_that_cannot_be_is_refused(toy, primitive, says):

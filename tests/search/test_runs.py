@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
@@ -25,7 +26,7 @@ SYSTEM = system()
 
 
 @given(problems(), st.data())
-@settings(max_examples=90)
+@settings(max_examples=examples(90))
 def test_the_evaluator_finds_the_longest_path(problem, data):
     graph, table = problem
     chosen = data.draw(st.sampled_from(covers(graph, table)))
@@ -35,7 +36,7 @@ def test_the_evaluator_finds_the_longest_path(problem, data):
 
 
 @given(problems(chain=True))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_cover_of_a_chain_is_faster(problem):
     graph, table = problem
     best_ns = min(longest_path_ns(graph, table, chosen) for chosen in covers(graph, table))
@@ -43,7 +44,7 @@ def test_no_cover_of_a_chain_is_faster(problem):
 
 
 @given(problems(chain=True))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_solution_does_every_region_once_in_order(problem):
     graph, table = problem
     done = [name for c in solve_dp(graph, table).candidates for name in c.covers]

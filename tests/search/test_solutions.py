@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hypothesis import given, settings
+from length import examples
 from problems import problems
 
 from pimflow.hardware import system
@@ -14,7 +15,7 @@ from pimflow.placement.solvers.objectives import Minimiser
 
 
 @given(problem=problems(max_regions=4))
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 def test_a_solution_is_found_once(problem, tmp_path_factory):
     graph, table = problem
     cache = ResultCache(tmp_path_factory.mktemp("kept") / "results.sqlite")

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from length import long_but
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
@@ -32,7 +33,7 @@ def toy():
     return extract_regions(frontend.load("toy").module, "toy")
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", long_but(["full", "free launches", "paper"], list(SYSTEMS)))
 def test_no_combination_of_candidates_is_faster(toy, name):
     """All combinations of the GPU, PIM and two splits of every region, timed by the evaluator."""
     target = SYSTEMS[name]
@@ -48,6 +49,7 @@ def test_no_combination_of_candidates_is_faster(toy, name):
     assert found_ns == pytest.approx(solution.latency_ns, rel=1e-12)
 
 
+@pytest.mark.long
 def test_the_estimate_is_what_the_timeline_gives():
     graph = extract_regions(frontend.load("mobilenet-v2").module, "mobilenet-v2")
     found = search(graph, system())

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from problems import covers, longest_path_ns, problems
 
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
@@ -29,7 +30,7 @@ def value(graph, table, chosen, weighing) -> float:
 
 
 @given(problems(max_regions=4), weights)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_exhaustive_search_is_right(problem, weighing):
     graph, table = problem
     every = covers(graph, table)
@@ -42,7 +43,7 @@ def test_the_exhaustive_search_is_right(problem, weighing):
 
 
 @given(problems(max_regions=5), weights)
-@settings(max_examples=72)
+@settings(max_examples=examples(72))
 def test_the_integer_program_is_as_good_as_an_exhaustive_search(problem, weighing):
     graph, table = problem
     best = solve_exhaustive(graph, table, weighing)
@@ -55,7 +56,7 @@ def test_the_integer_program_is_as_good_as_an_exhaustive_search(problem, weighin
 
 
 @given(problems(max_regions=7, chain=True), weights)
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 def test_solvers_agree_on_chains(problem, weighing):
     graph, table = problem
     values = [solver(graph, table, weighing).value for solver in (solve_dp, solve_ilp, solve_whole)]
@@ -63,7 +64,7 @@ def test_solvers_agree_on_chains(problem, weighing):
 
 
 @given(problems(max_regions=6))
-@settings(max_examples=36)
+@settings(max_examples=examples(36))
 def test_one_by_one_is_never_faster_than_at_once(problem):
     graph, table = problem
     serial, overlapped = solve_dp(graph, table), solve_ilp(graph, table)

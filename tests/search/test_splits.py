@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
@@ -116,7 +117,7 @@ SIDES = [
 ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(convolutions(), st.sampled_from(SIDES), st.data())
 def test_whatever_stands_beside_pim(geometry, side, data):
     """Times of the GPU that rise, fall or jump from row to row: nothing is assumed of them."""
@@ -147,7 +148,7 @@ def test_whatever_stands_beside_pim(geometry, side, data):
     assert replace(other, known=found).costs().splits == other.costs().splits
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(convolutions(), st.sampled_from(SIDES))
 def test_no_program_does_its_work_faster(geometry, side):
     bound_ns = least_work_ns(geometry, side.pim, side.dtype, side.channels)
@@ -209,6 +210,7 @@ def test_the_papers_grid_is_there_and_what_measurements_get(toy):
     assert exact.splitting == "exact" and len(measuring.asked) < sum(exact.costs.known_kernels().values())
 
 
+@pytest.mark.long
 def test_the_best_split_is_never_worse_than_the_grids(toy):
     for target in SYSTEMS.values():
         grid = search(toy, replace(target, splits="grid")).plan.latency_ns

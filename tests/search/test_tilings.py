@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow import frontend, fusion
 from pimflow.api import search as network_search
@@ -84,7 +85,7 @@ def tilings_of(shape):
     )
 
 
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 @given(graphs(), st.data())
 def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     tilings = Tilings(graph, SYSTEM)
@@ -106,7 +107,7 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     assert energies["gpu_l2"] == cost.l2_bytes * GPU.energy["l2_pj_per_byte"]
 
 
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 @given(graphs(most=3), st.sampled_from((16, 32)))
 def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
     """Every cut of the result that is tried, priced and placed one by one, is no faster."""
@@ -142,7 +143,7 @@ def test_more_candidates_are_never_a_loss(toy, objective, channels):
     assert set(apart.table.costs) <= set(together.table.costs)
 
 
-@settings(max_examples=9)
+@settings(max_examples=examples(9))
 @given(graphs(), st.sampled_from((0, 16)))
 def test_more_candidates_are_never_a_loss_of_any_network(graph, channels):
     on = system(pim_channels=channels, splits="grid")

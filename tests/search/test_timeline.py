@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from length import long_but
 
 from pimflow.api import compile as api
 from pimflow.api import timeline
@@ -54,7 +55,7 @@ def test_figures_are_those_of_the_evaluation(searched, found):
     assert f"{row['latency_ns'] / 1e6:.4f} ms" in timeline.text(row)
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+@pytest.mark.parametrize("suffix", long_but(["html"], ["png", "svg", "html"]))
 def test_a_picture_is_the_same_every_time(found, tmp_path, suffix):
     paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in paths:

@@ -8,6 +8,7 @@ import pytest
 from exhaustive import Search, TooManyStates, Work, as_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from timing_programs import with_timing
 
 from pimflow.core.region import ConvGeometry
@@ -117,6 +118,7 @@ class Case:
         return min(best)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("refreshes", "comps"), [(False, 5), (True, 4)])
 def test_no_stream_is_faster(refreshes, comps):
     draw, ratios, tried = random.Random(f"refreshes: {refreshes}"), [], 0
@@ -169,7 +171,7 @@ def layers(draw) -> tuple[ConvGeometry, PimSpec, str, int]:
     return geometry, pim, draw(st.sampled_from(pim.dtypes)), draw(st.integers(1, 8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layers())
 def test_no_loop_order_is_faster(layer):
     geometry, pim, dtype, channels = layer
@@ -188,7 +190,7 @@ def test_no_loop_order_is_faster(layer):
         assert bound.cycles <= time_program(source, pim).cycles, (order, bound)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(layers())
 def test_the_plain_bound_of_work_without_refreshes_is_lower(layer):
     geometry, pim, dtype, channels = layer

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from test_random_programs import programs
 from timing_programs import act, comp, loop, program, read, write
 
@@ -179,7 +180,7 @@ def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
     return tuple(out)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(programs, st.sampled_from(sorted(DEVICES)), st.sampled_from((None, 600)))
 def test_any_program_is_legal_on_any_device(source, name, nREFI):
     spec = DEVICES[name]

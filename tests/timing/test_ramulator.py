@@ -9,6 +9,7 @@ import pytest
 from fork_model import GWRITE, READRES, fork_cycles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
 from pimflow.errors import SpecError, TraceError, UnknownNameError
@@ -110,7 +111,7 @@ PATTERNS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PATTERNS, st.sampled_from((1900, 300, 77)), st.booleans())
 def test_any_trace_of_the_grammar(patterns, nREFI, hiding):
     """READRES anywhere, COMP before any G_ACT, no GWRITE at all, many refresh intervals or no command."""

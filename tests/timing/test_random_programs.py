@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 from timing_programs import GANGS, act, comp, loop, program, read, with_timing, write
 
 from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node
@@ -95,7 +96,7 @@ def unrolled(source: PimProgram) -> PimProgram:
     return program(tuple(nodes))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(programs, st.sampled_from(SPECS))
 def test_issued_stream(source, spec):
     stream = issued(source, spec, 0)
@@ -109,14 +110,14 @@ def test_issued_stream(source, spec):
     assert result.cycles > stream["clock"].max(initial=-1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(programs)
 def test_the_table_of_commands_is_the_commands(source):
     rows = [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in source.commands(0)]
     assert [(KINDS[kind], *fields) for kind, *fields in source.table(0).tolist()] == rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(programs, st.sampled_from(SPECS), st.data())
 def test_no_command_could_issue_sooner(source, spec, data):
     stream = issued(source, spec, 0)
@@ -127,7 +128,7 @@ def test_no_command_could_issue_sooner(source, spec, data):
         assert count_violations(early, spec) > 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(programs, st.sampled_from(SPECS), st.sampled_from(("strict", "ramulator-pimflow")))
 def test_loops_and_runs_change_nothing(source, spec, timing):
     assert time_program(source, spec, timing) == time_program(unrolled(source), spec, timing)
@@ -142,7 +143,7 @@ def test_rows_may_fall():
     assert timed(Affine(5, (-1,))) == timed(Affine(0, (1,)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(programs)
 def test_text_has_the_same_ramulator_cycles(source):
     text = expand_to_pim(source, 0)
@@ -150,7 +151,7 @@ def test_text_has_the_same_ramulator_cycles(source):
     assert time_trace(text, NEWTON, "ramulator-pimflow").cycles == timed.cycles
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(programs, st.integers(0, 900))
 def test_channels_that_differ_in_place_only(source, rows):
     def moved(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_texts import NEWTON, is_layer, layer_programs, layer_texts
+from length import examples
 from test_random_programs import programs
 from timing_programs import act_all, comp, loop, program, read, write
 
@@ -50,13 +51,13 @@ def pim_line(command) -> str:
     return f"{address | command.gang << GANG_ADDRESS:#010x} G_ACT{command.gang}\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs())
 def test_pimprog_is_exact(source):
     assert PimProgram.from_json(source.to_json()) == source
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs, st.integers(1, 400))
 def test_pieces_are_the_program(source, most):
     for channel in range(len(source.channels)):
@@ -68,7 +69,7 @@ def test_pieces_are_the_program(source, most):
             assert len(expansion) <= most or single
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs)
 def test_commands_are_counted_without_expansion(source):
     counts = command_counts(source)
@@ -82,7 +83,7 @@ def test_commands_are_counted_without_expansion(source):
     assert counts == expanded(source)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs(), st.integers(1, 300))
 def test_pim_text_has_every_command_at_its_address(source, most):
     for channel in range(len(source.channels)):
@@ -109,7 +110,7 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
     path = tmp_path_factory.mktemp("aim") / "layer.aim"
     said = Counter()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(layer_programs())
     def check(source):
         if aim_isr.refusal(source):
@@ -240,7 +241,7 @@ def test_aim_needs_its_end(tmp_path):
         list(aim_isr.read(tmp_path / "absent.aim"))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     text=st.lists(st.sampled_from([*GOOD.splitlines(True), "AiM EOC\n", "0x", " ", "#", "9"])).map("".join)
 )
@@ -287,7 +288,7 @@ def convolution_accesses(geometry, element):
     return lines
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(layer_texts().filter(is_layer), st.sampled_from(("fp16", "fp32")))
 def test_gpu_traffic_is_that_of_every_element(text, dtype):
     geometry = parse_layer(text)
@@ -320,7 +321,7 @@ def shown(source, spec=NEWTON):
     return [event for event in table["traceEvents"] if event["ph"] == "X"], table
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs, st.sampled_from((NEWTON, replace(NEWTON, tCK_ps=333.3))))
 def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
     events, _ = shown(source, spec)

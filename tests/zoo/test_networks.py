@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import scipy.special
+from length import long_but
 from onnx import numpy_helper
 
 from pimflow import zoo
@@ -132,7 +133,17 @@ def session_of(model):
     return onnxruntime.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
 
 
-@pytest.fixture(scope="module", params=DRAWS, ids=lambda draw: f"{draw[0]}-{draw[1]}")
+def is_small(name):
+    """A network that is drawn and run within a second."""
+    info = zoo.describe(name)
+    return info.macs < 5e9 and info.parameters < 5e7
+
+
+@pytest.fixture(
+    scope="module",
+    params=long_but([d for d in DRAWS if not d[1] and is_small(d[0])], DRAWS),
+    ids=lambda draw: f"{draw[0]}-{draw[1]}",
+)
 def drawn(request):
     """(model, seed): a network with weights, filled once for all the tests that only read it."""
     name, seed = request.param
@@ -328,7 +339,7 @@ class TestEveryNetwork:
                 assert np.abs(moved - values[output]).max() > 0.01 * peaks[output], output
 
 
-@pytest.mark.parametrize("name", UNDRAWN)
+@pytest.mark.parametrize("name", long_but(filter(is_small, UNDRAWN), UNDRAWN))
 def test_an_undrawn_network_loads(name):
     model, info = zoo.load_model(name), zoo.describe(name)
     assert {value.name: zoo.dims_of(value) for value in model.graph.input} == info.inputs

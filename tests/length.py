@@ -1,0 +1,31 @@
+"""How long the tests take: a quick part by default, everything with ``-m ""`` (see `conftest.py`)."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+import pytest
+from hypothesis import settings
+
+EVERY_EXAMPLE = 100  # Hypothesis's own number, in the profile that runs everything
+
+
+def examples(count: int) -> int:
+    """`count` generated examples when everything runs, and the profile's share of them by default."""
+    return max(2, math.ceil(count * settings().max_examples / EVERY_EXAMPLE))
+
+
+def long_but(quick: Iterable, values: Collection | Mapping) -> list:
+    """Parameters of a test: all of `values`, which are long except those in `quick`.
+
+    Of a mapping, the keys are the parameters' names, and `quick` holds some of them.
+    """
+    quick = set(quick)
+    assert quick <= set(values), f"no parameters: {quick - set(values)}"
+    return [
+        pytest.param(
+            values[each] if isinstance(values, Mapping) else each,
+            id=each if isinstance(values, Mapping) else None,
+            marks=() if each in quick else pytest.mark.long,
+        )
+        for each in values
+    ]
