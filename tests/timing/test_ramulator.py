@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from length import examples
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
-from pimflow.errors import SpecError, TraceError, UnknownNameError
+from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.simulators.pim.timing import time_program, time_trace
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
@@ -96,7 +96,7 @@ def test_refreshes_that_never_end_are_reported(newton):
 
 
 def test_only_the_forks_organisation(newton):
-    with pytest.raises(SpecError, match="4 gangs, not 8"):
+    with pytest.raises(UsageError, match="4 gangs, not 8"):
         time_trace(b"", replace(newton, gangs=8), FORK)
 
 
