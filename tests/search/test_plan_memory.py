@@ -84,7 +84,7 @@ def test_the_fastest_plan_within_a_budget_is_found(problem, share):
     assert found and plan_bytes(graph, found.solution.candidates) <= budget
     within = Minimiser(graph, table, SYSTEM, Goal(solver="exhaustive"))
     best_ns = min(
-        within._found(replace(found.solution, candidates=cover)).evaluation.latency_ns
+        within._evaluated(replace(found.solution, candidates=cover)).evaluation.latency_ns
         for cover, size in zip(every, sizes, strict=True)
         if size <= budget
     )
