@@ -98,12 +98,12 @@ def run(args: argparse.Namespace, bar: Bar) -> None:
 def _decomposed(
     args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
 ) -> tuple[dict[str, Any], str]:
-    from pimflow.api import compile as api
+    from pimflow.api import fuse
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
     with bar("decomposing and searching", args.quiet) as advance:
-        done = api.fuse_decomposed(args.model, args.decompose, on, **options, progress=advance)
+        done = fuse.fuse_decomposed(args.model, args.decompose, on, **options, progress=advance)
     return done.summary(), done.text()
 
 

@@ -150,8 +150,10 @@ def _check_compile(args: argparse.Namespace) -> None:
 
 
 def _compile(args: argparse.Namespace) -> None:
-    from pimflow.api import compile as api
-    from pimflow.api import explanation, report
+    from pimflow.api.compile import compile
+    from pimflow.api.explain import explain
+    from pimflow.api.report_text import table
+    from pimflow.api.search import search
 
     _check_compile(args)
     goal = _goal(args)
@@ -165,15 +167,16 @@ def _compile(args: argparse.Namespace) -> None:
             options |= {"optimize_skips": args.skip_criterion if args.optimize_skips else None}
             options |= {"fuse_activations": args.fuse_activations, "fuse": args.fuse, "select": select}
             options |= {"plan": args.plan, "reorder": args.reorder, "profiling": profile}
-            searched = api.search(args.model, target_system, **options, **goal)
+            options |= {"target": args.target}
+            searched = search(args.model, target_system, **options, **goal)
         region = searched.graph.region(args.explain)
         if args.json:
-            _print_json(explanation.explanation(searched, region))
+            _print_json(explain(searched, region).to_json())
         else:
-            print(explanation.explain(searched, region))
+            print(explain(searched, region).text())
         return
     with _progress(args.quiet) as progress, _profiling(args) as profile:
-        compiled = api.compile(
+        compiled = compile(
             args.model,
             args.output,
             target_system=target_system,
@@ -195,17 +198,18 @@ def _compile(args: argparse.Namespace) -> None:
             **goal,
         )
     if args.json:
-        _print_json(compiled.report)
+        _print_json(compiled.report.to_json())
     else:
-        print(report.table(compiled.report, args.output))
+        print(table(compiled.report, args.output))
 
 
 def _decompose(args: argparse.Namespace) -> None:
-    from pimflow.api import compile as api
+    from pimflow.api.decompose import export_decomposed
+    from pimflow.core.json_form import json_form
     from pimflow.decomposition.report import export_text
 
     with _progress(args.quiet) as progress, _profiling(args) as profile:
-        found = api.export_decomposed(
+        found = export_decomposed(
             args.model,
             args.decompose,
             args.output,
@@ -218,7 +222,7 @@ def _decompose(args: argparse.Namespace) -> None:
             **_goal(args),
         )
     if args.json:
-        _print_json(found)
+        _print_json(json_form(found))
     else:
         print(export_text(found))
 

@@ -94,12 +94,12 @@ def _is_table(source: str) -> bool:
 
 def _network(args: argparse.Namespace) -> NetworkMemory:
     from pimflow import zoo
-    from pimflow.api import compile as api
+    from pimflow.api.memory import plan_memory
     from pimflow.hardware import system
 
     if not args.quiet:
         print(f"pimflow: lowering {args.source} …", file=sys.stderr)
-    return api.plan_memory(
+    return plan_memory(
         args.source,
         system(args.system, dtype=args.dtype),
         target=args.target,
@@ -159,6 +159,8 @@ def _row(plan: MemoryPlan, policies: dict[str, int], size_bytes: dict[str, int])
 
 
 def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
+    from pimflow.core.json_form import json_form
+
     return {
         "tvm_pool_bytes": network.tvm_pool_bytes,
         "eager_bytes": network.eager_bytes,
@@ -168,16 +170,16 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "lazy_groups": network.lazy_groups,
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
-        "order": network.order.summary() if network.order else None,
-        "decomposition": network.decomposition,
-        "skips": network.skips.summary() if network.skips else None,
+        "order": json_form(network.order.summary()) if network.order else None,
+        "decomposition": json_form(network.decomposition),
+        "skips": json_form(network.skips.summary()) if network.skips else None,
         **network.internal.summary(),
         "fused": network.fused,
     }
 
 
 def _network_text(network: NetworkMemory) -> str:
-    from pimflow.api.report import order_text
+    from pimflow.api.report_text import order_text
 
     pool = max(network.plan.pool_bytes, 1)
     width = len("each tensor while it is live")

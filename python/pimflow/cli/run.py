@@ -46,13 +46,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, progress: Progress) -> None:
     """Run it, store outputs where they are asked for, and print what came out."""
-    from pimflow.api import compile as api
+    from pimflow.api.run import infer
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
     inputs = _inputs(args.input)
     with progress(args.quiet) as tell:
-        found = api.infer(
+        found = infer(
             args.directory,
             inputs,
             target=args.target,

@@ -97,13 +97,14 @@ def run(
     points = DRAWN if args.plot and args.pareto is None else args.pareto
     chosen |= {"target": args.target, "gpu": args.gpu}
     chosen |= {"pareto": points, "shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
-    from pimflow.api import compile as api
+    from pimflow.api.select import select
+    from pimflow.core.json_form import json_form
     from pimflow.host.result_cache import ResultCache, default_path
     from pimflow.primitive_selection import selection
 
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     with bar("measuring", args.quiet) as advance:
-        found = api.select(args.model, cache=cache, progress=advance, **chosen)
+        found = select(args.model, cache=cache, progress=advance, **chosen)
     if not args.quiet:
         _warn(found, cache)
     if args.output:
@@ -112,7 +113,7 @@ def run(
         from pimflow.primitive_selection import figures
 
         figures.write(args.plot, found)
-    print(json.dumps(selection.summary(found), indent=1) if args.json else selection.text(found))
+    print(json.dumps(json_form(selection.summary(found)), indent=1) if args.json else selection.text(found))
 
 
 def options(args: argparse.Namespace, profile: str) -> dict[str, object]:
