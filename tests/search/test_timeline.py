@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pimflow.api import compile as api
+import pimflow
 from pimflow.api import timeline
 from pimflow.cli.main import main
 from pimflow.core.candidate import RESOURCES
@@ -14,7 +14,7 @@ from pimflow.errors import OutputError, UsageError
 
 @pytest.fixture(scope="module")
 def searched():
-    return api.search("toy")
+    return pimflow.search("toy")
 
 
 @pytest.fixture(scope="module")

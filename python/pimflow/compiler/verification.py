@@ -111,16 +111,6 @@ class Verification:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
 
 
-def legality_text(violations: int | None, judged: str | None, timing: str) -> str:
-    """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
-    if violations is None:
-        return "timing not checked (published timing)"
-    found = f"{violations} timing violations"
-    if judged == timing:
-        return found
-    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
-
-
 def require_finite(expected: Sequence[np.ndarray]) -> None:
     """Raise `VerificationError` if a reference has NaN or infinity, which nothing can be compared with."""
     for index, reference in enumerate(expected):
