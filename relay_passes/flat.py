@@ -1,9 +1,9 @@
-"""The flat form that passes work on: reading it, and rebuilding it binding by binding."""
+"""The flat form that passes work on: how to read it, and to rebuild it binding by binding."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -36,32 +36,34 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
             return relax.Tuple(after)
         return relax.Call(expr.op, after, expr.attrs, expr.ty_args)
     if isinstance(expr, relax.TupleGetItem):
-        of = substitute(expr.tuple_value, env)
-        return expr if of.same_as(expr.tuple_value) else relax.TupleGetItem(of, expr.index)
+        source = substitute(expr.tuple_value, env)
+        return expr if source.same_as(expr.tuple_value) else relax.TupleGetItem(source, expr.index)
     return expr
+
+
+def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
+    """The attribute `key` of ``main``; empty if there is none."""
+    attrs = mod["main"].attrs
+    return attrs[key] if attrs and key in attrs else {}
 
 
 LAYER_NAMES = "pimflow.layer_names"
 
 
 def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
-    """`mod`, remembering the layer names that variable names stand for."""
+    """`mod` with layer names by variable name, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(LAYER_NAMES, names)
     return mod
 
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     """The layer that `var` came from, as the network file calls it."""
-    attrs = mod["main"].attrs
-    names = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
-    return str(names.get(var.name, var.name))
+    return str(main_attribute(mod, LAYER_NAMES).get(var.name, var.name))
 
 
 def layer_names(mod: tvm.IRModule) -> dict[str, str]:
-    """What `with_layer_names` keeps."""
-    attrs = mod["main"].attrs
-    found = attrs[LAYER_NAMES] if attrs and LAYER_NAMES in attrs else {}
-    return {str(var): str(layer) for var, layer in found.items()}
+    """Layer names by variable name, as `with_layer_names` stored them."""
+    return {str(var): str(layer) for var, layer in main_attribute(mod, LAYER_NAMES).items()}
 
 
 def unused(name: str, taken: Container[str]) -> str:
@@ -75,34 +77,31 @@ ROLES = "pimflow.roles"
 
 
 def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
-    """`mod`, remembering roles (`core.region.ROLES`) by layer name."""
+    """`mod` with roles (`core.region.ROLES`) by layer name, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(ROLES, roles)
     return mod
 
 
 def roles(mod: tvm.IRModule) -> dict[str, str]:
-    """What `with_roles` keeps: the roles of layers that have one.
+    """Roles by layer name, as `with_roles` stored them.
 
-    Passes keep the attribute, and layers keep their names, so a role reaches whoever knows the layer.
+    Passes keep the attribute, and layers keep their names, so a role can be looked up by layer at any time.
     """
-    attrs = mod["main"].attrs
-    found = attrs[ROLES] if attrs and ROLES in attrs else {}
-    return {str(layer): str(role) for layer, role in found.items()}
+    return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
 
 
 FUSED = "pimflow.fused"
 
 
 def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
-    """`mod`, remembering runs of layers, by name, each of which is to be one kernel."""
+    """`mod` with runs of layers, each to be one kernel, as an attribute of ``main``."""
     mod["main"] = mod["main"].with_attr(FUSED, runs)
     return mod
 
 
 def fused(mod: tvm.IRModule) -> list[list[str]]:
-    """What `with_fused` keeps."""
-    attrs = mod["main"].attrs
-    return [[str(layer) for layer in run] for run in (attrs[FUSED] if attrs and FUSED in attrs else [])]
+    """Runs of layers, as `with_fused` stored them."""
+    return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
@@ -159,7 +158,7 @@ def rebuild(
 
 
 def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:
-    """Emit `value`, which is known to have the type of `var`: quicker than to infer it again.
+    """Emit `value`, which has the type of `var`; this is quicker than to infer the type again.
 
     Under the name of `var`, or another `name`; as `var` itself where nothing else is called so.
     """
@@ -173,7 +172,7 @@ def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name
 
 
 def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
-    """Name of the variable that `expr` is another name of: the builder would make the name unique."""
+    """Name of the variable that `expr` is an alias of: the builder would change the name to be unique."""
     name = "gv"
     while isinstance(expr, relax.Var):
         name, expr = expr.name, builder.lookup_binding(expr)
@@ -239,13 +238,13 @@ def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
 
 
 def element_bytes(expr: relax.Expr) -> int:
-    """Of one element of a tensor."""
+    """Bytes of one element of a tensor."""
     dtype = tvm.DataType(str(expr.ty.dtype))
     return (dtype.bits * dtype.lanes + 7) // 8
 
 
 def tensor_bytes(tensor: relax.Expr) -> int:
-    """Of a tensor."""
+    """Bytes of a tensor."""
     return math.prod(shape(tensor)) * element_bytes(tensor)
 
 

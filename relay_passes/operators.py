@@ -17,12 +17,6 @@ UNARY = (
     ),
     *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
-
-
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
-
-
 REDUCE = ("mean", "sum", "max", "min")
-
-
 POOL = ("nn.max_pool2d", "nn.avg_pool2d")

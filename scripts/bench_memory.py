@@ -112,7 +112,7 @@ def step_graphs() -> Iterator[tuple[str, StepGraph]]:
 
 def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
     pools = reordered_pools(graph, seconds=seconds)
-    found = pools.found
+    found = pools.searched
     return {
         "network": name,
         "steps": len(found.order),

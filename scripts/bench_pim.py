@@ -28,7 +28,7 @@ from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.functional import Device, simd_variants
+from pimflow.simulators.pim.functional import PimDevice, simd_variants
 from pimflow.simulators.pim.timing import TIMINGS, distinct_channels, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
@@ -177,7 +177,7 @@ def by_value(model: str, least_s: float = 0.05) -> dict[tuple[str, int], ByValue
             continue
         g, program = region.geometry, searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
-        device = Device(program, memory_image(program, weights))
+        device = PimDevice(program, memory_image(program, weights))
         x = draw.standard_normal((g.n, g.h, g.w, g.c), np.float32)
         times_s: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
         begin_s = time.perf_counter()

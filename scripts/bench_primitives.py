@@ -26,9 +26,10 @@ from pimflow.placement import Searched
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.machines import Machine, thread_count
 from pimflow.primitive_selection.measuring import COLD, pooling
-from pimflow.primitive_selection.profile import LAYOUTS, Pool
+from pimflow.primitive_selection.profile import Pool
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
+from pimflow.primitives.layer import LAYOUTS
 
 PAGE = ROOT / "docs" / "primitives.md"
 POOL_CALLS, C_CALLS, RUNS = 150, 25, 15  # the least of calls counts, the median of a network's runs

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pimflow import frontend
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.capability import refusal
-from pimflow.pim_backend.programs.schedule import Tiling
+from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.placement.costs.pim_runs import PimSide
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import lower_bound, plain_bound
@@ -68,7 +68,7 @@ def measured(geometry: ConvGeometry, target: System) -> dict:
     schedule = side.ranked(geometry, "bench")[0]
     program = side.program(geometry, schedule, "bench", only_busiest=True)
     timing = side.profiler.time_program(program, target.pim)
-    units = geometry.pixels * Tiling.of(geometry, target.pim, dtype, schedule.gangs).tiles
+    units = geometry.pixels * BankTiling.of(geometry, target.pim, dtype, schedule.gangs).tiles
     busiest = timing.commands["READRES"]
     return {
         "level": target.scheduling,

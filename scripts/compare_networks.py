@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import geometric_mean
 
 import pimflow
-from pimflow.hardware.system import SPLITS
+from pimflow.hardware.systems import SPLITS
 from pimflow.placement import Searched
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pimflow.api import fuse
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers, overlap
+from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers
+from pimflow.fusion.overlap import overlap
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
 NETWORKS = ("vgg-19", "googlenet", "inception-v3", "resnet-18", "resnet-50")

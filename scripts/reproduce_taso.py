@@ -13,7 +13,7 @@ from update_readme import ROOT, fill
 
 from pimflow.api.published import taso_selection, taso_tables
 from pimflow.api.published.taso_selection import NETWORKS, Say, Study
-from pimflow.cli import select
+from pimflow.cli import primitive_options
 from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, s
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     if args.measure is None and args.profile in ("measured", "mixed"):
         args.measure = "all"
-    times = select.times(args, args.profile)
+    times = primitive_options.times(args, args.profile)
     chosen = taso_selection.selections(
         args.models or NETWORKS, device=args.device, cache=cache, say=say, **times
     )

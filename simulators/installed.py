@@ -1,4 +1,4 @@
-"""Running simulators that somebody else installed: each failure is one line."""
+"""Runs simulators that the user installed; each failure is one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pimflow.errors import ProfilerError
 
 _SHOWN_CHARACTERS = 120
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
-# What the dynamic linker of GNU and of musl says of a library that it does not find.
+# What the dynamic linkers of GNU and of musl print when they do not find a library.
 _MISSING_LIBRARY = re.compile(
     r"error while loading shared libraries: ([^\s:]+): cannot open shared object file"
     r"|Error loading shared library ([^\s:]+): No such file"
@@ -34,14 +34,14 @@ def run_simulator(
     Parameters
     ----------
     who : str
-        What a failure is said of.
+        What error messages begin with.
     environment : mapping of str to str, optional
         This process's by default.
     ended : callable, optional
         Whether an output is that of a run that came to its end; such a run did not fail, whatever its exit
         status. By default the exit status alone decides.
     libraries : sequence of path
-        Directories below which a shared library that is missing is looked for, to say where it is.
+        Directories below which a missing shared library is searched, for the error message.
 
     Raises
     ------
@@ -65,17 +65,19 @@ def run_simulator(
         raise ProfilerError(f"{who}: cannot be run: {error.strerror or error}") from error
     if done.returncode == 0 or (ended is not None and ended(output)):
         return
-    said = done.stderr.decode("utf-8", "replace").strip()
-    if match := _MISSING_LIBRARY.search(said):
+    stderr_text = done.stderr.decode("utf-8", "replace").strip()
+    if match := _MISSING_LIBRARY.search(stderr_text):
         path = (os.environ if environment is None else environment).get(_LIBRARY_PATH, "")
         raise ProfilerError(f"{who}: {_missing_library(match[1] or match[2], path, libraries)}")
-    raise ProfilerError(f"{who}: failed ({_ending(done.returncode, said.removeprefix(f'{command[0]}: '))})")
+    raise ProfilerError(
+        f"{who}: failed ({_ending(done.returncode, stderr_text.removeprefix(f'{command[0]}: '))})"
+    )
 
 
 def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:
     """What to do about a shared library that is not on `path`."""
-    found = next((file for place in libraries for file in sorted(place.rglob(name))), None)
-    where = f"'{found.parent}'" if found else "the directory that has it"
+    file_there = next((file for place in libraries for file in sorted(place.rglob(name))), None)
+    where = f"'{file_there.parent}'" if file_there else "the directory that has it"
     now = f"'{path}'" if path else "empty"
     return f"no shared library '{name}': add {where} to {_LIBRARY_PATH}, which is {now}"
 

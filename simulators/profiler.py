@@ -1,4 +1,4 @@
-"""Where the times of PIM programs and of GPU kernels come from."""
+"""Protocols of profilers, which time PIM programs and GPU kernels, and the built-in ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PimProfiler(Protocol):
     def time_trace(
         self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
-        """Time the ``.pim`` trace of one channel; `progress` is told which share of it is done."""
+        """Time the ``.pim`` trace of one channel; `progress` is called with the share of it that is done."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class GpuProfiler(Protocol):
         What the report calls it, and what its results are stored under: two profilers that may answer
         differently have different names.
     computes : bool
-        Whether a cost is a computation of moments, so that every split of a layer may be asked for; not a
-        measurement, or the run of a simulator.
+        Whether a cost is computed in moments, not measured or simulated, so that a search may time every
+        split of a layer.
     primitives : bool
         Whether it times launches of convolution primitives as well as operators, by the same measure.
     """
@@ -100,7 +100,7 @@ class GpuProfiler(Protocol):
     primitives: ClassVar[bool]
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """One cost a request, in order; `KernelCost.known` says how each is known."""
+        """One cost a request, in order; `KernelCost.known` tells its origin."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""From a layer to a PIM program: what PIM can run, loop orders, where weights lie; without TVM."""
+"""From a layer to a PIM program: what PIM can run, loop orders, layout of weights; without TVM."""

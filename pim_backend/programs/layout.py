@@ -7,7 +7,7 @@ import numpy as np
 
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
-from pimflow.pim_backend.programs.schedule import Tiling, tiles_of_channel
+from pimflow.pim_backend.programs.schedule import BankTiling, tiles_of_channel
 
 BAND = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
@@ -23,7 +23,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     Parameters
     ----------
     program : PimProgram
-        It says itself how the device is organised: code generation needs no file of it.
+        It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
         Filters in (kh, kw, c) order; rounded to the program's storage type.
 
@@ -34,7 +34,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     """
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
-    tiling = Tiling.of_program(program)
+    tiling = BankTiling.of_program(program)
     pages = len(tiling.rows(range(tiling.tiles)))
     row = program.columns_per_row * program.elements_per_column
     lanes = np.zeros((pages, row, program.banks), NUMPY_DTYPE[program.dtype])
@@ -47,7 +47,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
 
 
-def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
+def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:
     """Write ``weights[oc, K]`` into ``lanes[page, element, bank]``: banks side by side, as they are read.
 
     Bands of a few elements of all filters stay in the cache between being rounded and being dealt out.
@@ -61,7 +61,7 @@ def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: Tiling) -> None:
     for chunk in range(tiling.chunks):
         for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
             end = min(begin + BAND, (chunk + 1) * width, reduction)
-            with np.errstate(over="ignore"):  # infinity, which the verification says
+            with np.errstate(over="ignore"):  # becomes infinity, which verification finds
                 band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
             to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
             tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)

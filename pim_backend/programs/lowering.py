@@ -9,11 +9,11 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.rolling import shifted
 from pimflow.pim_backend.programs.schedule import (
+    BankTiling,
     Schedule,
-    Tiling,
     blocks_of_units,
     schedules,
     touched_tiles,
@@ -59,7 +59,7 @@ def lower(
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
     if not any(schedule in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
-    tiling = Tiling.of(geometry, pim, dtype, schedule.gangs)
+    tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
     runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
     dealt = [blocks_of_units(*run, end - pixel_begin, tiling.tiles, schedule) for run in runs]
@@ -80,7 +80,7 @@ def lower(
     return PimProgram(
         region=region,
         pim=pim.name,
-        pim_digest=pim.own_digest,
+        pim_digest=pim.uncatalogued_digest,
         dtype=dtype,
         geometry=geometry,
         pixel_begin=pixel_begin,
@@ -102,31 +102,31 @@ def lower(
 
 
 class _Stream:
-    """Command streams, of whatever channel: pixels, rows and output channels count from a block's first."""
+    """Makes command streams of channels; pixels, rows and output channels count from a block's first."""
 
-    def __init__(self, pim: PimSpec, tiling: Tiling, schedule: Schedule):
-        self.pim, self.t, self.schedule = pim, tiling, schedule
+    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule):
+        self.pim, self.tiling, self.schedule = pim, tiling, schedule
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
-        self.made: dict[tuple[int, int, int], list[Node]] = {}
-        self.placed: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
+        self.nodes_of_block: dict[tuple[int, int, int], list[Node]] = {}
+        self.nodes_in_rows: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
 
     def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
         """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
         # A place within a row is the same for the same remainder.
-        first = tiles.start % self.t.chunks_per_row
+        first = tiles.start % self.tiling.chunks_per_row
         key = (len(pixels), len(tiles), first)
-        if key not in self.made:
-            nest = Nest(self.schedule, self.t, len(pixels), range(first, first + len(tiles)))
-            self.made[key] = nest.rolled(self.visit)
-        rows = self.t.place(tiles.start - first, 0)[0] + first_row
+        if key not in self.nodes_of_block:
+            nest = Nest(self.schedule, self.tiling, len(pixels), range(first, first + len(tiles)))
+            self.nodes_of_block[key] = nest.rolled(self.visit)
+        rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
         place = (*key, rows)
-        if place not in self.placed:
+        if place not in self.nodes_in_rows:
             # Channels whose weights lie alike share what opens and reads them.
-            self.placed[place] = [shifted(node, 0, rows, 0) for node in self.made[key]]
-        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.t.outputs
-        return (shifted(node, begin, 0, channels) for node in self.placed[place])
+            self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
+        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.tiling.outputs
+        return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
@@ -160,7 +160,7 @@ class _Stream:
             yield from self._reads(visit)
 
     def _opened(self, opens: list[GAct], late: list[int], visit: Visit) -> Iterator[Node]:
-        """A row opened while the bus writes `late` buffers, as many as it can meanwhile."""
+        """Open a row while the bus writes as many of the `late` buffers as it can meanwhile."""
         n = self.pim.timing
         gap = max(n.get("nFAW", 1), n.get("nRRD", 1))
         clock, free = n.get("nRP", 1), 0
@@ -215,7 +215,7 @@ class _Stream:
 
     @staticmethod
     def _flushed(buffer: int, bus: list[Node]) -> Iterator[Node]:
-        """What the bus must do before `buffer` can compute, and the GWRITE that then follows at once."""
+        """The commands of `bus` that must precede a COMP of `buffer`, and a GWRITE right after them."""
         count = 1 + max((index for index, node in enumerate(bus) if node.buffer == buffer), default=-1)
         if count and isinstance(bus[count - 1], Gwrite):
             count += 1
@@ -245,7 +245,7 @@ class _Stream:
 
     def _place(self, visit: Visit) -> tuple[int, int]:
         """Row and first column of the weights of `visit`."""
-        row, position = self.t.place(visit.tile, visit.chunk)
+        row, position = self.tiling.place(visit.tile, visit.chunk)
         return row, position * self.pim.buffer_columns
 
     def _late(self, before: Visit | None, visit: Visit) -> list[int]:
@@ -262,17 +262,17 @@ class _Stream:
 
     def _write(self, visit: Visit, buffer: int) -> Gwrite:
         first, pixels = visit.contents[buffer]
-        k = Affine(visit.chunk * self.t.columns * self.t.elements_per_column)
-        return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.t.columns)
+        k = Affine(visit.chunk * self.tiling.columns * self.tiling.elements_per_column)
+        return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.tiling.columns)
 
     def _comp(self, visit: Visit, buffer: int, slot: int, row: int, column: int, *step: int) -> Comp:
-        columns = self.t.columns
+        columns = self.tiling.columns
         first = Affine(column + slot * columns, tuple(s * columns for s in step))
         return Comp(buffer=buffer, row=Affine(row), column=first, count=columns)
 
     def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
-        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.t.outputs))
+        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.tiling.outputs))
 
     def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
@@ -281,7 +281,7 @@ class _Stream:
             yield self._comp(visit, b, slot, row, column, 1)
 
     def _reads(self, visit: Visit | None) -> Iterator[Node]:
-        """READRESs of what a visit leaves in its latches: the last slot of each buffer."""
+        """READRESs of the results that a visit leaves in its latches: the last slot of each buffer."""
         if visit is not None and visit.complete:
             for b in visit.active:
                 yield self._read(visit, b, visit.contents[b][1] - 1)

@@ -1,4 +1,4 @@
-"""Loops out of repetition: a nest of steps becomes few commands, however many steps it has."""
+"""Finds loops in repeated commands, so that a program stays short however many steps it has."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _weave_node(a: Node, b: Node) -> Node:
 
 
 def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
-    """The same commands for later pixels, rows and output channels; `node` itself where none is in it."""
+    """The same commands for later pixels, rows and output channels; `node` itself if it has none of them."""
     # A program has tens of thousands of nodes: what does not move is shared, and none is made by field name.
     kind = type(node)
     if kind is Gwrite and pixels:

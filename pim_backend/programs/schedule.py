@@ -30,7 +30,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
@@ -88,7 +88,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The inverse of ``str``; raises `ValueError` if `text` is none."""
+        """The inverse of ``str``; raises `ValueError` if `text` is no schedule."""
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
@@ -108,7 +108,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
+class BankTiling:
     """How a reduction of K elements lies in rows and buffers.
 
     Attributes
@@ -134,20 +134,20 @@ class Tiling:
     tiles: int
 
     @classmethod
-    def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> Tiling:
-        """On `pim`, with output channels over so many gangs; 0 for all."""
+    def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> BankTiling:
+        """The tiling on `pim`, with output channels over `gangs` gangs; 0 for all."""
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
         return cls._cut(geometry, pim.columns_per_row, pim.buffer_columns, elements, outputs)
 
     @classmethod
-    def of_program(cls, program: PimProgram) -> Tiling:
-        """That of `program`, by the organisation that it carries."""
+    def of_program(cls, program: PimProgram) -> BankTiling:
+        """The tiling of `program`, by the organisation that it carries."""
         row, buffer = program.columns_per_row, program.buffer_columns
         return cls._cut(program.geometry, row, buffer, program.elements_per_column, program.tile_banks)
 
     @classmethod
-    def _cut(cls, geometry: ConvGeometry, row: int, buffer: int, elements: int, outputs: int) -> Tiling:
-        """With rows and buffers of so many columns, of so many elements each."""
+    def _cut(cls, geometry: ConvGeometry, row: int, buffer: int, elements: int, outputs: int) -> BankTiling:
+        """The tiling for rows and buffers of so many columns, with so many elements each."""
         columns = -(-geometry.reduction // elements)
         chunks = -(-columns // buffer)
         columns = -(-columns // chunks)
@@ -179,7 +179,7 @@ def schedules(
     """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `SCHEDULINGS`."""
     if level not in SCHEDULINGS:
         raise UnknownNameError("scheduling level", level, SCHEDULINGS)
-    tiling = Tiling.of(geometry, pim, dtype)
+    tiling = BankTiling.of(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
     ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
     gangs = [0]
@@ -216,7 +216,7 @@ def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def tiles_of_channel(program: PimProgram, tiling: Tiling, channel: int) -> range:
+def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> range:
     """Tiles whose weights `channel` of `program` holds, in the order of its rows."""
     pixels = program.pixel_end - program.pixel_begin
     begin, stop = units_of_channels(pixels * tiling.tiles, len(program.channels))[channel]

@@ -1,7 +1,7 @@
 """The order in which a channel opens rows, and what the buffers hold meanwhile.
 
-A `Visit` is one open row. The nests below say which visits a block of work makes, one after the other,
-and how they repeat; `lowering` turns visits into commands.
+A `Visit` is one open row. A `Nest` lists the visits of a block of work, one after the other, and how they
+repeat; `lowering` turns visits into commands.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pimflow.core.commands import Node
 from pimflow.pim_backend.programs.rolling import roll
-from pimflow.pim_backend.programs.schedule import Schedule, Tiling
+from pimflow.pim_backend.programs.schedule import BankTiling, Schedule
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Nest:
     """
 
     schedule: Schedule
-    tiling: Tiling
+    tiling: BankTiling
     pixels: int
     tiles: range
 

@@ -22,8 +22,8 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
     """One runtime module with every outlined function (see `OutlinePim`)."""
     module = _create_module()
     for function in functions:
-        text = str(function.attrs["pim.program"])
-        program = PimProgram.printed(text) or PimProgram.from_json(text)
+        stored = str(function.attrs["pim.program"])
+        program = PimProgram.printed(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
         product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
         weights = np.from_dlpack(product.args[1].value).T

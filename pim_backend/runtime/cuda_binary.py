@@ -51,12 +51,12 @@ def compile_kernels(executable: relax.VMExecutable, target: tvm.target.Target) -
     Raises
     ------
     UsageError
-        If the environment asks for a compiler that there is not.
+        If the environment names an unknown compiler.
     """
     for parent in _modules(executable.mod):
         for module in parent.imports:
             if module.kind == "cuda":
-                with target:  # the compiler's wrapper asks for it
+                with target:  # the compiler's wrapper reads it
                     return _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
     return Kernels()
 
@@ -69,8 +69,8 @@ def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str)
         kind, binary = _binary(source, compiler, arch)
     except Exception as error:  # whatever the compiler's parts raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        telling = [line for line in lines if "error" in line.lower() or "fatal" in line] or lines
-        return Kernels(source=source, flaw=f"{compiler} failed: {(telling or ['no reason given'])[0]}")
+        errors = [line for line in lines if "error" in line.lower() or "fatal" in line] or lines
+        return Kernels(source=source, flaw=f"{compiler} failed: {(errors or ['no reason given'])[0]}")
     imports = [_with_binary(m, source, kind, binary) if m.kind == "cuda" else m for m in parent.imports]
     parent.clear_imports()
     for imported in imports:
@@ -80,11 +80,11 @@ def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str)
 
 def cuda_compiler() -> str:
     """``nvcc`` or ``nvrtc``, whichever is there, or empty; ``TVM_CUDA_COMPILE_MODE`` decides if set."""
-    there = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
+    available = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
     wanted = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
-    if wanted and wanted not in there:
+    if wanted and wanted not in available:
         raise UsageError(f"TVM_CUDA_COMPILE_MODE is '{wanted}'; use nvcc or nvrtc")
-    return next((name for name in ([wanted] if wanted else there) if there[name]), "")
+    return next((name for name in ([wanted] if wanted else available) if available[name]), "")
 
 
 def _has_nvrtc() -> bool:
@@ -111,9 +111,9 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
 
 def _wheels() -> Path | None:
     """What NVIDIA's wheels install in place of a CUDA toolkit, if they are there."""
-    found = find_spec("nvidia")
-    places = list(found.submodule_search_locations or ()) if found else []
-    headers = (header for place in places for header in Path(place).glob("cu*/include/cuda_fp16.h"))
+    package = find_spec("nvidia")
+    folders = list(package.submodule_search_locations or ()) if package else []
+    headers = (header for place in folders for header in Path(place).glob("cu*/include/cuda_fp16.h"))
     return next((header.parents[1] for header in headers), None)
 
 
@@ -131,7 +131,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: bytes) -> tvm.runtime.Module:
-    """A CUDA module as TVM stores it (format, table of kernels, contents), other contents in it."""
+    """A CUDA module with another format and other contents, by the form in which TVM stores modules."""
     stored, code = bytes(native.get("pimflow.runtime.save_module")(module)), source.encode()
     table_begin, table_end = len(_text(b"cuda")), len(stored) - len(_text(code))
     if stored[:table_begin] != _text(b"cuda") or stored[table_end:] != _text(code):

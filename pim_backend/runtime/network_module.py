@@ -86,7 +86,7 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     Parameters
     ----------
     weight_bytes : int
-        Of the network: what the library will hold, roughly.
+        Bytes of the network's weights: what the library will hold, roughly.
     options
         Those of TVM's ``export_library``.
     """
@@ -104,13 +104,13 @@ def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options:
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
-        said = [line for line in str(error).splitlines() if line.strip()]
-        reasons = [line for line in said if not line.startswith("Command line:")] or ["unknown reason"]
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reasons = [line for line in lines if not line.startswith("Command line:")] or ["unknown reason"]
         raise ArtifactError(f"{path.name} cannot be linked: {reasons[-1].strip()}") from error
 
 
 def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
-    """An object with what TVM's loader of libraries looks for, made in `folder`.
+    """Path of an object file in `folder` with the imported modules, in the form that TVM's loader reads.
 
     TVM has LLVM write it, for which the weights are in memory four times over; the assembler takes a file.
     """
@@ -135,7 +135,7 @@ def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, fol
 
 
 def _reserve(folder: Path, size: int) -> None:
-    """Raise `OSError` unless `folder` has room for `size` bytes: LLVM ends the process where it has not."""
+    """Raise `OSError` unless `folder` has room for `size` bytes: else LLVM would end the process."""
     room = folder / "room"
     with room.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -154,13 +154,13 @@ def load(path: Path) -> tvm.runtime.Module:
 
 @contextlib.contextmanager
 def without_tvm_warnings() -> Iterator[None]:
-    """Drop what TVM's C++ side prints: it warns of scopes saved, of builders left; no level stops it."""
+    """Drop the warnings that TVM's C++ side prints, which no log level stops."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host import native
 
@@ -30,7 +31,7 @@ TARGETS = {
         # kernels carry PTX, which newer GPUs translate.
         "arch": "sm_75",
         "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
+        "max_shared_memory_per_block": BLOCK_SHARED_BYTES,
         "thread_warp_size": 32,
         "keys": ["cuda", "gpu", "pim"],
         "host": {"kind": "llvm"},
@@ -41,7 +42,7 @@ TARGETS = {
 def register() -> None:
     """Make ``tvm.target.Target`` know the names of `TARGETS`, and CUDA kernels load without a device.
 
-    They cannot run there, but whoever tries is told so by the network, not by a missing loader.
+    They cannot run there; but then the network raises that error, not a missing loader.
     """
     import tvm
 
@@ -69,7 +70,7 @@ def executed(name: str) -> str:
 
 
 def this_cpu() -> tvm.target.Target:
-    """``llvm+pim`` with all that this machine's CPU knows: what is built for it runs on its like alone."""
+    """``llvm+pim`` with all instructions of this machine's CPU; the result runs on such CPUs alone."""
     import tvm
 
     return tvm.target.Target(TARGETS["llvm+pim"] | {"mcpu": cpu_name()})
@@ -106,16 +107,16 @@ def cpu_target(text: str) -> tvm.target.Target:
     kind, *options = text.split() or [""]
     if kind not in ("llvm", "c") or (options and kind == "c"):
         raise UsageError(f"--target '{text}' is no CPU: give llvm, with options such as -mtriple=…, or c")
-    table: dict[str, str | list[str]] = {}
+    config: dict[str, str | list[str]] = {}
     for option in options:
         name, equals, value = option.removeprefix("-").partition("=")
         if not option.startswith("-") or not equals or not value or name not in CPU_OPTIONS:
             known = ", ".join(f"-{each}=…" for each in CPU_OPTIONS)
             raise UsageError(f"--target: '{option}' is none of {known}")
-        table[name] = value.split(",") if name == "mattr" else value
+        config[name] = value.split(",") if name == "mattr" else value
     if kind == "llvm":
-        _require_cpu(str(table.get("mtriple", "")), str(table.get("mcpu", "")))
-    return tvm.target.Target({"kind": kind, **table})
+        _require_cpu(str(config.get("mtriple", "")), str(config.get("mcpu", "")))
+    return tvm.target.Target({"kind": kind, **config})
 
 
 def _require_cpu(triple: str, cpu: str) -> None:

@@ -254,7 +254,7 @@ class NetworkModuleObj : public ffi::ModuleObj {
   Interface interface_;
 };
 
-/*! \brief What a module of another library would save, for whoever has its loader. */
+/*! \brief The saved bytes of another library's module, for a process that has its loader. */
 class StoredModuleObj : public ffi::ModuleObj {
  public:
   StoredModuleObj(std::string kind, ffi::Bytes bytes) : kind_(std::move(kind)), bytes_(std::move(bytes)) {}

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What the writer of an unknown `name` may have meant: near names, or all of them."""
+    """Names of `known` that are similar to the unknown `name`, or all of them, as the end of a message."""
     known = sorted(known)
-    folded = {each.casefold(): each for each in known}
+    folded = {known_name.casefold(): known_name for known_name in known}
     near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
@@ -36,7 +36,7 @@ class UsageError(PimflowError):
 
 
 class UnknownNameError(UsageError):
-    """A name that nothing carries; lists what comes near.
+    """A name that does not exist; the message lists similar ones.
 
     Parameters
     ----------
@@ -65,11 +65,11 @@ class TraceError(PimflowError):
 
 
 class LifetimeError(PimflowError):
-    """A table of buffers and lifetimes that is malformed, or that no memory can hold as it stands."""
+    """A table of buffers and lifetimes that is malformed or contradicts itself."""
 
 
 class ProfilerError(PimflowError):
-    """A simulator of somebody else's, or a machine, that is not there, fails, or cannot be understood."""
+    """An external simulator, or a machine, that is missing or fails, or whose output cannot be read."""
 
 
 class ProfileError(PimflowError):
@@ -85,11 +85,11 @@ class PlanError(PimflowError):
 
 
 class DecompositionError(PimflowError):
-    """Ranks, given by a file, that are malformed or that the network does not have."""
+    """A file of ranks that is malformed, or that names layers or ranks which the network does not have."""
 
 
 class CalibrationError(PimflowError):
-    """Samples to compare networks on that cannot be read, or that do not fit the network."""
+    """Calibration samples that cannot be read, or that do not fit the network."""
 
 
 class ArtifactError(PimflowError):

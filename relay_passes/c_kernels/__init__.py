@@ -1,1 +1,1 @@
-"""Kernels as C can say them."""
+"""TIR passes that prepare kernels for C code."""

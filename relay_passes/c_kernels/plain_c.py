@@ -1,4 +1,4 @@
-"""Kernels as TVM's generator of C can say them: without cores and register scopes, and without vectors."""
+"""TIR passes for TVM's C generator, which has no parallel loops, no register scopes and no vectors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import tirx
 
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
 
 WIDENED = (*("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"), *("floor", "ceil", "round", "trunc"))
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
@@ -16,8 +17,8 @@ PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run a
 class PlainLoops:
     """Serial loops in place of vectorised and unrolled ones.
 
-    For kernels with vectors that C is not given (`vector_calls.has_vectors`), to be run after a schedule for
-    the CPU: C compilers make vectors and unroll by themselves.
+    For kernels with vectors that `VectorCalls` has no calls for (`vector_calls.has_vectors`). Run it after
+    a schedule for the CPU: C compilers vectorise and unroll by themselves.
 
     Rewrite: ``for i in vectorized(n) -> for i in range(n)``.
     Preserves: values exactly, signatures, everything else.
@@ -37,7 +38,7 @@ def _serial(loop: tirx.For) -> tirx.For:
 class MarkParallel:
     """A mark in front of every parallel loop, which becomes a serial one.
 
-    To be run at the end: what lies in a loop is allocated there as long as it is parallel.
+    Run it last: a buffer in a loop is allocated there only while the loop is parallel.
 
     Rewrite: ``for i in parallel(n) -> pimflow_parallel(); for i in range(n)``.
     Preserves: values exactly, signatures, everything else.
@@ -59,19 +60,16 @@ def _plain(loop: tirx.For) -> tirx.For:
 
 @tvm.transform.module_pass(opt_level=0, name="PlainRegisters")
 class PlainRegisters:
-    """Arrays of the function in place of buffers of scope ``local``, for which the generator has no word.
+    """Arrays of the function in place of buffers of scope ``local``, which the generator cannot express.
 
-    To be run right before ``LowerTVMBuiltin``.
+    Run it right before ``LowerTVMBuiltin``.
 
     Rewrite: ``alloc_buffer(tile, scope="local") -> alloc_buffer(tile, scope="global")``, on the stack.
     Preserves: values exactly, signatures, everything else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: _without_scopes(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _without_scopes)
 
 
 def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -105,9 +103,9 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.transform.module_pass(opt_level=0, name="WideFunctions")
 class WideFunctions:
-    """Functions of fp16 numbers, of which the C library has none, by those of fp32.
+    """Mathematical functions of fp16 operands in fp32: the C library has none for fp16.
 
-    To be run before ``LowerIntrin``.
+    Run it before ``LowerIntrin``.
 
     Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``.
     Preserves: values as well as fp16 can, signatures, everything else.
@@ -125,8 +123,5 @@ def _widened(call: tvm.ir.Call) -> tirx.Expr:
 
 
 def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:
-    functions = {
-        gv: f.with_body(tvm_ffi.structural_map(f.body, [visitor])) if isinstance(f, tirx.PrimFunc) else f
-        for gv, f in mod.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    """`mod` with `visitor` applied to the statements and expressions of every kernel."""
+    return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, [visitor])))

@@ -1,4 +1,4 @@
-"""Vectors of TIR as calls of small functions, which any C compiler can be given."""
+"""Vector operations of TIR as calls of small C functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-LANES = (4, 8, 16)  # of vectors that there are functions for
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
+
+LANES = (4, 8, 16)  # vector lengths that there are functions for
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 COMPARISONS = {"GT": "gt", "GE": "ge", "LT": "lt", "LE": "le", "EQ": "eq", "NE": "ne"}
 FUNCTIONS = ("exp", "log", "sqrt", "tanh", "erf", "floor", "ceil", "round", "trunc", "fabs")
@@ -15,48 +17,44 @@ _BINARY = tuple(getattr(tirx, name) for name in OPERATORS)
 
 @tvm.transform.module_pass(opt_level=0, name="VectorCalls")
 class VectorCalls:
-    """Calls in place of what computes, loads and stores vectors of fp32.
+    """Calls in place of arithmetic, loads and stores of fp32 vectors.
 
-    To be run at the end, behind ``LowerIntrin``: what generates C has no vectors but names their types. A
-    function that holds other vectors (of integers, cast) keeps them; `has_vectors` tells.
+    Run it last, after ``LowerIntrin``: TVM's C generator names vector types, but cannot compute with them.
+    Other vectors (of integers, of casts) stay; `has_vectors` finds them.
 
     Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
-    -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``, a choice
-    by a comparison ``gt`` and its like, of four operands; a function of numbers (`FUNCTIONS`) one with a v;
-    elements with a stride between them ``gather`` and ``scatter``.
+    -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``; a choice
+    by a comparison, a call of four operands (`COMPARISONS`); a function (`FUNCTIONS`), a call of its name
+    with a v in front; elements with a stride between them, ``gather`` and ``scatter``.
     Preserves: values, but that compilers may now contract products into sums; signatures, everything else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)) if isinstance(f, tirx.PrimFunc) else f
-            for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)))
 
 
 def has_vectors(func: tirx.PrimFunc) -> bool:
     """Whether `func` holds vectors that `VectorCalls` has no calls for."""
-    found: list[object] = []
+    unsupported: list[object] = []
 
     def note(expr: tirx.Expr) -> None:
         if _lanes(expr) > 1 and _name(expr) not in ("call_pure_extern", "if_then_else"):
-            found.append(expr)
+            unsupported.append(expr)
 
     def choice(expr: tirx.Select) -> None:
         if _lanes(expr.condition) > 1:
-            found.append(expr)
+            unsupported.append(expr)
 
     def alloc(statement: tirx.AllocBuffer) -> None:
         dtype = statement.buffer.dtype
         if tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype):
-            found.append(statement)
+            unsupported.append(statement)
 
     compared = tuple(getattr(tirx, name) for name in COMPARISONS)
     others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
     visitors = [((*_BINARY, *compared, *others), note), (tirx.Select, choice), (tirx.AllocBuffer, alloc)]
     tvm_ffi.structural_walk(func.body, visitors, order="post")
-    return bool(found)
+    return bool(unsupported)
 
 
 def _lanes(expr: tirx.Expr) -> int:
@@ -64,7 +62,7 @@ def _lanes(expr: tirx.Expr) -> int:
 
 
 def _name(expr: tirx.Expr) -> str:
-    """Of the operator that `expr` calls, without its dialect; empty if it calls none."""
+    """Name of the operator that `expr` calls, without its dialect; empty if it calls none."""
     called = isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op)
     return expr.op.name.rpartition(".")[2] if called else ""
 
@@ -79,12 +77,13 @@ def _call(name: str, like: tirx.Expr, *operands: tirx.Expr) -> tirx.Expr:
     return tirx.call_pure_extern(f"float32x{lanes}", f"{name}{lanes}", *operands)
 
 
-def _is(expr: tirx.Expr) -> bool:
+def _is_vector(expr: tirx.Expr) -> bool:
+    """Whether `expr` is a vector that there are functions for."""
     return _known(getattr(expr.ty, "dtype", ""))
 
 
 def _binary(old: tirx.Expr) -> tirx.Expr:
-    if not _is(old):
+    if not _is_vector(old):
         return old
     name = OPERATORS[type(old).__name__]
     if name == "add":
@@ -99,7 +98,7 @@ def _called(expr: tirx.Expr) -> str:
 
 
 def _broadcast(old: tirx.Broadcast) -> tirx.Expr:
-    return _call("splat", old, old.value) if _is(old) else old
+    return _call("splat", old, old.value) if _is_vector(old) else old
 
 
 def _select(old: tirx.Select) -> tirx.Expr:
@@ -107,14 +106,14 @@ def _select(old: tirx.Select) -> tirx.Expr:
     if isinstance(condition, tirx.Broadcast):
         return tirx.Select(condition.value, old.true_value, old.false_value)
     name = COMPARISONS.get(type(condition).__name__)
-    if not name or not _is(old) or not _is(condition.a):
+    if not name or not _is_vector(old) or not _is_vector(condition.a):
         return old
     return _call(name, old, condition.a, condition.b, old.true_value, old.false_value)
 
 
 def _function(old: tvm.ir.Call) -> tirx.Expr:
     name = _name(old)
-    return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is(old) else old
+    return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is_vector(old) else old
 
 
 def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, list[tirx.Expr]] | None:
@@ -129,19 +128,19 @@ def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, l
 
 
 def _load(old: tvm.ir.TensorLoad) -> tirx.Expr:
-    found = _elements(old.source, list(old.indices), old.ty.dtype)
-    if found is None:
+    access = _elements(old.source, list(old.indices), old.ty.dtype)
+    if access is None:
         return old
-    lie, at = found
-    return _call("load" if lie == "side by side" else "gather", old, *at)
+    order, at = access
+    return _call("load" if order == "side by side" else "gather", old, *at)
 
 
 def _store(old: tirx.BufferStore) -> tirx.Stmt:
-    found = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
-    if found is None:
+    access = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
+    if access is None:
         return old
-    lie, at = found
-    name = "store" if lie == "side by side" else "scatter"
+    order, at = access
+    name = "store" if order == "side by side" else "scatter"
     return tirx.Evaluate(tirx.call_extern("void", f"{name}{_lanes(old.value)}", *at, old.value))
 
 

@@ -1,4 +1,4 @@
-"""The canonical form that everything after the front end works on."""
+"""The pass that brings a network into canonical form, on which all later passes work."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 class Canonicalise:
     """Inference-time graph in NHWC.
 
-    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, zeros around inputs
-    are padding of the convolutions, biases are pushed to
-    where they are free, convolutions are NHWC with OHWI filters, and convolutions and matrix products
-    keep the names they came with.
+    Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, zeros around inputs are
+    padding of the convolutions, biases are pushed to where they are free, convolutions are NHWC with OHWI
+    filters, and convolutions and matrix products keep their names.
 
     Parameters
     ----------

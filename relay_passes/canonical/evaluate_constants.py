@@ -45,8 +45,8 @@ class EvaluateConstants:
             if kind not in _EVALUATE and kind not in _MOVES:
                 return None
             args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args]
-            given = args[:1] if kind in _MOVES else args
-            arrays = [_array(a) for a in given]
+            operands = args[:1] if kind in _MOVES else args
+            arrays = [_array(a) for a in operands]
             if any(a is None for a in arrays):
                 return relax.Call(value.op, args, value.attrs, value.ty_args)
             if kind == "permute_dims":

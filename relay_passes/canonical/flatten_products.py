@@ -16,8 +16,8 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 class FlattenProducts:
     """Products with a constant matrix in the form that PIM and the GPU's GEMMs take: rows of vectors.
 
-    What works element by element, or along the last axis, between such products follows them, so that
-    reshapes remain where heads are split, and no kernel that the network did not have.
+    Elementwise operators and normalisations of the last axis between such products work on matrices too.
+    So reshapes remain only where heads are split, and no kernel is added.
 
     Rewrite: ``matmul(x[a, b, k], w[k, n]) -> reshape(matmul(reshape(x, [a * b, k]), w), [a, b, n])``,
     ``op(reshape(x, [a, b, n])) -> reshape(op(x), [a, b, n])`` for elementwise operators and
@@ -49,13 +49,13 @@ class FlattenProducts:
 
 
 def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
-    """What `x` is a reshape of, or itself."""
+    """The operand of the reshape that makes `x`; `x` itself if another operator makes it."""
     value = builder.lookup_binding(x)
     return value.args[0] if value is not None and operator(value) == "reshape" else x
 
 
 def _product(value: relax.Expr) -> bool:
-    """Whether it is one with a constant matrix, of a tensor that is none."""
+    """Whether `value` multiplies a tensor of more than two axes by a constant matrix."""
     if operator(value) != "matmul":
         return False
     x, weights = value.args
@@ -64,7 +64,7 @@ def _product(value: relax.Expr) -> bool:
 
 
 def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
-    """Whether an operator works on rows alone, all of which are in matrices already."""
+    """Whether an operator works on rows alone, and all its tensors are matrices already."""
     kind = operator(value)
     if kind not in (*UNARY, *BINARY, "nn.layer_norm") or kind == "nn.prelu":
         return False

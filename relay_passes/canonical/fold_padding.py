@@ -10,10 +10,10 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, repadded
 
 @tvm.transform.module_pass(opt_level=0, name="FoldPadding")
 class FoldPadding:
-    """No kernel that copies a tensor between zeros for convolutions, which have padding of their own.
+    """Zero padding in front of convolutions becomes padding of the convolutions, which saves a copy.
 
-    Only where all that read the padded tensor are convolutions: else it is there anyway. Windows that would
-    lie in padding alone stay as they are.
+    Only where convolutions alone read the padded tensor: otherwise it has to exist anyway. A convolution
+    with windows that would lie in padding alone stays as it is.
 
     Rewrite: ``conv2d(pad(x, zeros), w, padding) -> conv2d(x, w, padding + zeros)``.
     Preserves: values bit by bit, names.
@@ -34,10 +34,10 @@ class FoldPadding:
 
 
 def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
-    """By convolution that reads zeros which it can add itself, all the padding that it has then."""
+    """Padding after the rewrite, for each convolution that can take over the zeros in front of it."""
     bindings = main_bindings(mod)
     pads = {b.var: b.value for b in bindings if operator(b.value) == "nn.pad"}
-    found: dict[relax.Var, list[int]] = {}
+    padding_of: dict[relax.Var, list[int]] = {}
     kept = set(relax.analysis.free_vars(mod["main"].body.body))
     for binding in bindings if pads else ():
         read = pads.keys() & set(relax.analysis.free_vars(binding.value))
@@ -47,20 +47,22 @@ def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
         if padding is None or len(read) > 1 or first.same_as(call.args[1]):
             kept |= read
         else:
-            found[binding.var] = padding
+            padding_of[binding.var] = padding
     values = {b.var: b.value for b in bindings}
-    return {var: padding for var, padding in found.items() if values[var].args[0] not in kept}
+    return {var: padding for var, padding in padding_of.items() if values[var].args[0] not in kept}
 
 
 def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
-    """Top, left, bottom and right of convolution `call` with the zeros of `pad`; None if it cannot be."""
+    """Top, left, bottom and right padding of `call` with the zeros of `pad`; None if it cannot take them."""
     widths, layout = [int(width) for width in pad.attrs.pad_width], str(call.attrs.data_layout)
     around = {axis: (widths[2 * index], widths[2 * index + 1]) for index, axis in enumerate(layout)}
     zeros = str(pad.attrs.pad_mode) == "constant" and float(pad.attrs.pad_value) == 0.0
     if len(layout) != 4 or not zeros or min(widths) < 0 or any(around[axis] != (0, 0) for axis in "NC"):
         return None
-    own = [int(each) for each in call.attrs.padding]
-    padding = [p + around[axis][end] for p, (axis, end) in zip(own, (("H", 0), ("W", 0), ("H", 1), ("W", 1)))]
+    before = [int(each) for each in call.attrs.padding]
+    padding = [
+        p + around[axis][end] for p, (axis, end) in zip(before, (("H", 0), ("W", 0), ("H", 1), ("W", 1)))
+    ]
     kernel = dict(zip(str(call.attrs.kernel_layout), shape(call.args[1])))
     windows = [(kernel[axis] - 1) * int(d) + 1 for axis, d in zip("HW", call.attrs.dilation)]
     return padding if all(p < window for p, window in zip(padding, windows * 2)) else None

@@ -1,4 +1,4 @@
-"""Activations in the operators that fuse."""
+"""Activations as single operators, which fuse."""
 
 from __future__ import annotations
 

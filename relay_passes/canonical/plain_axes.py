@@ -1,4 +1,4 @@
-"""Axes in the form that TVM's layout pass reads right."""
+"""Axes in the form that TVM's layout pass handles correctly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="PlainAxes")
 class PlainAxes:
-    """What `ConvertLayout` gets wrong, before it does.
+    """Works around two faults of `ConvertLayout`.
 
     It allocates by a negative axis of ``squeeze``, and moves several axes of ``layer_norm`` without the
     scale and bias along them.

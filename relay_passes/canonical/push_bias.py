@@ -14,8 +14,8 @@ class PushBias:
     """Biases pushed through convolutions without padding, products and additions.
 
     A linear layer without activation, such as the projection of an inverted residual, then ends with
-    its convolution, and PIM has nothing to leave undone. A bias is pushed only if every reader takes
-    it, so no tensor is needed both with and without; the kernel that it ends in adds one anyway.
+    its convolution, and PIM computes all of it. A bias is pushed only if every reader takes
+    it, so no tensor is needed both with and without; the kernel that finally adds it adds a bias anyway.
 
     Parameters
     ----------
@@ -86,17 +86,17 @@ def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
 
 
 def _pushed(value: relax.Call, offsets: dict[relax.Var, np.ndarray]) -> tuple[relax.Expr, np.ndarray | None]:
-    """What remains of a linear `value` without biases, and the bias by channel that it then needs."""
+    """A linear `value` without the biases of its operands, and the bias by channel to add to its result."""
     x, y = value.args
-    given = offsets.get(x)
+    bias_of_x = offsets.get(x)
     if operator(value) == "add" and isinstance(y, relax.Var):
-        found = [o for o in (given, offsets.get(y)) if o is not None]
-        return value, sum(found) if found else None
+        biases = [o for o in (bias_of_x, offsets.get(y)) if o is not None]
+        return value, sum(biases) if biases else None
     if operator(value) == "add":
         bias = y.value.numpy().reshape(-1)
-        return x, bias if given is None else given + bias
-    if given is None:
+        return x, bias if bias_of_x is None else bias_of_x + bias
+    if bias_of_x is None:
         return value, None
     filters = y.value.numpy()
     matrix = filters if operator(value) == "matmul" else filters.sum(axis=(1, 2)).T
-    return value, (given.astype(np.float64) @ matrix).astype(given.dtype)
+    return value, (bias_of_x.astype(np.float64) @ matrix).astype(bias_of_x.dtype)

@@ -25,10 +25,10 @@ class RecogniseClip:
         bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
 
         def rewrite(_builder, var, value):
-            found = clamps[var]
-            if found is None:
+            clamp_bound = clamps[var]
+            if clamp_bound is None:
                 return None
-            kind, bound = found
+            kind, bound = clamp_bound
             operand = value.args[1][0]
             source, low, high = bounds.get(operand, (operand, -float("inf"), float("inf")))
             clamp = max if kind == "max" else min

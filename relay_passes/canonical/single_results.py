@@ -13,7 +13,7 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="SingleResults")
 class SingleResults:
-    """One operator for each result, since a kernel has one; what nobody reads is not computed.
+    """One operator for each result, since a kernel has one; a result that nothing reads is not computed.
 
     Rewrite: ``split(x, …) -> (strided_slice(x, …), …)``, ``topk(x) -> (topk(x, "values"), topk(x,
     "indices"))``; a tuple's element is the element itself.

@@ -1,4 +1,4 @@
-"""Layout transforms moved to where they vanish."""
+"""Layout transforms moved behind operators until they cancel."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-BLOCK = 16  # channels side by side in NCHW16c
 
 
 class _Permuted:
-    """A layout that is kept, of which one transpose makes the other."""
+    """A kept layout that one transpose turns into the other."""
 
     def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, other: str):
         self.into, self.out, self.name, self.other = into, out, name, other
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
-        """Axes of the other layout as those of ours; None if they have no like here."""
+        """Axes of the other layout as axes of the kept one; None if one has no counterpart."""
         return [self.out[axis % 4] for axis in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         return array.transpose(self.into)
 
-    def chain(self, value: relax.Call) -> tuple[str, ...]:
-        """Of a step of a transform: which way it goes, and which step it is."""
+    def step_of(self, value: relax.Call) -> tuple[str, ...]:
+        """Direction of a transform (``into`` or ``out``), and which step `value` is; empty if it is none."""
         axes = _permutation(value)
         return ("into",) if axes == self.into else ("out",) if axes == self.out else ()
 
@@ -39,10 +39,10 @@ class _Permuted:
         """Whether a tensor of the other layout has this one too."""
         return len(dims) == 4
 
-    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
         return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
 
-    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
 
 
@@ -53,8 +53,8 @@ class _Blocked:
     steps, name, other = 2, "NCHW16c", "NHWC"
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
-        found = {0: 0, 1: 2, 2: 3}
-        return None if any(a % 4 == 3 for a in others) else [found[a % 4] for a in others]
+        kept_axes = {0: 0, 1: 2, 2: 3}
+        return None if any(a % 4 == 3 for a in others) else [kept_axes[a % 4] for a in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         n, h, w, c = array.shape
@@ -63,7 +63,7 @@ class _Blocked:
         blocks = array.reshape(n, h, w, c // BLOCK, BLOCK) if c % BLOCK == 0 else None
         return None if blocks is None else blocks.transpose(self.INTO)
 
-    def chain(self, value: relax.Call) -> tuple[str, ...]:
+    def step_of(self, value: relax.Call) -> tuple[str, ...]:
         if operator(value) == "reshape":
             before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
             if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
@@ -76,12 +76,12 @@ class _Blocked:
     def fits(self, dims: tuple[int, ...]) -> bool:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
-    def made(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
         n, h, w, c = shape(other)
         blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
-    def back(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
         n, blocks, h, w, c = shape(kept)
         pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
@@ -102,7 +102,7 @@ KEPT = {
 
 @tvm.transform.module_pass(opt_level=0, name="SinkLayout")
 class SinkLayout:
-    """One layout kept through operators that are between transforms to the other and back.
+    """Operators between two inverse layout transforms compute in one layout, and the transforms go.
 
     Parameters
     ----------
@@ -124,29 +124,29 @@ class SinkLayout:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         kept, at = self.kept, self.at
-        twins: dict[relax.Var, relax.Expr] = {}  # a variable in the other layout to the same tensor in ours
-        begun: dict[relax.Var, relax.Expr] = {}  # half a transform to what it would be whole
+        twins: dict[relax.Var, relax.Expr] = {}  # variables of the other layout to the kept one
+        begun: dict[relax.Var, relax.Expr] = {}  # the first step of a transform to the result of both
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
             if at is not None and name not in at:
                 return None
 
-            def own(expr: relax.Expr) -> relax.Expr | None:
+            def in_kept(expr: relax.Expr) -> relax.Expr | None:
                 if expr in twins or at is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
-                return kept.made(builder, expr, expr.name) if kept.fits(shape(expr)) else None
+                return kept.to_kept(builder, expr, expr.name) if kept.fits(shape(expr)) else None
 
-            new = _kept(kept, value, own)
+            new = _kept(kept, value, in_kept)
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
-            step = kept.chain(value)
+            step = kept.step_of(value)
             if step:
                 return _moved(builder, var.name, value, step, twins, begun)
             new = twin(builder, value, var.name)
             if new is None:
                 return None
-            back = kept.back(builder, new, var.name)
+            back = kept.to_other(builder, new, var.name)
             twins[back] = new
             return back
 
@@ -154,30 +154,30 @@ class SinkLayout:
 
 
 def _kept(
-    kept: _Permuted | _Blocked, value: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None]
+    kept: _Permuted | _Blocked, value: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None]
 ) -> relax.Call | None:
-    """`value` of operands in the layout that is kept, which `own` finds or makes; None if it has none."""
+    """`value` of operands in the layout that is kept, which `in_kept` finds or makes; None if it has none."""
     kind = operator(value)
     if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
-        args = [_operand(a, own, kept) for a in value.args]
+        args = [_operand(a, in_kept, kept) for a in value.args]
         known = None not in args and any(isinstance(a, relax.Var) for a in args)
         return relax.Call(value.op, args, value.attrs, value.ty_args) if known else None
     if kind == "concat" and isinstance(value.args[0], relax.Tuple):
-        fields = [own(f) for f in value.args[0].fields]
+        fields = [in_kept(f) for f in value.args[0].fields]
         return None if None in fields else _joined(kept, fields, int(value.attrs.axis))
     if kind not in (*UNARY, *REDUCE, *POOL) or not isinstance(value.args[0], relax.Var):
         return None
     if kind in POOL:
-        x = own(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
+        x = in_kept(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
         return None if x is None else _pooled(kept, value, x)
     if kind in REDUCE:
         axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
         if not value.attrs.keepdims or (axes is None and (value.attrs.axis or kept.steps > 1)):
             return None
-        x = own(value.args[0])
+        x = in_kept(value.args[0])
         return None if x is None else getattr(relax.op, kind)(x, axis=axes, keepdims=True)
     axes = kept.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
-    x = None if axes is None else own(value.args[0])
+    x = None if axes is None else in_kept(value.args[0])
     if x is None or kind != "nn.prelu":
         return None if x is None else relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
     return relax.op.nn.prelu(x, value.args[1], axes[0])
@@ -191,7 +191,7 @@ def _moved(
     twins: dict[relax.Var, relax.Expr],
     begun: dict[relax.Var, relax.Expr],
 ) -> relax.Expr:
-    """A transform, or a step of one: what it makes is known already, or will be."""
+    """Emit a transform, or a step of one, or find the variable that already holds its result."""
     way, *step = step
     source = value.args[0]
     if way == "into":
@@ -218,22 +218,22 @@ def _pooled(kept: _Permuted | _Blocked, value: relax.Call, x: relax.Expr) -> rel
 
 
 def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
-    """A concatenation; of channels, of whole blocks of them."""
+    """A concatenation in the kept layout; one of channels joins whole blocks."""
     return relax.op.concat(fields, axis=(kept.axes([axis]) or [1])[0])
 
 
 def _operand(
-    expr: relax.Expr, own: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
+    expr: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
 ) -> relax.Expr | None:
     """A binary operator's operand in the layout that is kept; None if it would need a transform."""
     if isinstance(expr, relax.Var):
-        return own(expr)
+        return in_kept(expr)
     if not isinstance(expr, tvm.ir.GenericConst):
         return None
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
-    if array.ndim < 4 and kept.other == "NHWC":  # broadcast along the last axes of what we have, not of ours
+    if array.ndim < 4 and kept.other == "NHWC":  # it broadcasts along the last axes of NHWC
         array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     made = kept.constant(array) if array.ndim == 4 else None
     return None if made is None else relax.const(np.ascontiguousarray(made))

@@ -14,17 +14,17 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
 
 # [n, h, w, group, row, column, channel] to [n, h, row, w, column, group, channel].
-_SPREAD = [0, 1, 4, 2, 5, 3, 6]
+PHASES_TO_PIXELS = [0, 1, 4, 2, 5, 3, 6]
 _MOVES = ("reshape", "permute_dims", "strided_slice")
 
 
 @tvm.transform.module_pass(opt_level=0, name="SubpixelConvolution")
 class SubpixelConvolution:
-    """Transposed convolutions as what PIM runs.
+    """Transposed convolutions as convolutions, which PIM runs.
 
     A transposed convolution of stride s has s*s phases, each a convolution with every s-th tap. One
-    convolution computes them all, as s*s times the channels; moving them between the pixels is all that
-    is left. A filter whose size is no multiple of s is padded with zeros.
+    convolution computes them all, as s*s times the channels; after it, elements only move to their pixels.
+    A filter whose size is no multiple of s is padded with zeros.
 
     Rewrite: ``conv2d_transpose(x, w) -> strided_slice(depth_to_space(conv2d(x, w')))``, NHWC.
     Preserves: values up to the order of sums, names.
@@ -32,7 +32,7 @@ class SubpixelConvolution:
     Raises
     ------
     UnsupportedOpError
-        If a filter is computed.
+        If a filter is not constant.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -71,12 +71,12 @@ def spread(
         return y
     n, h, w, channels = shape(y)
     y = relax.op.reshape(y, (n, h, w, groups, sh, sw, channels // (groups * sh * sw)))
-    y = builder.emit(relax.op.permute_dims(builder.emit(y), _SPREAD))
+    y = builder.emit(relax.op.permute_dims(builder.emit(y), PHASES_TO_PIXELS))
     return builder.emit(relax.op.reshape(y, (n, h * sh, w * sw, channels // (sh * sw))), name_hint=name)
 
 
 def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> relax.Expr:
-    """Rows and columns of `y` from `begin` on."""
+    """`extent` rows and columns of `y` from `begin` on."""
     if shape(y)[1:3] == extent:
         return y
     end = [b + e for b, e in zip(begin, extent)]
@@ -84,7 +84,7 @@ def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> r
 
 
 def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsampling]]:
-    """Convolutions of a canonical module whose channels are spread, each with the result and what was done.
+    """Convolutions of a canonical module whose channels are spread, with the result and how.
 
     None of what lies between is read by anything else.
     """
@@ -96,13 +96,13 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
         sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
         return reader if sole else None
 
-    found = {}
+    upsampled = {}
     for binding in bindings:
         if operator(binding.value) != "nn.conv2d" or (first := after(binding.var, "reshape")) is None:
             continue
         order = after(first.var, "permute_dims")
         last = after(order.var, "reshape") if order is not None else None
-        if last is None or [int(a) for a in order.value.attrs.axes or ()] != _SPREAD:
+        if last is None or [int(a) for a in order.value.attrs.axes or ()] != PHASES_TO_PIXELS:
             continue
         _, h, w, groups, sh, sw, _ = shape(first.var)
         n, *_, channels = shape(binding.var)
@@ -114,8 +114,8 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
         if crop is not None and [int(a) for a in crop.value.args[1].fields] == [1, 2]:
             result, begin = crop.var, tuple(int(b) for b in crop.value.args[2].fields)
         extent = shape(result)[1:3]
-        found[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
-    return found
+        upsampled[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
+    return upsampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class _Axis:
 
 
 def _axes(call: relax.Call, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> list[_Axis]:
-    """Of the convolution over `inputs` pixels whose phases make up `outputs`.
+    """Both axes of the convolution over `inputs` pixels whose phases make up `outputs`.
 
     Output u of the unpadded transposed convolution sums ``x[u // s - t] * w[u % s + s * t]`` over t.
     """

@@ -1,1 +1,1 @@
-"""Chains of smaller layers, and what is moved around them."""
+"""Passes that replace layers by chains of smaller ones, and that move layers around these."""

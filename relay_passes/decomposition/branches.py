@@ -1,4 +1,4 @@
-"""Layers with what follows them channel by channel: what layer transformations move as one."""
+"""1x1 convolutions with the per-channel operators behind them, which layer transformations move as one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ByChannel:
 
     @classmethod
     def of(cls, value: relax.Expr, channels: int) -> ByChannel | None:
-        """What `value` is; None if it is none."""
+        """`value` as such an operator; None if it is another."""
         kind = operator(value)
         if kind in UNARY and kind != "nn.prelu":
             return cls(value)
@@ -57,7 +57,7 @@ class ByChannel:
         return operator(self.call), self.position, self.constant is None, *scalars, str(self.call.attrs)
 
     def applied(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
-        """To `x`, with another constant."""
+        """The call on `x`, with another constant if one is given."""
         args = list(self.call.args)
         args[self.position] = x
         if constant is not None:
@@ -91,7 +91,7 @@ class Branch:
 
     @classmethod
     def of(cls, value: relax.Expr) -> Branch | None:
-        """Of a dense 1x1 convolution of stride 1 with constant filters; None of all else."""
+        """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for others."""
         if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
             return None
         attrs, filters = value.attrs, value.args[1].value.numpy()
@@ -151,14 +151,14 @@ def side_by_side(branches: Sequence[Branch]) -> Branch:
     for operations in zip(*(branch.behind for branch in branches)):
         first = operations[0]
         if first.constant is not None:
-            each = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
-            first = _with_constant(first, np.concatenate(each))
+            constants = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
+            first = _with_constant(first, np.concatenate(constants))
         behind.append(first)
     return Branch(branches[0].conv, filters, inputs, tuple(behind))
 
 
 def summed(branches: Sequence[Branch]) -> Branch:
-    """One branch for the sum of `branches`, which have nothing behind them but biases."""
+    """One branch for the sum of `branches`, which have only biases behind them."""
     branches = [branch.biased for branch in branches]
     filters, inputs = _stacked(branches, rows=False)
     channels = branches[0].channels
@@ -172,11 +172,11 @@ def _with_constant(operation: ByChannel, constant: np.ndarray) -> ByChannel:
 
 
 def _stacked(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:
-    """Filters of all over all inputs, in rows of their own or added up."""
+    """Filters of all branches over all inputs: below one another, or added up unless `rows`."""
     columns: dict[relax.Expr, int] = {}
     for branch in branches:
         for x in branch.inputs:
-            columns.setdefault(x, sum(shape(each)[3] for each in columns))
+            columns.setdefault(x, sum(shape(other)[3] for other in columns))
     total = sum(shape(x)[3] for x in columns)
     heights = [branch.channels for branch in branches]
     filters = np.zeros((sum(heights) if rows else heights[0], total), branches[0].filters.dtype)

@@ -28,7 +28,7 @@ from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class DecomposableLayer:
     """A layer that can be decomposed.
 
     Attributes
@@ -37,11 +37,11 @@ class Layer:
     filters : ndarray, [OC, KH, KW, C // groups]
         Those of the module: not copied.
     geometry : ConvGeometry
-        Of a product: its rows are the batch.
+        The rows of a product are its batch.
     fc : bool
         Whether it is a product.
     upsampling : Upsampling, optional
-        Of a transposed convolution.
+        What moves the channels of a transposed convolution to pixels.
     """
 
     name: str
@@ -51,29 +51,29 @@ class Layer:
     upsampling: Upsampling | None = None
 
 
-def decomposable_layers(mod: tvm.IRModule) -> list[Layer]:
-    """Of a canonical module, in order: convolutions with more channels than groups, transposed ones among
-    them, and products with constant matrices.
+def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
+    """Layers of a canonical module that can be decomposed, in order.
 
-    Layers that a decomposition made, which have a role, are not among them.
+    These are convolutions with more channels than groups, transposed ones among them, and products with
+    constant matrices. Layers that a decomposition made, which have a role, are not among them.
     """
-    found, taken, spread_over = [], roles(mod), upsamplings(mod)
+    layers, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
         if layer is not None and layer.name not in taken and decomposable(layer.geometry):
             _, upsampling = spread_over.get(binding.var, (None, None))
-            found.append(replace(layer, upsampling=upsampling))
-    return found
+            layers.append(replace(layer, upsampling=upsampling))
+    return layers
 
 
-def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
+def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> DecomposableLayer | None:
     kind, name = operator(binding.value), layer_name(mod, binding.var)
     weights = binding.value.args[1] if kind in ("nn.conv2d", "matmul") else None
     if not isinstance(weights, tvm.ir.GenericConst) or str(weights.ty.dtype) not in ("float32", "float16"):
         return None
     matrix = np.from_dlpack(weights.value)
     if kind == "nn.conv2d":
-        return Layer(
+        return DecomposableLayer(
             name=name, filters=matrix, geometry=layer_geometry(binding.var.name, binding.value), fc=False
         )
     if matrix.ndim != 2 or len(shape(binding.value.args[0])) < 2:
@@ -81,12 +81,12 @@ def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> Layer | None:
     c, oc = matrix.shape
     rows = int(np.prod(shape(binding.value.args[0])[:-1]))
     geometry = ConvGeometry(n=rows, h=1, w=1, c=c, oc=oc)
-    return Layer(name=name, filters=matrix.T[:, None, None, :], geometry=geometry, fc=True)
+    return DecomposableLayer(name=name, filters=matrix.T[:, None, None, :], geometry=geometry, fc=True)
 
 
 @tvm.transform.module_pass(opt_level=0, name="Decompose")
 class Decompose:
-    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last.
+    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last link.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Decompose:
         sources = {b.var: b.value for b in main_bindings(mod)}
         # By the variable that the end of a chain stands for: a convolution, or what is spread behind one.
         ends = {result: var for var, (result, _) in upsamplings(mod).items()}
-        made: dict[relax.Var, relax.Expr] = {}  # what convolutions read that are spread behind
+        made: dict[relax.Var, relax.Expr] = {}  # operand of each convolution whose result is spread
 
         def rewrite(builder, var, value):
             head = ends.get(var, var)

@@ -25,9 +25,9 @@ from pimflow.relay_passes.flat import (
 
 @tvm.transform.module_pass(opt_level=0, name="FoldLconvs")
 class FoldLconvs:
-    """The result of an lconv that an fconv alone reads is never made: the filter is the product of both.
+    """An lconv that one fconv alone reads becomes one layer with it: the filter is the product of both.
 
-    So it is where a layer without an activation is followed by another, such as a transposed convolution
+    This happens where a layer without an activation is followed by another, such as a transposed convolution
     whose part of a concatenation `SplitConcat` has given an fconv of its own. A stride of the fconv stays.
 
     Rewrite: ``fconv(add(lconv(x), b)) -> add(conv(x), fconv @ b)``, its filter ``fconv @ lconv``. The new
@@ -69,7 +69,7 @@ def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Site:
+class _FoldSite:
     """An fconv, and what it reads.
 
     Attributes
@@ -85,16 +85,16 @@ class _Site:
     reducing: np.ndarray
     bias: np.ndarray | None
 
-    def product(self, of: np.ndarray) -> np.ndarray:
-        """What the fconv makes of it, in double precision on the way."""
-        return (self.reducing.astype(np.float64) @ of.astype(np.float64)).astype(self.reducing.dtype)
+    def product(self, operand: np.ndarray) -> np.ndarray:
+        """The fconv applied to `operand`, computed in double precision."""
+        return (self.reducing.astype(np.float64) @ operand.astype(np.float64)).astype(self.reducing.dtype)
 
 
-def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
-    """By variable of the fconv."""
+def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
+    """What the pass folds, by variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
-    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, {}
+    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}
     for var, value in values.items():
         if role[var] != "fconv" or not _reduces(value):
             continue
@@ -107,12 +107,12 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _Site]:
         if role.get(lconv) != "lconv" or counts[lconv] != 1:
             continue
         if branch := Branch.of(values[lconv]):
-            found[var] = _Site(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
-    return found
+            sites[var] = _FoldSite(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
+    return sites
 
 
 def _reduces(value: relax.Expr) -> bool:
-    """Whether it is a dense 1x1 convolution with constant filters, of any stride."""
+    """Whether `value` is a dense 1x1 convolution with constant filters, of any stride."""
     if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
         return False
     attrs = value.attrs

@@ -26,5 +26,5 @@ def layer_flops(value: relax.Expr) -> int:
 
 
 def flops(mod: tvm.IRModule) -> int:
-    """Of all layers of a flat module."""
+    """Floating-point operations of all layers of a flat module."""
     return sum(layer_flops(binding.value) for binding in main_bindings(mod))

@@ -1,4 +1,4 @@
-"""Layers that restore reduced tensors as one, where their results meet (TeMCO, section 3.3)."""
+"""Lconvs whose results are concatenated or added, as one lconv (TeMCO, section 3.3)."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
 def _extended(
     value: relax.Expr, branches: dict[relax.Var, Branch | None], dims: tuple[int, ...]
 ) -> Branch | None:
-    """The branch that `value` goes on with."""
+    """The branch that ends with `value`, if its operand is a branch and `value` works by channel."""
     operation = ByChannel.of(value, dims[-1]) if dims else None
     before = branches.get(operation.operand) if operation else None
     return before.then(operation) if before else None
 
 
 def _linear(branch: Branch | None) -> bool:
-    """Whether nothing but a bias follows."""
+    """Whether nothing but a bias follows the convolution."""
     return branch is not None and len(branch.biased.behind) == 1
 
 

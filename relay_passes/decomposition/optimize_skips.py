@@ -15,6 +15,7 @@ from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,
     layer_names,
+    main_attribute,
     main_bindings,
     rebuild,
     roles,
@@ -34,7 +35,7 @@ RESTORED = "pimflow.restored"
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """A tensor that outlives its making by far, and what makes it anew.
+    """A skip connection: a tensor with a distant use, and the operators that restore it.
 
     Attributes
     ----------
@@ -49,13 +50,13 @@ class Skip:
     reduced : tuple of str
         Variables that they read: results of cores, and inputs of the network.
     flops : int
-        Of one copy (`layer_flops`).
+        Operations of one copy (`layer_flops`).
     flops_original : int
-        Of the layers, before they were decomposed, that the restoring ones are of: the paper's threshold.
+        Operations of the original layers of the restoring ones, before decomposition: the paper's threshold.
     peak_bytes : int
-        Live at once while it is restored.
+        Bytes live at once while it is restored.
     operands_bytes : int
-        Its own, and of what its operator reads: what making it takes without a copy.
+        Its own bytes, and those that its operator reads: what computing it takes without a copy.
     """
 
     name: str
@@ -95,22 +96,20 @@ def skips(
     if "lconv" not in roles(mod).values():
         return ()
     program = _Program(mod)
-    restores, found = _restores(program), []
+    restores, restorable = _restores(program), []
     for life in program.liveness.lifetimes:
         var = program.variables[life.name]
         if life.pinned or var in program.copies or not restores[var]:
             continue
         uses = program.distant(life.begin, program.read_at[var], distance)
         if uses:
-            found.append(_skip(program, var, restores[var], uses, original_flops or {}))
-    return tuple(found)
+            restorable.append(_skip(program, var, restores[var], uses, original_flops or {}))
+    return tuple(restorable)
 
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
-    """By layer that `OptimizeSkips` made, the layer that it is a copy of."""
-    attrs = mod["main"].attrs
-    found = attrs[RESTORED] if attrs and RESTORED in attrs else {}
-    return {str(copy): str(layer) for copy, layer in found.items()}
+    """The layer that each layer made by `OptimizeSkips` copies, by name."""
+    return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
 
 
 class _Program:
@@ -143,7 +142,7 @@ class _Program:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
 
     def live(self, made: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
-        """Of the operators that make `made`, one after the other."""
+        """Liveness of the operators that make `made`, one after the other."""
         steps = [([v.name for v in self.reads[var]], [var.name]) for var in made]
         return Liveness.of(steps, self.size_bytes, inputs=inputs, outputs=outputs)
 
@@ -171,32 +170,32 @@ class _Restore:
 
 
 def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
-    """By variable, what makes it from reduced tensors, in order (algorithm 2).
+    """By variable, the operators that compute it from reduced tensors, in order (algorithm 2).
 
     Nothing for what is reduced itself: results of fconvs and cores, and inputs of the network, at which the
     search ends. What several operators read is made once.
     """
-    found = {param: _Restore((), 0, 0) for param in program.params}
+    restore_of = {param: _Restore((), 0, 0) for param in program.params}
     for binding in program.bindings:
         var, reads = binding.var, program.reads[binding.var]
         size_bytes = program.size_bytes[var.name]
         role = program.role(var)
         if role in ("fconv", "core"):
-            found[var] = _Restore((), 0, 0)
+            restore_of[var] = _Restore((), 0, 0)
         elif role == "lconv":
             read_bytes = sum(program.size_bytes[v.name] for v in reads)
-            found[var] = _Restore((var,), size_bytes, size_bytes + read_bytes)
+            restore_of[var] = _Restore((var,), size_bytes, size_bytes + read_bytes)
         else:
             # Compare(a, b): a.size + b.peak < b.size + a.peak.
-            before = sorted((found[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
+            before = sorted((restore_of[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
             order = dict.fromkeys(each for restore in before for each in restore.order)
             peak_bytes = resident_bytes = 0
             for restore in before:
                 peak_bytes = max(peak_bytes, resident_bytes + restore.peak_bytes)
                 resident_bytes += restore.size_bytes
             peak_bytes = max(peak_bytes, resident_bytes + size_bytes)
-            found[var] = _Restore((*order, var), size_bytes, peak_bytes)
-    return {var: restore.order for var, restore in found.items()}
+            restore_of[var] = _Restore((*order, var), size_bytes, peak_bytes)
+    return {var: restore.order for var, restore in restore_of.items()}
 
 
 def _skip(
@@ -251,13 +250,13 @@ class OptimizeSkips:
         self.original_flops = dict(original_flops or {})
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = skips(mod, distance=self.distance, original_flops=self.original_flops)
-        chosen = [s for s in found if (s.worthwhile() if self.names is None else s.name in self.names)]
+        candidates = skips(mod, distance=self.distance, original_flops=self.original_flops)
+        chosen = [s for s in candidates if (s.worthwhile() if self.names is None else s.name in self.names)]
         return copied(mod, chosen)
 
 
 def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
-    """`mod` with copies for every one of `chosen`, which are of `skips`."""
+    """`mod` with copies for all of `chosen`, which `skips` found."""
     if not chosen:
         return mod
     at: dict[str, list[Skip]] = {}
@@ -268,7 +267,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
     names, role_of, copies = layer_names(mod), roles(mod), restored(mod)
     taken = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
     new_of: dict[relax.Var, relax.Expr] = {}  # variables of `mod` to those of the result
-    latest: dict[relax.Var, relax.Expr] = {}  # of a skip connection, which copy is read from now on
+    latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that is read from here on
 
     def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
         for each in skip.restores:

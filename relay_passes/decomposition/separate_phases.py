@@ -1,4 +1,4 @@
-"""Runs over transposed convolutions as runs of each phase, between which no pixels move."""
+"""Runs over transposed convolutions as one run for each phase, without moving pixels inside a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from pimflow.relay_passes.canonical.subpixel_convolution import PHASES_TO_PIXELS
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -22,22 +23,12 @@ from pimflow.relay_passes.flat import (
     with_roles,
 )
 from pimflow.relay_passes.kernels.fuse_groups import Graph
-from pimflow.relay_passes.kernels.wide_maps import POOLS
-
-INTERLEAVED = [
-    0,
-    1,
-    4,
-    2,
-    5,
-    3,
-    6,
-]  # of (n, h, w, group, row, column, channel), as `SubpixelConvolution` moves
+from pimflow.relay_passes.operators import POOL
 
 
 @tvm.transform.module_pass(opt_level=0, name="SeparatePhases")
 class SeparatePhases:
-    """What `SubpixelConvolution` makes of a transposed convolution, once decomposed, a phase at a time.
+    """A decomposed transposed convolution (`SubpixelConvolution`), computed a phase at a time.
 
     A phase is one place of each s x s block of the larger map; its channels are a part of those of
     ``lconv``. Up to ``fconv`` every place is computed alike, so its few results are interleaved instead.
@@ -49,8 +40,8 @@ class SeparatePhases:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = {run.last.var: run for run in _runs(mod)}
-        if not found:
+        runs = {run.last.var: run for run in _runs(mod)}
+        if not runs:
             return mod
         names, role_of = layer_names(mod), roles(mod)
 
@@ -59,9 +50,9 @@ class SeparatePhases:
         def rewrite(builder, var, value):
             if operator(value) == "nn.conv2d":
                 operands[var] = value.args[0]
-            if var not in found:
+            if var not in runs:
                 return None
-            run = found[var]
+            run = runs[var]
             x, phases = operands[run.first.var], range(run.rows * run.columns)
             parts = [_phase(mod, builder, run, number, x, names, role_of) for number in phases]
             role_of.pop(layer_name(mod, var))
@@ -75,8 +66,8 @@ class SeparatePhases:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """``lconv``, what is elementwise behind the interleaving of `rows` x `columns` phases, ``fconv``."""
+class _PhaseRun:
+    """``lconv``, the interleaving of `rows` x `columns` phases, elementwise operators, ``fconv``."""
 
     first: relax.VarBinding
     interleaved: relax.Var
@@ -89,8 +80,8 @@ class _Run:
         return self.rest[-1]
 
 
-def _runs(mod: tvm.IRModule) -> list[_Run]:
-    graph, found = Graph.of(mod), []
+def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
+    graph, runs = Graph.of(mod), []
     for first in main_bindings(mod):
         if not graph.has_role(first, "lconv"):
             continue
@@ -101,18 +92,18 @@ def _runs(mod: tvm.IRModule) -> list[_Run]:
             continue
         blocks = shape(moves[1].var)
         axes = [int(a) for a in moves[2].value.attrs.axes]
-        if len(blocks) != 7 or blocks[3] != 1 or axes != INTERLEAVED:
+        if len(blocks) != 7 or blocks[3] != 1 or axes != PHASES_TO_PIXELS:
             continue
         run = graph.grown(moves)
-        if run and not any(operator(b.value) in POOLS for b in run):
-            found.append(_Run(first, moves[3].var, run[4:], blocks[4], blocks[5]))
-    return found
+        if run and not any(operator(b.value) in POOL for b in run):
+            runs.append(_PhaseRun(first, moves[3].var, run[4:], blocks[4], blocks[5]))
+    return runs
 
 
 def _phase(
     mod: tvm.IRModule,
     builder: relax.BlockBuilder,
-    run: _Run,
+    run: _PhaseRun,
     number: int,
     x: relax.Expr,
     names: dict[str, str],

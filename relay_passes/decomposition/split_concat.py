@@ -1,4 +1,4 @@
-"""Layers that reduce concatenated tensors as one layer for each part (TeMCO, section 3.3)."""
+"""Fconvs of concatenated tensors as one fconv for each part (TeMCO, section 3.3)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pimflow.relay_passes.flat import (
 
 
 @dataclass(eq=False)
-class _Site:
+class _SplitSite:
     """A concatenation, operators by channel behind it, and the fconv that reads the last.
 
     Attributes
     ----------
     parts : list of Var
-        Of the old module.
+        Variables of the old module.
     behind : list of ByChannel
     fconv : VarBinding
     total : Var, optional
-        Of the new module: the sum of the parts that are done.
+        The sum of the parts that are done, a variable of the new module.
     """
 
     parts: list[relax.Var]
@@ -49,7 +49,7 @@ class _Site:
 
     @functools.cached_property
     def channels(self) -> list[int]:
-        """Of the parts."""
+        """Channels of each part."""
         return [shape(part)[3] for part in self.parts]
 
 
@@ -89,11 +89,11 @@ def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
     return tuple(site.fconv.var.name for site in _sites(mod))
 
 
-def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
+def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
     names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
     bound = {b.var for b in main_bindings(mod)}
     taken = {names.get(var.name, var.name) for var in bound}
-    of_part: dict[relax.Var, list[tuple[_Site, int]]] = {}
+    of_part: dict[relax.Var, list[tuple[_SplitSite, int]]] = {}
     for site in sites:
         for index, part in enumerate(site.parts):
             if counts[part] == 1 and part in bound:
@@ -101,7 +101,7 @@ def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
     new_of: dict[relax.Var, relax.Expr] = {}
     ending = {site.fconv.var: site for site in sites}
 
-    def reduced(builder, site: _Site, index: int) -> None:
+    def reduced(builder, site: _SplitSite, index: int) -> None:
         part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
         layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
         taken.add(layer)
@@ -130,8 +130,8 @@ def _split(mod: tvm.IRModule, sites: list[_Site]) -> tvm.IRModule:
     return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
 
 
-def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Site]:
-    """Of the fconvs with variables called as in `wanted`; of all by default."""
+def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_SplitSite]:
+    """Sites of the fconvs whose variables `wanted` names; all by default."""
     bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [
@@ -141,7 +141,7 @@ def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Si
     ]
     if not reducing:
         return []
-    counts, values, found = uses(mod), {b.var: b.value for b in bindings}, []
+    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, []
     for binding in reducing:
         value = binding.value
         plain = operator(value) == "nn.conv2d" and isinstance(value.args[1], tvm.ir.GenericConst)
@@ -159,11 +159,11 @@ def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Si
             continue
         parts = list(getattr(joined.args[0], "fields", ()))
         if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
-            found.append(_Site(parts, behind, binding))
-    return found
+            sites.append(_SplitSite(parts, behind, binding))
+    return sites
 
 
-def _partial(builder: relax.BlockBuilder, site: _Site, index: int, x: relax.Expr) -> relax.Var:
+def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax.Expr) -> relax.Var:
     """The fconv of one part."""
     begin, channels = sum(site.channels[:index]), sum(site.channels)
     end = begin + site.channels[index]

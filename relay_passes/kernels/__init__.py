@@ -1,1 +1,1 @@
-"""What is to be one kernel: groups, runs, primitives; storage types."""
+"""Passes that decide what becomes one kernel, which primitive computes it, and which type it stores."""

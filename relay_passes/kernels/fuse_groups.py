@@ -1,4 +1,4 @@
-"""Runs of layers as one kernel, which never holds the tensors between them."""
+"""Runs of layers as one kernel, which never stores whole tensors between them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from pimflow.relay_passes.flat import (
     uses,
     with_fused,
 )
-from pimflow.relay_passes.kernels.wide_maps import POOLS
-from pimflow.relay_passes.operators import BINARY, UNARY
+from pimflow.relay_passes.operators import BINARY, POOL, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
 
 
@@ -46,38 +45,38 @@ class FuseGroups:
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
-    """Of a decomposed module, the runs ``lconv``, what is elementwise, a pooling or none, ``fconv``.
+    """Runs ``lconv``, elementwise operators, at most one pooling, ``fconv`` of a decomposed module.
 
-    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: the map
-    that is pooled is never there in full either. Layers are known by their roles. What is elementwise takes
-    constants besides: a tensor of the full size would have to be there anyway. The convolutions take every
-    pixel once. What others read too, such as a skip connection, is no run.
+    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: this also
+    avoids the map in front of the pooling. Layers are found by their roles. The other operands of elementwise
+    operators are constants: a second tensor would be a full map. The convolutions take every pixel once.
+    A run has no result but its last: a tensor that others read too, such as a skip connection, ends it.
     """
-    graph, found = Graph.of(mod), []
+    graph, chains = Graph.of(mod), []
     for binding in main_bindings(mod):
         if graph.has_role(binding, "lconv"):
             run = graph.grown([binding])
-            found += [[layer_name(mod, b.var) for b in run]] if run else []
-    return found
+            chains += [[layer_name(mod, b.var) for b in run]] if run else []
+    return chains
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """Of `activation_chains`, those whose regions (`extract_regions`) follow one another; by region name."""
+    """The runs of `activation_chains` whose regions (`extract_regions`) follow one another, by region."""
     groups = region_groups(mod, views=views)
     order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
-    found = []
+    runs = []
     for chain in activation_chains(mod):
         names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
         begin = order.index(names[0])
         if tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
-            found.append(names)
-    return tuple(found)
+            runs.append(names)
+    return tuple(runs)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What a search for runs asks of ``main`` again and again, found once.
+    """Facts about ``main`` that a search for runs needs, computed once.
 
     Attributes
     ----------
@@ -130,7 +129,7 @@ class Graph:
             kind = operator(binding.value)
             if self.has_role(binding, "fconv"):
                 return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
-            if kind in POOLS and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
+            if kind in POOL and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
                 pooled = [*run, binding]
             elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
                 return pooled
@@ -139,17 +138,17 @@ class Graph:
 
 
 def _fusible_pooling(call: relax.Call) -> bool:
-    """Whether its windows all count alike: those of a mean that leaves padding out do not."""
+    """Whether all windows have the same divisor: those of a mean that leaves padding out do not."""
     attrs = call.attrs
     fixed = operator(call) == "nn.max_pool2d" or not any(map(int, attrs.padding)) or attrs.count_include_pad
     return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode
 
 
 def _constants(call: relax.Call) -> list[tuple[int, ...]]:
-    """Shapes of its constant operands."""
+    """Shapes of the constant operands of `call`."""
     return [tuple(map(int, arg.value.shape)) for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
 
 
 def _is_along_channels(dims: tuple[int, ...]) -> bool:
-    """Whether a constant is the same for all places of a map, and can be added to a wider one."""
+    """Whether a constant varies along channels alone, so that it also fits a wider map."""
     return all(dim == 1 for dim in dims[:-1])

@@ -18,7 +18,7 @@ class GroupKernels:
     Parameters
     ----------
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x, w, b)``.
     Preserves: values exactly.

@@ -1,4 +1,4 @@
-"""Groups of layers that one kernel does in tiles, as functions of their own."""
+"""Groups of layers that one kernel computes in tiles, as functions of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutlineGroups:
     groups : mapping of tuple of str to str
         Tilings by the regions of each group, in execution order. None but the last may be read outside.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``a = conv2d(x, v); y = conv2d(relu(a), w) -> y = tiled_y(x)``, with the attributes `TILES` and
     `LAYERS`.
@@ -47,7 +47,7 @@ class OutlineGroups:
                 return None
             operands, function = _function(*layers[var])
             callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [renewed.get(each, each) for each in operands])
+            return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
 
         renewed: dict[relax.Var, relax.Var] = {}
         return rebuild(mod, rewrite, renewed)
@@ -56,7 +56,7 @@ class OutlineGroups:
 def _function(
     layers: Sequence[Sequence[relax.VarBinding]], tiles: str
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What a group reads, and the function of it; constants stay inside."""
+    """The variables that a group reads, and the function of the group; constants stay inside."""
     bindings = [binding for layer in layers for binding in layer]
     inside = {binding.var for binding in bindings}
     read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))

@@ -13,7 +13,7 @@ from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
@@ -67,22 +67,14 @@ class SelectPrimitives:
         return rebuild(mod, rewrite)
 
 
-def choosable(value: relax.Expr, name: str) -> ConvGeometry | None:
-    """The layer that primitives may compute in place of `value`; None if it is none."""
-    geometry = layer_geometry(name, value)
-    if geometry is None or (operator(value) == "matmul" and geometry.n > 1):
-        return None
-    return geometry
-
-
 def _filters(value: relax.Call) -> np.ndarray:
-    """(output channels, input channels of a group, height, width)."""
+    """Filters of `value`, [output channels, input channels of a group, height, width]."""
     weights = np.from_dlpack(value.args[1].value)
     return weights.T[:, :, None, None] if operator(value) == "matmul" else weights.transpose(0, 3, 1, 2)
 
 
 def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name: str) -> relax.Expr:
-    """An NHWC tensor in the primitive's layout; other layers keep their names."""
+    """`x`, which is NHWC, in the primitive's layout."""
     if primitive.layout == "HWC":
         return x
     if primitive.layout == "CHW":
@@ -95,7 +87,7 @@ def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name
 def _back(
     builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var, name: str
 ) -> relax.Var:
-    """A result in NHWC."""
+    """`y`, which has the primitive's layout, in NHWC."""
     if primitive.layout == "HWC":
         return y
     if primitive.layout == "CHW":

@@ -41,7 +41,7 @@ class StoreHalf:
     Convolutions and matrix products take fp16 operands, which is what tensor cores multiply, and
     accumulate in fp32. Data movement and maxima need no cast. Everything else reads fp16, computes in fp32
     and rounds what it stores. Filters, matrices and gathered tables become fp16; other constants stay
-    fp32: biases and scales are vectors, whose bytes do not count but whose digits do.
+    fp32: biases and scales are small vectors, for which precision matters more than size.
 
     Functions for PIM take and give fp16 as well. What ``main`` takes and returns keeps its type, and so
     does what calls of foreign functions take and give; the kernels on either side cast.
@@ -87,7 +87,7 @@ def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
 
 
 def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
-    """Variables of ``main`` that keep their type: its results, and what foreign calls take and give.
+    """Variables of ``main`` that keep their type: its results, and operands and results of foreign calls.
 
     What lies inside a tensor that does keeps it too, and so does what shares that tensor.
     """
@@ -128,12 +128,12 @@ def _bindings(function: relax.Function) -> list[relax.VarBinding]:
 
 def _tables(function: relax.Function) -> set[relax.Var]:
     """Parameters that `function` multiplies with, or gathers from."""
-    found: set[relax.Var] = set()
+    tables: set[relax.Var] = set()
     for binding in _bindings(function):
         kind = operator(binding.value)
         if kind in PRODUCTS or kind == "take":
-            found.update(a for a in binding.value.args[:2] if isinstance(a, relax.Var))
-    return found
+            tables.update(a for a in binding.value.args[:2] if isinstance(a, relax.Var))
+    return tables
 
 
 def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
@@ -165,7 +165,7 @@ def _stored_operands(
 
 
 def _half_constant(expr: relax.Expr) -> relax.Expr:
-    """fp32 constants as fp16; everything else as it is"""
+    """An fp32 constant as fp16; any other expression as it is."""
     if isinstance(expr, tvm.ir.GenericConst) and _dtype(expr) == FULL:
         return relax.const(expr.value.numpy().astype(np.float16))
     return expr
@@ -194,7 +194,7 @@ def _halved(
         return casts[expr, dtype]
 
     def restored(expr: relax.Expr) -> relax.Expr:
-        """`expr` over the new variables, of the type that it had"""
+        """`expr` over the new variables, cast to the type that it had."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([restored(field) for field in expr.fields])
         return cast(env[expr], _dtype(expr)) if expr in env else expr

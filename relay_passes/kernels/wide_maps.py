@@ -1,4 +1,4 @@
-"""Maps of a fused run as wide as vectors are, and no windows that reach beyond them."""
+"""Maps of a fused run widened to whole vectors, so that no window reaches beyond them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tvm.relax import op
 
 from pimflow.core.fused_tile import wide_width
 from pimflow.relay_passes.flat import operator, shape, substitute
+from pimflow.relay_passes.operators import POOL
 
-POOLS = ("nn.max_pool2d", "nn.avg_pool2d")
-WINDOWED = ("nn.conv2d", *POOLS)
+WINDOWED = ("nn.conv2d", *POOL)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Margins:
 
 
 def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margins]]:
-    """What the map that a run reads is widened by, for its last to have `wide_width`; what windows read.
+    """By how much to widen the map that a run reads, so that its result has `wide_width`.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
     Returns
     -------
     Margins
-        Of the operand of the first.
+        By how much to widen the operand of the first.
     dict of Var to Margins
         By pooling, places outside of the map that its windows reach, for results of the network: what a
         widened map holds there has to be what the pooling takes padding for.
@@ -61,21 +61,21 @@ def margins(run: list[relax.VarBinding]) -> tuple[Margins, dict[relax.Var, Margi
         before_y, before_x, *_ = (int(p) for p in attrs.padding)
         behind_y = (result_height - 1) * stride_y + span_y - before_y - height
         behind_x = (result_width - 1) * stride_x + span_x - before_x - width
-        if kind in POOLS:
+        if kind in POOL:
             reached[binding.var] = Margins(before_y, before_x, max(0, behind_y), max(0, behind_x))
             top, left = before_y, before_x
     _, height, width, _ = shape(run[0].value.args[0])
-    found = Margins(top, left, max(0, wanted_height - top - height), max(0, wanted_width - left - width))
-    return found, {var: outside for var, outside in reached.items() if outside}
+    widened = Margins(top, left, max(0, wanted_height - top - height), max(0, wanted_width - left - width))
+    return widened, {var: outside for var, outside in reached.items() if outside}
 
 
 def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-    """`bindings` with the maps of `run`, a part of them, widened before its first, narrowed behind its last.
+    """`bindings` with wider maps in `run`, a part of them: padded before its first, cut behind its last.
 
     The results of all others keep their shapes; the last binding stands for the last of `bindings`.
     """
-    by, reached = margins(run)
-    if not by:
+    widened, reached = margins(run)
+    if not widened:
         return bindings
     builder, new = relax.BlockBuilder(), list[relax.VarBinding]()
     env: dict[relax.Var, relax.Expr] = {}
@@ -90,12 +90,14 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
         call, kind = binding.value, operator(binding.value)
         args = [substitute(arg, env) for arg in call.args]
         if binding is run[0]:
-            args[0] = bind(op.nn.pad(args[0], [0, 0, by.top, by.bottom, by.left, by.right, 0, 0]))
+            args[0] = bind(
+                op.nn.pad(args[0], [0, 0, widened.top, widened.bottom, widened.left, widened.right, 0, 0])
+            )
         if binding.var in reached:
             _, height, width, _ = shape(call.args[0])
-            args[0] = bind(_outside(kind, args[0], height, width, by))
+            args[0] = bind(_outside(kind, args[0], height, width, widened))
         value = relax.Call(call.op, args, call.attrs, call.ty_args)
-        if kind in POOLS and binding.var in inside:
+        if kind in POOL and binding.var in inside:
             value = _without_padding(call, args[0])
         env[binding.var] = bind(value)
         if binding is run[-1]:
@@ -105,11 +107,11 @@ def wide_maps(bindings: list[relax.VarBinding], run: list[relax.VarBinding]) -> 
     return new
 
 
-def _outside(kind: str, x: relax.Expr, height: int, width: int, by: Margins) -> relax.Expr:
-    """The widened `x` with what a pooling takes for padding, beside a map of `height` and `width`."""
+def _outside(kind: str, x: relax.Expr, height: int, width: int, widened: Margins) -> relax.Expr:
+    """The widened `x` with a pooling's padding value outside of the map of `height` and `width`."""
     largest = kind == "nn.max_pool2d"
     mask = np.full((1, height, width, 1), 0 if largest else 1, np.float32)
-    beside = [(0, 0), (by.top, by.bottom), (by.left, by.right), (0, 0)]
+    beside = [(0, 0), (widened.top, widened.bottom), (widened.left, widened.right), (0, 0)]
     mask = np.pad(mask, beside, constant_values=-np.inf if largest else 0)
     return (op.add if largest else op.multiply)(x, relax.const(mask, x.ty.dtype))
 

@@ -1,1 +1,1 @@
-"""Buffers, views, pools, orders."""
+"""Memory of a network: buffers, views, pools, and the order of layers."""

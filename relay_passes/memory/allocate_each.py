@@ -1,4 +1,4 @@
-"""An allocation for each tensor of a network: what one pool for all is compared with."""
+"""An allocation for each tensor of a network: the baseline for one pool of all."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class AllocateEach:
         self.at_once = at_once
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = buffers(mod, in_place=False)
-        used = {buffer: name for buffer, name in found.names.items() if buffer.begin >= 0}
+        main_buffers = buffers(mod, in_place=False)
+        used = {buffer: name for buffer, name in main_buffers.names.items() if buffer.begin >= 0}
         storages = {buffer: f"storage_{name.partition(':')[0]}" for buffer, name in used.items()}
         homes = {buffer: buffer.place() for buffer in used}
         places = {buffer: (storages[home], within) for buffer, (home, within) in homes.items()}
         sizes = {storages[home]: home.size_bytes for home, _ in homes.values()}
-        main = placed(mod["main"], found, places, sizes, at_once=self.at_once)
+        main = placed(mod["main"], main_buffers, places, sizes, at_once=self.at_once)
         return with_main(mod, main, buffers(mod))

@@ -20,7 +20,7 @@ _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor that ``main`` allocates, or joins of others.
+    """A tensor that ``main`` allocates, or makes of others by concatenation.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class Buffer:
     pinned : bool
         Whether ``main`` returns it.
     home : Buffer
-        What it lies inside, itself for most.
+        The buffer that it lies inside; itself for most.
     within_bytes : int
-        Where in there.
+        Its offset in `home`.
     """
 
     var: relax.Var
@@ -49,7 +49,7 @@ class Buffer:
         self.home = self
 
     def place(self) -> tuple[Buffer, int]:
-        """The outermost buffer that it lies inside, and where."""
+        """The outermost buffer that it lies inside, and its offset there."""
         if self.home is self:
             return self, 0
         home, within_bytes = self.home.place()
@@ -57,15 +57,15 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A call that computes: the kernel, if it is one of this module, and the buffers that it is given."""
+class KernelStep:
+    """A call that computes: its kernel, if that is in this module, and the buffers among its operands."""
 
     kernel: tvm.ir.GlobalVar | None
     operands: tuple[Buffer | None, ...]
 
 
 @dataclass(eq=False)
-class Given:
+class ExternalTensor:
     """An input or a weight: a constant operand of calls [`begin`, `end`)."""
 
     name: str
@@ -80,31 +80,31 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Buffers:
+class MainBuffers:
     """Buffers of ``main`` by the variable that first holds each, and what uses them.
 
     Attributes
     ----------
     by_var : dict of Var to Buffer
         Allocations and joins.
-    steps : list of Step
+    steps : list of KernelStep
     overwritten : dict of Buffer to Buffer
         Results that take over the bytes of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write where they read.
-    given : list of Given
+    external : list of ExternalTensor
         Inputs and weights, which the network does not compute.
     """
 
     by_var: dict[relax.Var, Buffer]
-    steps: list[Step]
+    steps: list[KernelStep]
     overwritten: dict[Buffer, Buffer]
     kernels_in_place: set[tvm.ir.GlobalVar]
-    given: list[Given]
+    external: list[ExternalTensor]
 
     @property
     def names(self) -> dict[Buffer, str]:
-        """Unique, and the same for the same module."""
+        """A unique name of each buffer, the same for the same module."""
         return {buffer: f"{index}:{buffer.var.name}" for index, buffer in enumerate(self.by_var.values())}
 
     def liveness(self, weights: str = "") -> Liveness:
@@ -119,17 +119,17 @@ class Buffers:
         """
         names = self.names
         lifetimes = []
-        for given in self.given if weights else ():
-            streamed = weights == "streamed" and given.weight
-            if given.begin >= 0:
+        for tensor in self.external if weights else ():
+            streamed = weights == "streamed" and tensor.weight
+            if tensor.begin >= 0:
                 lifetimes.append(
                     Lifetime(
-                        name=given.name,
-                        begin=given.begin if streamed else 0,
-                        end=given.end if streamed else len(self.steps),
-                        size_bytes=given.size_bytes,
+                        name=tensor.name,
+                        begin=tensor.begin if streamed else 0,
+                        end=tensor.end if streamed else len(self.steps),
+                        size_bytes=tensor.size_bytes,
                         memory=MEMORY,
-                        pinned=not given.weight,
+                        pinned=not tensor.weight,
                         alignment_bytes=ALIGNMENT_BYTES,
                     )
                 )
@@ -153,8 +153,8 @@ class Buffers:
         return Liveness(steps=len(self.steps), lifetimes=tuple(lifetimes))
 
 
-def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
-    """Of `mod` after ``CallTIRRewrite``.
+def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
+    """Buffers of ``main`` after ``CallTIRRewrite``.
 
     A call is a step; the first that takes a buffer writes it. What ``main`` returns is live to the end.
 
@@ -163,12 +163,12 @@ def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> Buffers:
     in_place : bool
         Whether results of kernels may take over operands that die with them (Occamy, section III-B).
     """
-    found = _read(mod)
-    return _overwriting(mod, found) if in_place else found
+    unshared = _read(mod)
+    return _overwriting(mod, unshared) if in_place else unshared
 
 
-def _read(mod: tvm.IRModule) -> Buffers:
-    reader, body = _Reader(mod["main"].params), mod["main"].body
+def _read(mod: tvm.IRModule) -> MainBuffers:
+    reader, body = _BindingReader(mod["main"].params), mod["main"].body
     for binding in (b for block in body.blocks for b in block.bindings):
         reader.bind(binding.var, binding.value)
     for buffer in reader.holds(body.body):
@@ -177,16 +177,18 @@ def _read(mod: tvm.IRModule) -> Buffers:
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Read through the whole: the parts are still needed.
             buffer.end = max(buffer.end, buffer.home.end)
-    return Buffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.given.values())))
+    return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.external.values())))
 
 
-class _Reader:
-    """What variables hold, binding by binding."""
+class _BindingReader:
+    """Reads ``main`` binding by binding, and keeps which buffers each variable holds."""
 
     def __init__(self, params: Sequence[relax.Var]):
         self.by_var: dict[relax.Var, Buffer] = {}
-        self.steps: list[Step] = []
-        self.given = {param: Given(f"%{param.name}", tensor_bytes(param), False) for param in params}
+        self.steps: list[KernelStep] = []
+        self.external = {
+            param: ExternalTensor(f"%{param.name}", tensor_bytes(param), False) for param in params
+        }
         self._held: dict[relax.Var, tuple[Buffer, ...]] = {}  # several for a tuple
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
@@ -223,8 +225,8 @@ class _Reader:
         self._held[var] = self.holds(other)
         if other in self._fields:
             self._fields[var] = self._fields[other]
-        if other in self.given:
-            self.given[var] = self.given[other]
+        if other in self.external:
+            self.external[var] = self.external[other]
 
     def _step(self, call: relax.Call) -> None:
         number = len(self.steps)
@@ -232,14 +234,14 @@ class _Reader:
             for buffer in self.holds(arg):
                 buffer.begin = number if buffer.begin < 0 else buffer.begin
                 buffer.end = max(buffer.end, number + 1)
-            if _is_weight(arg) and arg not in self.given:
-                self.given[arg] = Given(f"weight {len(self.given)}", tensor_bytes(arg), True)
-            if arg in self.given:
-                self.given[arg].use(number)
+            if _is_weight(arg) and arg not in self.external:
+                self.external[arg] = ExternalTensor(f"weight {len(self.external)}", tensor_bytes(arg), True)
+            if arg in self.external:
+                self.external[arg].use(number)
         operands = tuple(next(iter(self.holds(arg)), None) for arg in call.args)
         kernel = call.op if isinstance(call.op, tvm.ir.GlobalVar) else None
         if kernel is not None or any(operands):
-            self.steps.append(Step(kernel, operands))
+            self.steps.append(KernelStep(kernel, operands))
 
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
@@ -256,17 +258,17 @@ def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
     return whole
 
 
-def _overwriting(mod: tvm.IRModule, found: Buffers) -> Buffers:
-    """`found`, with results that take over operands which die where they are made."""
+def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
+    """`main_buffers`, where results take the places of operands that die with their making."""
     members: dict[Buffer, list[Buffer]] = {}
-    for buffer in found.by_var.values():
+    for buffer in main_buffers.by_var.values():
         members.setdefault(buffer.place()[0], []).append(buffer)
 
     def dies(operand: Buffer, step: int) -> bool:
         home, _ = operand.place()
-        return all(each.end <= step + 1 and not each.pinned for each in members[home])
+        return all(sharing.end <= step + 1 and not sharing.pinned for sharing in members[home])
 
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(main_buffers.steps):
         if step.kernel is None:
             continue
         for result, operand in _candidates(step, number):
@@ -276,15 +278,15 @@ def _overwriting(mod: tvm.IRModule, found: Buffers) -> Buffers:
             if not overwrites(mod[step.kernel], *positions):
                 continue
             result.home, result.within_bytes = operand, 0
-            found.overwritten[result] = operand
-            found.kernels_in_place.add(step.kernel)
+            main_buffers.overwritten[result] = operand
+            main_buffers.kernels_in_place.add(step.kernel)
             moved = members.pop(result)
             members[operand.place()[0]] += moved
-    return found
+    return main_buffers
 
 
-def _candidates(step: Step, number: int) -> Iterator[tuple[Buffer, Buffer]]:
-    """Results of `step` that lie anywhere yet, and operands that it alone takes, once."""
+def _candidates(step: KernelStep, number: int) -> Iterator[tuple[Buffer, Buffer]]:
+    """Pairs of a result of `step` without a place yet, and an operand that may give it its own."""
     results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
     operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]
     taken: set[Buffer] = set()

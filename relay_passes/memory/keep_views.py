@@ -1,4 +1,4 @@
-"""Parts of tensors that are no copies, kept until memory is planned."""
+"""Slices and concatenations without copies, kept until memory is planned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART, JOIN = "pimflow.part", "pimflow.join"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepViews")
 class KeepViews:
-    """Slices and concatenations that `GroupKernels` left in ``main``, out of reach of legalisation.
+    """Slices and concatenations that `GroupKernels` left in ``main``, hidden from legalisation.
 
     Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
     ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``;
@@ -43,6 +43,6 @@ def view_call(value: relax.Expr) -> str:
 
 
 def _offset_bytes(call: relax.Call, part: relax.Var) -> int:
-    """Where `part` begins in what `call` slices it from."""
+    """Offset of `part` in the operand that `call` slices."""
     axis, begin = slice_begin(call)
     return begin * math.prod(shape(part)[axis + 1 :]) * element_bytes(part)

@@ -24,16 +24,15 @@ def kernel_liveness(mod: tvm.IRModule, element_bytes: int = 4, *, views: bool = 
 
     An estimate for searches: lowering, which takes seconds, finds more workspaces and results that
     overwrite their operands. What a kernel computes in front of its anchor, such as the batch norm and
-    activation of a concatenation, is a workspace. A call of another function is a kernel whose result
-    alone counts: whatever makes kernels that keep tensors to themselves, such as fused chains, has only
-    to run before.
+    activation of a concatenation, is a workspace. A call of another function counts as a kernel with a
+    result and no workspace; so run passes that fuse chains before.
 
     Parameters
     ----------
     element_bytes : int
-        Of a stored floating-point number.
+        Bytes of a stored floating-point number.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
     """
     account = _Account(mod, element_bytes)
     for group in kernel_groups(mod, views=views):
@@ -72,7 +71,7 @@ def operator_liveness(mod: tvm.IRModule, element_bytes: int = 4) -> Liveness:
 
 
 def _workspaces(group: KernelGroup) -> list[relax.Var]:
-    """What a kernel with an anchor computes for it and does not compute anew for every use."""
+    """Operands of the anchor that a kernel computes once and keeps."""
     if group.anchor is None:
         return []
     inside = {b.var: operator(b.value) for b in group.bindings[: group.bindings.index(group.anchor)]}
@@ -85,7 +84,7 @@ def _renames(group: KernelGroup) -> bool:
 
 
 class _Account:
-    """Steps, and which tensors each variable is a name of."""
+    """Collects steps, and which tensors each variable names."""
 
     def __init__(self, mod: tvm.IRModule, element_bytes: int):
         self.mod, self.element_bytes = mod, element_bytes
@@ -110,8 +109,8 @@ class _Account:
     def liveness(self) -> Liveness:
         returned = relax.analysis.free_vars(self.mod["main"].body.body)
         outputs = dict.fromkeys(name for v in returned for name in self.held[v])
-        found = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
-        return Liveness(steps=found.steps, lifetimes=tuple(map(_aligned, found.lifetimes)))
+        unaligned = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
+        return Liveness(steps=unaligned.steps, lifetimes=tuple(map(_aligned, unaligned.lifetimes)))
 
 
 def _aligned(life: Lifetime) -> Lifetime:
@@ -126,12 +125,12 @@ def _aligned(life: Lifetime) -> Lifetime:
 
 
 def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
-    """Of a tensor, or a tuple of such; floats take `element_bytes`, and what is no tensor takes none."""
+    """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`; other values take none."""
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
     total = 0
     for ty in fields:
         if isinstance(ty, relax.TensorType):
             dtype = tvm.DataType(str(ty.dtype))
-            each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
-            total += math.prod(int(d) for d in ty.shape.values) * each
+            bytes_each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
+            total += math.prod(int(d) for d in ty.shape.values) * bytes_each
     return total

@@ -9,18 +9,18 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its results, the last, are workspaces
 
 
 @tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")
 class LiftWorkspaces:
-    """Tensors in a kernel become results of it that nothing reads, so that whoever plans memory sees them.
+    """Tensors in a kernel become results of it that nothing reads, so that memory planning includes them.
 
-    What has a scope of its own (registers, shared memory) stays, and on a CPU what fits on the stack. So
-    does what is declared in a loop: each turn has its own, a part of the tensor.
+    A buffer with a scope of its own (registers, shared memory) stays, and on a CPU one that fits on the
+    stack. So does a buffer declared in a loop: each turn has its own.
 
     Rewrite: ``y = call_tir(f, x, Y) -> r = call_tir(f', x, (Y, Workspace)); y = r[0]``; ``f'`` has the
     attribute `WORKSPACES`.
@@ -57,25 +57,25 @@ class LiftWorkspaces:
 
 def with_workspaces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func`, of known shapes, for a CPU; its last parameters are what it would allocate (`WORKSPACES`)."""
-    found = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
-    return _with_parameters(func, found) if found else func
+    workspaces = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
+    return _with_parameters(func, workspaces) if workspaces else func
 
 
 def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
     """Buffers of `func` to be lifted; none where a call passes more than tensors."""
     if any(len(call.args) > 2 for call in calls):
         return []
-    found: list[tirx.Buffer] = []
+    allocated: list[tirx.Buffer] = []
 
     visitors = [
         (tirx.For, lambda _: tvm_ffi.WalkResult.SKIP),
-        (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)),
-        (tirx.AllocBuffer, lambda stmt: found.append(stmt.buffer)),
+        (s_tir.SBlock, lambda block: allocated.extend(block.alloc_buffers)),
+        (tirx.AllocBuffer, lambda stmt: allocated.append(stmt.buffer)),
     ]
     tvm_ffi.structural_walk(func.body, visitors, order="pre")
     return [
         buffer
-        for buffer in found
+        for buffer in allocated
         if buffer.scope() == "global"
         and all(_bytes(buffer, dims) >= smallest for dims in (_dims(func, call) for call in calls))
     ]
@@ -87,7 +87,7 @@ def _results(call: relax.Call) -> list[relax.TensorType]:
 
 
 def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
-    """What the variables in the shapes of `func` are in `call`."""
+    """Values in `call` of the variables in the shapes of `func`."""
     types = [*(arg.ty for arg in call.args[1].fields), *_results(call)]
     return {
         dim: value

@@ -1,4 +1,4 @@
-"""Kernels whose result may lie where an operand lay."""
+"""Kernels that may write their result over an operand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm.ir.expr import TensorRegion
 
 
 def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
-    """Whether `kernel` gives the same with parameter `result` in the bytes of parameter `operand`.
+    """Whether `kernel` stays correct if parameter `result` lies in the bytes of parameter `operand`.
 
     It does if an element of the operand is read only where the element of the result with the same index
     is computed, once: in one block, which reduces nothing.
@@ -21,11 +21,11 @@ def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
         return False
     body = kernel.body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
-        return False  # a loop nest that does not say what it accesses
+        return False  # a loop nest without declared accesses
     writing = []
     for block in _blocks(kernel):
         if not block.iter_vars:
-            return False  # another such
+            return False  # again without declared accesses
         read, written = _accessed(block.reads, source), _accessed(block.writes, target)
         if _accessed(block.reads, target) or _accessed(block.writes, source) or block.match_buffers:
             return False
@@ -46,7 +46,7 @@ def _alike(a: object, b: object) -> bool:
 
 
 def _accessed(regions: list[TensorRegion], buffer: tirx.Var) -> list[list[tvm.ir.Range]]:
-    """What of `buffer` is among `regions`."""
+    """The parts of `buffer` among `regions`."""
     return [list(region.region) for region in regions if region.source.same_as(buffer)]
 
 

@@ -9,12 +9,12 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.memory.buffers import Buffer, Buffers, buffers
+from pimflow.relay_passes.memory.buffers import Buffer, MainBuffers, buffers
 from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
-class Placement(Protocol):
-    """Where buffers lie.
+class PoolPlacement(Protocol):
+    """Offsets of buffers in a pool.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Placement(Protocol):
 
 @tvm.transform.module_pass(opt_level=0, name="PlanPool")
 class PlanPool:
-    """Places in one pool instead of allocations; in place of ``StaticPlanBlockMemory``.
+    """Places in one pool instead of allocations; replaces ``StaticPlanBlockMemory``.
 
     Parameters
     ----------
@@ -40,26 +40,26 @@ class PlanPool:
         Decides where buffers lie.
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(pool, offset, shape)``, one ``alloc_storage`` at the
-    beginning; calls of `KeepViews` become tensors inside others. A kernel that writes where it reads
-    loses the promise that its operands do not alias.
+    beginning; calls of `KeepViews` become tensors inside others. A kernel that overwrites an operand
+    loses its ``noalias`` attribute.
     Preserves: values, names.
     """
 
-    def __init__(self, planner: Callable[[Liveness], Placement]):
+    def __init__(self, planner: Callable[[Liveness], PoolPlacement]):
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        found = buffers(mod)
-        placement = self.planner(found.liveness())
+        main_buffers = buffers(mod)
+        placement = self.planner(main_buffers.liveness())
         offsets = placement.offsets_bytes
-        places = {b: ("pool", offsets[name]) for b, name in found.names.items() if name in offsets}
+        places = {b: ("pool", offsets[name]) for b, name in main_buffers.names.items() if name in offsets}
         sizes = {"pool": placement.pool_bytes} if places else {}
-        return with_main(mod, placed(mod["main"], found, places, sizes, at_once=True), found)
+        return with_main(mod, placed(mod["main"], main_buffers, places, sizes, at_once=True), main_buffers)
 
 
 def placed(
     main: relax.Function,
-    found: Buffers,
+    main_buffers: MainBuffers,
     places: Mapping[Buffer, tuple[str, int]],
     storages_bytes: Mapping[str, int],
     *,
@@ -70,7 +70,7 @@ def placed(
     Parameters
     ----------
     places : mapping of Buffer to (str, int)
-        Storage that each lies in, and where in there.
+        Storage that each lies in, and its offset there.
     storages_bytes : mapping of str to int
         Size of each storage.
     at_once : bool
@@ -105,17 +105,17 @@ def placed(
             elif view_call(value) == PART:
                 source, offset = value.args
                 emit(var, relax.op.memory.view(source, var.ty.shape, relative_byte_offset=offset))
-            elif var not in found.by_var:
+            elif var not in main_buffers.by_var:
                 builder.emit_normalized(binding)
         builder.emit_func_output(main.body.body)
     return builder.get()["pimflow_placed"].with_attrs(dict(main.attrs))
 
 
-def with_main(mod: tvm.IRModule, main: relax.Function, found: Buffers) -> tvm.IRModule:
-    """`mod` with another ``main``; kernels that write where they read promise no separate operands."""
+def with_main(mod: tvm.IRModule, main: relax.Function, main_buffers: MainBuffers) -> tvm.IRModule:
+    """`mod` with another ``main``; kernels that overwrite an operand lose their ``noalias`` attribute."""
     functions = dict(mod.functions_items())
     functions[mod.get_global_var("main")] = main
-    for kernel in found.kernels_in_place:
+    for kernel in main_buffers.kernels_in_place:
         name = mod.get_global_var(kernel.name_hint)
         functions[name] = functions[name].with_attr("tirx.noalias", False)
     return tvm.IRModule(functions, attrs=mod.attrs)

@@ -21,7 +21,7 @@ class ReorderLayers:
     names : sequence of str
         Every region of the module once, each after those that it reads and those that `waits` names.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``a = f(x); b = g(x); c = add(a, b) -> b = g(x); a = f(x); c = add(a, b)``.
     Preserves: values bit by bit, names, regions.
@@ -61,13 +61,15 @@ def waits(mod: tvm.IRModule, *, views: bool = True) -> dict[str, tuple[str, ...]
     """
     groups = region_groups(mod, views=views)
     layers = {b.var: name for name, group in groups.items() for b in group.bindings}
-    found = {
+    earlier = {
         name: dict.fromkeys(
             layers[b.var] for b in main_bindings(mod) if b.var in group.follows and b.var in layers
         )
         for name, group in groups.items()
     }
-    return {name: tuple(first for first in named if first != name) for name, named in found.items() if named}
+    return {
+        name: tuple(first for first in named if first != name) for name, named in earlier.items() if named
+    }
 
 
 def _require_data_flow(mod: tvm.IRModule, bindings: Sequence[relax.VarBinding]) -> None:

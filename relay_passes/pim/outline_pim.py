@@ -52,7 +52,7 @@ class OutlinePim:
 
 
 def _gather_depth(program: PimProgram) -> int:
-    """How many operators lie between the layer's input and the windows: what else moves data stays.
+    """How many operators between the layer's input and the windows become part of the function.
 
     Those of `SplitMdDp` or `SplitBatch`, and `DecomposeToMatrixVector`: slice, padding, a slice a tap, and
     their concatenation, as far as the convolution needs them.

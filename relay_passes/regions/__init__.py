@@ -1,1 +1,1 @@
-"""Which operators are one kernel, and the regions made of that."""
+"""Which operators form one kernel, and the regions of a network."""

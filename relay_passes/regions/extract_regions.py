@@ -12,6 +12,7 @@ from tvm import relax
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
+from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
@@ -24,9 +25,9 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     mod : IRModule
         In canonical form.
     name : str
-        Of the network.
+        Name of the network.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def _fixed(var: relax.Var) -> bool:
 
 
 def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
-    """What ``main`` returns: a variable, and what that is another name or a tuple of."""
+    """The variable that ``main`` returns, and those that it is an alias or a tuple of."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     return {body, *(() if isinstance(result, relax.Call) else relax.analysis.free_vars(result))}
@@ -96,14 +97,14 @@ def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     """By region, the filters of its convolution or product, [OC, K] in (kh, kw, c) order, fp32, uncopied."""
-    found = {}
+    filters_of = {}
     for binding in main_bindings(mod):
         kind = operator(binding.value)
         if kind in ("nn.conv2d", "matmul") and isinstance(binding.value.args[1], tvm.ir.GenericConst):
             array = np.from_dlpack(binding.value.args[1].value)
             rows = array.T if kind == "matmul" else array.reshape(array.shape[0], -1)
-            found[layer_name(mod, binding.var)] = rows
-    return found
+            filters_of[layer_name(mod, binding.var)] = rows
+    return filters_of
 
 
 def _describe(group: KernelGroup) -> str:
@@ -178,7 +179,7 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
 
 
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
-    """Of a convolution with constant filter, or a product with a constant matrix; None of all else."""
+    """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None."""
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
         return None
@@ -207,9 +208,9 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
 
 
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
-    """Of a pooling over NHWC; what a ceiling rounds up counts as padding."""
+    """Geometry of a pooling over NHWC, else None; what a ceiling rounds up counts as padding."""
     value = anchor.value
-    if operator(value) not in ("nn.max_pool2d", "nn.avg_pool2d") or value.attrs.layout != "NHWC":
+    if operator(value) not in POOL or value.attrs.layout != "NHWC":
         return None
     x, y, attrs = shape(value.args[0]), shape(anchor.var), value.attrs
     kernel, stride, dilation = (

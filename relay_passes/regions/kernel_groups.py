@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.flat import (
     fused,
@@ -44,7 +44,7 @@ class KernelGroup:
         False for calls of other functions, `OPAQUE` operators and views, which stay by themselves.
     view : bool
         Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
-        (`core.liveness.apart`): no kernel at all.
+        (`core.liveness.view_obstacle`): no kernel at all.
     copied : dict of Var to str
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
@@ -52,8 +52,8 @@ class KernelGroup:
     run : list of VarBinding
         Layers that `flat.fused` names, with several anchors, of which `anchor` is the first; empty for most.
     follows : set of Var
-        Variables whose kernels have to come before it, although it does not read them: earlier, it would
-        take in what they read first.
+        Variables whose kernels have to come before it, although it does not read them: if it came first,
+        it would absorb operators that belong to them.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
@@ -92,13 +92,13 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A slice or concatenation that memory cannot be laid out for.
+    """A slice or concatenation that needs a copy.
 
     Attributes
     ----------
     layer : str
     size_bytes : int
-        Of the copy.
+        Bytes of the copy.
     reason : str
     """
 
@@ -140,7 +140,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in UNARY + BINARY + MOVES + GATHERS:
             open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
-            # Others wait for what it keeps: it cannot wait for them.
+            # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
@@ -156,7 +156,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            _take_in(group, binding, operands if single else [], made, groups, readers, counts)
+            _absorb(group, binding, operands if single else [], made, groups, readers, counts)
             groups.append(group)
         if run is not None:
             begun[run] = group
@@ -173,18 +173,18 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
 
 def _runs(mod: tvm.IRModule, counts: Mapping[relax.Var, int]) -> dict[relax.Var, int]:
-    """By variable, which run of `flat.fused` makes it; of whole runs, parts of which none else reads."""
+    """The run of `flat.fused` that computes each variable; only complete runs without outside readers."""
     made = {layer_name(mod, b.var): b for b in main_bindings(mod)} if fused(mod) else {}
-    found: dict[relax.Var, int] = {}
+    run_of: dict[relax.Var, int] = {}
     for number, layers in enumerate(fused(mod)):
         bindings = [made[layer] for layer in layers if layer in made]
         inside = [b.var for b in bindings[:-1]]
         if len(bindings) == len(layers) and all(_uses(bindings, v) == counts.get(v, 0) for v in inside):
-            found.update((b.var, number) for b in bindings)
-    return found
+            run_of.update((b.var, number) for b in bindings)
+    return run_of
 
 
-def _take_in(
+def _absorb(
     group: KernelGroup,
     anchor: relax.VarBinding,
     operands: list[relax.Var],
@@ -193,7 +193,7 @@ def _take_in(
     readers: dict[relax.Var, dict[int, relax.Var]],
     counts: Mapping[relax.Var, int],
 ) -> None:
-    """Move into `group`, in front of its `anchor`, the elementwise kernels that nobody else reads yet."""
+    """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet."""
     wanted = list(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
@@ -241,7 +241,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
         begin = slice_begin(value)
         if begin is None or not isinstance(value.args[0], relax.Var):
             return "the slice skips elements, or slices a constant"
-        return apart(shape(value.args[0]), *begin, STORED_BYTES)
+        return view_obstacle(shape(value.args[0]), *begin, STORED_BYTES)
     parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
     if not all(isinstance(part, relax.Var) and part in made for part in parts):
         return "a part is an input or a constant"
@@ -251,12 +251,12 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
         return "a part is another name of a tensor that lies elsewhere"
     axis = int(value.attrs.axis or 0) % len(shape(value))
     begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
-    problems = (apart(shape(value), axis, begin, STORED_BYTES) for begin in begins)
+    problems = (view_obstacle(shape(value), axis, begin, STORED_BYTES) for begin in begins)
     return next(filter(None, problems), "")
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, or a join of such, and no other name of one."""
+    """Whether `var` is a tensor that a kernel or PIM writes, or a concatenation of such, not an alias."""
     if group.view:
         return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:
@@ -270,7 +270,7 @@ def _written(var: relax.Var, group: KernelGroup) -> bool:
 
 
 def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:
-    """Of a flat module, slices and concatenations that a kernel makes."""
+    """Slices and concatenations of a flat module that kernels copy."""
     return tuple(
         Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
         for group in kernel_groups(mod, views=views)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
@@ -14,7 +14,7 @@ from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
 def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, str]:
     """By convolution that pads rows, why its input cannot lie between rows of zeros; empty if it can.
 
-    It can where a kernel or PIM writes it, whatever a plan decides. A tensor lies in one place: of several
+    It can where a kernel or PIM writes it, under every plan. A tensor lies in one place: of several
     convolutions that pad it, the first by name has it, in whatever order they run.
 
     Parameters
@@ -22,7 +22,7 @@ def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, s
     mod : IRModule
         In canonical form, before a plan is applied.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
     """
     values = {b.var: b.value for b in main_bindings(mod)}
     concats = [value for value in values.values() if operator(value) == "concat"]
@@ -30,23 +30,23 @@ def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, s
     view = {group.result for group in kernel_groups(mod, views=views) if group.view}
     padding = {var: value for var, value in values.items() if _pads_rows(value)}
     first = {padding[var].args[0]: var for var in sorted(padding, key=lambda var: var.name, reverse=True)}
-    found: dict[relax.Var, str] = {}
+    reasons: dict[relax.Var, str] = {}
     for var, value in padding.items():
         x = value.args[0]
         kind = operator(values[x]) if x in values else ""
         if not views:
-            found[var] = "copies are made"
+            reasons[var] = "copies are made"
         elif not kind:
-            found[var] = "it is an input of the network"
+            reasons[var] = "it is an input of the network"
         elif kind in MOVES + GATHERS and not (kind == "concat" and x in view):
-            found[var] = f"it is what {kind} moves"
+            reasons[var] = f"it is what {kind} moves"
         elif x in joined:
-            found[var] = "it lies in a concatenation"
+            reasons[var] = "it lies in a concatenation"
         elif first[x] is not var:
-            found[var] = f"it lies between the zeros of '{layer_name(mod, first[x])}'"
+            reasons[var] = f"it lies between the zeros of '{layer_name(mod, first[x])}'"
         else:
-            found[var] = _apart(value)
-    return found
+            reasons[var] = _apart(value)
+    return reasons
 
 
 def _pads_rows(value: relax.Expr) -> bool:
@@ -54,10 +54,10 @@ def _pads_rows(value: relax.Expr) -> bool:
 
 
 def _apart(call: relax.Call) -> str:
-    """Why the input of `call` and the rows of zeros after it cannot begin where they would."""
+    """Why the input of `call`, or the rows of zeros after it, would begin at an unaligned address."""
     axis = str(call.attrs.data_layout).index("H")
     top, _, bottom, _ = (int(p) for p in call.attrs.padding)
     rows = list(shape(call.args[0]))
     begins = [top] * bool(top) + [top + rows[axis]] * bool(bottom)
     rows[axis] += top + bottom
-    return next(filter(None, (apart(rows, axis, begin, STORED_BYTES) for begin in begins)), "")
+    return next(filter(None, (view_obstacle(rows, axis, begin, STORED_BYTES) for begin in begins)), "")

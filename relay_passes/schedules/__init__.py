@@ -1,1 +1,1 @@
-"""Loops of kernels, for the CPU and the GPU."""
+"""Schedules of kernels, for the CPU and the GPU."""

@@ -1,4 +1,4 @@
-"""What kernels hold in registers, kept out of the runtime's memory."""
+"""Register tiles of kernels, kept out of the runtime's memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from pimflow.relay_passes.schedules.loops import rewritten_kernels
 from pimflow.relay_passes.schedules.own_barriers import OwnBarriers
 
-ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else asked of the runtime
+ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 
 
@@ -17,16 +18,15 @@ PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 class KeepRegisters:
     """Buffers of scope ``local`` in kernels for the CPU stay where LLVM makes registers of them.
 
-    TVM would ask its runtime for those of 1024 bytes or more, each time around the loop that they are in. To
-    be run right before ``LowerTVMBuiltin``.
+    TVM would have its runtime allocate those of 1024 bytes or more in every turn of the loop around them.
+    Run it right before ``LowerTVMBuiltin``.
 
     Rewrite: ``alloc_buffer(tile, scope="local") -> the same, marked``.
     Preserves: everything else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {gv: _marked(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _marked)
 
 
 def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -39,7 +39,7 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Make ``tvm.compile(…, tir_pipeline="pimflow")`` TVM's own, with `KeepRegisters` and `OwnBarriers`."""
+    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepRegisters` and `OwnBarriers`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()

@@ -1,9 +1,10 @@
-"""What the rules for kernels share: finding the reduction of a kernel, and binding loops to threads."""
+"""What schedules share: finding the reduction of a kernel, and binding loops to threads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -11,11 +12,26 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 WARP = 32
 BLOCK = 128  # threads, where nothing else decides
 ACCESS_BYTES = 16  # that a thread moves at once, at most
-STACK_BYTES = 1024  # TVM's kMaxStackAlloca: a kernel on the CPU has what is smaller on its stack
+
+
+def rewritten_kernels(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+    """`mod` with `rewrite` applied to every TIR function."""
+    functions = {gv: rewrite(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def outer_nests(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """The outermost blocks of a kernel."""
+    return sch.get_child_blocks(get_root_block(sch))
+
+
+def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """Turns of a loop."""
+    return int(sch.get(loop).extent)
 
 
 def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> LoopRV:
-    """`loops` as one grid; the loop over a block's threads."""
+    """Bind `loops` to one grid; returns the loop over a block's threads."""
     sch.reorder(*loops)
     block, thread = sch.split(sch.fuse(*loops), [None, size])
     sch.bind(block, "blockIdx.x")
@@ -24,17 +40,17 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
-    """The only reduction of a kernel, if it is one of that many tensors."""
-    found = [nest for nest in sch.get_child_blocks(get_root_block(sch)) if reduced(sch.get(nest))]
-    if len(found) != 1:
+    """The only reduction of a kernel, if it reads `operands` tensors; else None."""
+    reductions = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
+    if len(reductions) != 1:
         return None
-    block = sch.get(found[0])
+    block = sch.get(reductions[0])
     plain = all(i.iter_type in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce) for i in block.iter_vars)
-    return found[0] if plain and [len(block.reads), len(block.writes)] == [operands, 1] else None
+    return reductions[0] if plain and [len(block.reads), len(block.writes)] == [operands, 1] else None
 
 
 def reduced(block: s_tir.SBlock) -> set[tirx.Var]:
-    """Axes that are summed over, or the like."""
+    """Axes that `block` reduces."""
     return {i.var for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce}
 
 

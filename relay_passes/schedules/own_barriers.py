@@ -1,4 +1,4 @@
-"""Kernels that have their barriers, kept out of TVM's search for places where some are missing."""
+"""Kernels over tiles keep their own barriers: TVM's ``ThreadSync`` does not run on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TILES = "pimflow.tiles"  # attribute of a function of a group of layers: its til
 class OwnBarriers:
     """A TIR pipeline, in which kernels over tiles keep the barriers that they have.
 
-    Their pool is both read and written, and TVM would put barriers into branches of such.
+    These kernels both read and write their pool, and TVM would put barriers into their branches.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Registers of TVM's own GPU kernels."""
+"""Registers of the GPU kernels that TVM schedules itself."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import tvm_ffi
 from tvm import tirx
 
 
-def own_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with what it keeps in registers allocated by each thread for itself.
+def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with its register buffers allocated inside the threads.
 
     TVM's scans (``topi.gpu.scan``: running sums and products) allocate them around the launch, which makes
     them arguments of the kernel: one word of memory that all threads write.
@@ -31,7 +31,7 @@ def _launches(stmt: tirx.Stmt) -> bool:
 
 
 def _inside(stmt: tirx.Stmt, local: list[tirx.Stmt]) -> tirx.Stmt:
-    """`stmt` with `local` in front of what its threads do."""
+    """`stmt` with the allocations `local` moved into its threads."""
     if _launches(stmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, local))
     return tirx.SeqStmt([*local, *(stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt])])

@@ -1,4 +1,4 @@
-"""Loops of every kernel onto the registers, vectors and cores of a CPU."""
+"""Schedules kernels for the registers, vectors and cores of a CPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from math import gcd, prod
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
-from pimflow.core.fused_tile import LANES
+from pimflow.core.fused_tile import VECTOR_LANES
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.fused_chain import chain
-from pimflow.relay_passes.schedules.loops import STACK_BYTES, reduced, variables
+from pimflow.relay_passes.schedules.fused_chain import fused_stages
+from pimflow.relay_passes.schedules.loops import (
+    loop_extent,
+    outer_nests,
+    reduced,
+    rewritten_kernels,
+    variables,
+)
 from pimflow.relay_passes.schedules.schedule_fused_cpu import schedule_chain
 from pimflow.relay_passes.schedules.task_workspaces import task_workspaces
 
@@ -44,17 +50,14 @@ class ScheduleCpu:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            gv: _scheduled(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return rewritten_kernels(mod, _scheduled)
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if (func.attrs or {}).get("tirx.is_scheduled"):
         return func
     sch = s_tir.Schedule(func)
-    nests = _nests(sch)
+    nests = outer_nests(sch)
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
     fused = _fused(sch)
@@ -66,7 +69,7 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if _may_inline(sch, nest):
             sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
     schedule_primitives.schedule(sch)
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
             rule = _planes if _is_plane(sch, nest) else _tile if reduced(sch.get(nest)) else _spread
             sch = _tried(sch, rule, nest)
@@ -78,7 +81,7 @@ def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
     """The kernel of a run of layers, in tiles; None of any other."""
     attempt = sch.copy()
     try:
-        stages = chain(attempt)
+        stages = fused_stages(attempt)
         if not stages:
             return None
         schedule_chain(attempt, stages)
@@ -88,17 +91,13 @@ def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
-    """`sch` after `rule`; as it was, if a primitive refuses."""
+    """`sch` after `rule`; as it was, if `rule` does not apply."""
     attempt = sch.copy()
     try:
         rule(attempt, nest)
     except s_tir.ScheduleError:
         return sch
     return attempt
-
-
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
 
 
 def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -116,7 +115,7 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether computing `nest` anew wherever it is read costs little."""
+    """Whether it is cheap to compute `nest` again wherever it is read."""
     consumers = sch.get_consumers(nest)
     if reduced(sch.get(nest)) or not consumers:
         return False
@@ -125,27 +124,23 @@ def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _is_costly(block: s_tir.SBlock) -> bool:
-    found: list[bool] = []
+    costly: list[bool] = []
     visitors = [
-        (tvm.ir.Call, lambda call: found.append(getattr(call.op, "name", "") not in CHEAP)),
-        *((kind, lambda _: found.append(True)) for kind in COSTLY),
+        (tvm.ir.Call, lambda call: costly.append(getattr(call.op, "name", "") not in CHEAP)),
+        *((kind, lambda _: costly.append(True)) for kind in COSTLY),
     ]
     tvm_ffi.structural_walk(block.body.value, visitors, order="post")
-    return any(found)
-
-
-def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)
+    return any(costly)
 
 
 def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
     """Elements that `nest` computes, operations of a reduction."""
-    return prod(_extent(sch, loop) for loop in sch.get_loops(nest))
+    return prod(loop_extent(sch, loop) for loop in sch.get_loops(nest))
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
-    """Rows of an elementwise kernel over the cores; LLVM makes vectors of these by itself."""
-    rows = [loop for loop in sch.get_loops(nest)[:-1] if _extent(sch, loop) > 1]
+    """Deal rows of an elementwise kernel to the cores; LLVM vectorises them itself."""
+    rows = [loop for loop in sch.get_loops(nest)[:-1] if loop_extent(sch, loop) > 1]
     if rows and _size(sch, nest) >= PARALLEL:
         sch.parallel(rows[0])
 
@@ -157,7 +152,7 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
-    if int(column.dom.extent) < max(LANES) and not sch.get_producers(nest):
+    if int(column.dom.extent) < max(VECTOR_LANES) and not sch.get_producers(nest):
         return False  # LLVM makes no vectors of short rows that it reads where they lie
     last = list(block.reads[0].region)[-1]
     pixels = variables(last.min)
@@ -166,21 +161,21 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` is what `_planes` computes anew for every row that a pool reads."""
+    """Whether `nest` pads for a pool: `_planes` computes it again for every row that the pool reads."""
     readers = sch.get_consumers(nest)
     cheap = not reduced(sch.get(nest)) and not _is_costly(sch.get(nest))
     return cheap and len(readers) == 1 and _is_plane(sch, readers[0])
 
 
 def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """A pool a row of the result at a time, of one plane: LLVM makes vectors of pixels.
+    """Compute a pool one row of one plane at a time: LLVM makes vectors of pixels.
 
-    Rows of the operand are padded when they are read, so that no pixel asks where it lies.
+    Rows of the operand are padded when they are read, so that the innermost loop tests no bounds.
     """
     loops, size = sch.get_loops(main), _size(sch, main)
     *outer, column, row_over, column_over = loops
     padded = [nest for nest in sch.get_producers(main) if _may_pad(sch, nest)]
-    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in (*outer, column)))
+    result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in (*outer, column)))
     sch.reorder(*outer, row_over, column_over, column)
     sch.reverse_compute_at(result, outer[-1], preserve_unit_loops=True)
     for pad in padded:
@@ -192,17 +187,17 @@ def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
 
 
 def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """A reduction a tile at a time: sums in registers, then what follows."""
+    """Compute a reduction a tile at a time: sums in registers, then the operators behind it."""
     block, loops, size = sch.get(main), sch.get_loops(main), _size(sch, main)
     axes = dict(zip(loops, (i.var for i in block.iter_vars), strict=True))
     over = [loop for loop in loops if axes[loop] in reduced(block)]
     free = [loop for loop in loops if axes[loop] not in reduced(block)]
     if not free or not over:
         return
-    result = _epilogue(sch, main, prod(_extent(sch, loop) for loop in free))
-    *before, channel = [loop for loop in free if _extent(sch, loop) > 1] or free[-1:]
+    result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in free))
+    *before, channel = [loop for loop in free if loop_extent(sch, loop) > 1] or free[-1:]
     place = before[-1] if before else sch.add_unit_loop(loops[0])
-    lanes, places = _tile_shape(block, axes[channel], _extent(sch, channel), _extent(sch, place))
+    lanes, places = _tile_shape(block, axes[channel], loop_extent(sch, channel), loop_extent(sch, place))
 
     outer = [loop for loop in free if loop not in (channel, place)]
     place, place_inside = sch.split(place, [None, places])
@@ -228,20 +223,20 @@ def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: i
 
 
 def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
-    """By what `axis` is divided, as it is by the channels of a group, which a vector should not leave."""
-    found: list[int] = []
+    """Divisors of `axis` in indices, such as the channels of a group, which a vector should not cross."""
+    divisors: list[int] = []
 
     def division(expr: tirx.FloorDiv | tirx.FloorMod) -> None:
         if axis in variables(expr.a) and isinstance(expr.b, tirx.IntImm):
-            found.append(int(expr.b))
+            divisors.append(int(expr.b))
 
     visitors = [((tirx.FloorDiv, tirx.FloorMod), division)]
     tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return found
+    return divisors
 
 
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
-    """What takes the sums of `main` out of registers: the operators behind it, or a copy."""
+    """The block that reads the sums of `main` from registers: the operators behind it, or a copy."""
     consumers = sch.get_consumers(main)
     if len(consumers) == 1 and _size(sch, consumers[0]) == results and not reduced(sch.get(consumers[0])):
         block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
@@ -254,6 +249,6 @@ def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
 
 
 def _divisor(extent: int, most: int) -> int:
-    """The largest divisor of `extent` that is at most `most`, if one is a multiple of 4 the largest such."""
+    """The largest divisor of `extent` up to `most`; a multiple of 4 if there is one."""
     divisors = [d for d in range(1, most + 1) if extent % d == 0]
     return max(divisors, key=lambda d: (d % 4 == 0, d))

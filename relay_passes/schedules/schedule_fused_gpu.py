@@ -1,4 +1,4 @@
-"""Blocks for a kernel of several convolutions: a tile of its result each, the rest in shared memory."""
+"""Schedules kernels of several convolutions for a GPU: a block computes a tile through shared memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.fused_tile import Step, Tile, divisors, gpu_tile
+from pimflow.core.fused_tile import RunTile, TiledLayer, divisors, gpu_tile
 from pimflow.relay_passes.schedules.fused_chain import (
     Stage,
-    chain,
-    extent,
+    fused_stages,
     is_dense,
     pixels_side_by_side,
     reach,
+    result_loops,
 )
+from pimflow.relay_passes.schedules.loops import loop_extent
 
 THREADS = 128  # of a block
 
@@ -27,8 +28,8 @@ THREADS = 128  # of a block
 class FusedRun(GPUScheduleRule):
     """Runs of convolutions, such as ``lconv``, activation, pooling, ``fconv`` (TeMCO, Listing 1).
 
-    A block computes all channels of a tile of pixels, so that nothing before is computed anew for other
-    channels. Its threads form a chunk of channels of each earlier result in shared memory, then add its
+    A block computes all channels of a tile of pixels, so that earlier results are not computed again for
+    other channels. Its threads form a chunk of channels of each earlier result in shared memory, then add its
     products to sums in registers; neighbouring threads have neighbouring pixels.
     """
 
@@ -36,7 +37,7 @@ class FusedRun(GPUScheduleRule):
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
-        stages = chain(sch)
+        stages = fused_stages(sch)
         if not stages:
             return None
         tile = _tile(sch, stages)
@@ -46,34 +47,28 @@ class FusedRun(GPUScheduleRule):
         return sch
 
 
-def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
+def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: RunTile) -> None:
     *before, last = stages
-    given = sch.get_producers(stages[0].main)
-    operand = given[0] if given else sch.cache_read(stages[0].main, 0, "shared")
+    producers = sch.get_producers(stages[0].main)
+    operand = producers[0] if producers else sch.cache_read(stages[0].main, 0, "shared")
     pixels_side_by_side(sch, [operand, *(stage.result for stage in before)])
-    n, y, x, channel, *window = sch.get_loops(last.main)
-    y, rows = sch.split(y, [None, tile.rows])
-    x, columns = sch.split(x, [None, tile.columns])
-    summed = is_dense(sch.get(last.main))
-    if summed:
-        *window, over = window
-        over, chunk = sch.split(over, [None, tile.chunk])
-        window.append(chunk)
-    else:  # a pooling has each channel for itself: a chunk of them is finished at once
-        over, channel = sch.split(channel, [None, tile.chunk])
+    loops = result_loops(sch, last.main, tile)
+    over, window = loops.over, loops.window
     pixels = tile.rows * tile.columns
-    beside = divisors(extent(sch, channel), max(1, THREADS // pixels))[-1]
-    # Those of a thread lie side by side: what it writes is a range, which would have others' in it.
-    lane, channels = sch.split(channel, [beside, None])
-    sch.reorder(n, y, x, lane, rows, columns, over, *window, channels)
-    block, thread = sch.fuse(n, y, x), sch.fuse(lane, rows, columns)
+    beside = divisors(loop_extent(sch, loops.channel), max(1, THREADS // pixels))[-1]
+    # Channels of a thread lie side by side, so that the range that it writes has no other thread's in it.
+    lane, channels = sch.split(loops.channel, [beside, None])
+    places = (lane, loops.rows, loops.columns)
+    tiles = (loops.n, loops.y, loops.x)
+    sch.reorder(*tiles, *places, over, *window, channels)
+    block, thread = sch.fuse(*tiles), sch.fuse(*places)
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
-    threads = extent(sch, thread)
+    threads = loop_extent(sch, thread)
     sch.unroll(channels)
     sch.set_scope(last.main, 0, "local")
-    sch.reverse_compute_at(last.result, thread if summed else over, preserve_unit_loops=True)
-    sums, at, following = [(last.main, over if summed else window[0])], over, last
+    sch.reverse_compute_at(last.result, thread if loops.summed else over, preserve_unit_loops=True)
+    sums, at, following = [(last.main, over if loops.summed else window[0])], over, last
     for stage in reversed(before):
         at = thread if following is not last and is_dense(sch.get(following.main)) else at
         sums.append(_shared(sch, stage, at, threads))
@@ -86,7 +81,7 @@ def _schedule(sch: s_tir.Schedule, stages: Sequence[Stage], tile: Tile) -> None:
 
 
 def _shared(sch: s_tir.Schedule, stage: Stage, at: LoopRV, threads: int) -> tuple[SBlockRV, LoopRV]:
-    """`stage` in shared memory, as far as it is read in the loop `at`; its sum, and its first loop."""
+    """Compute `stage` in shared memory in the loop `at`; returns its sum and its first loop."""
     turn = _spread(sch, stage.result, at, threads)
     sch.set_scope(stage.main, 0, "local")
     sch.compute_at(stage.main, turn, preserve_unit_loops=True)
@@ -97,7 +92,7 @@ def _shared(sch: s_tir.Schedule, stage: Stage, at: LoopRV, threads: int) -> tupl
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> LoopRV:
-    """`nest` in shared memory, all threads of a block at work; the loop in which one makes an element."""
+    """Compute `nest` in shared memory with all threads of a block; returns the loop over threads."""
     sch.set_scope(nest, 0, "shared")
     sch.compute_at(nest, at, preserve_unit_loops=True)
     n, y, x, channel = sch.get_loops(nest)[-4:]
@@ -107,16 +102,16 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV, at: LoopRV, threads: int) -> Lo
     return thread
 
 
-def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> Tile | None:
+def _tile(sch: s_tir.Schedule, stages: Sequence[Stage]) -> RunTile | None:
     """The tile of a block; None if none fits."""
-    _, height, width, *_ = (extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
+    _, height, width, *_ = (loop_extent(sch, loop) for loop in sch.get_loops(stages[-1].main))
     steps = []
     for stage in stages:
         block = sch.get(stage.main)
         vertical, horizontal = reach(block)
         operand = block.reads[0].source
         steps.append(
-            Step(
+            TiledLayer(
                 rows=vertical,
                 columns=horizontal,
                 channels=int(operand.shape[-1]),

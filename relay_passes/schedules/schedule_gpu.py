@@ -1,4 +1,4 @@
-"""Loops of every kernel onto the blocks and threads of a GPU."""
+"""Schedules kernels for the blocks and threads of a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
     auto_inline_consumer_chain,
@@ -20,8 +19,17 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.schedules.loops import BLOCK, WARP, bind, reduced, reduction, variables
-from pimflow.relay_passes.schedules.registers import own_registers
+from pimflow.relay_passes.schedules.loops import (
+    BLOCK,
+    WARP,
+    bind,
+    loop_extent,
+    outer_nests,
+    reduced,
+    reduction,
+    variables,
+)
+from pimflow.relay_passes.schedules.registers import thread_registers
 from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -34,11 +42,11 @@ class ScheduleGpu:
     Parameters
     ----------
     multiprocessors : int
-        Of the GPU; tiles are chosen so that there is work for all.
+        Multiprocessors of the GPU; tiles are chosen so that all have work.
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
     Preserves: values up to the order of sums, signatures; what is marked as scheduled already, but for
-    registers that its threads would share (`own_registers`).
+    registers that its threads would share (`thread_registers`).
 
     Raises
     ------
@@ -62,7 +70,7 @@ class ScheduleGpu:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
-            gv: own_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
+            gv: thread_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
@@ -78,7 +86,7 @@ class ScheduleGpu:
                 if sch is not None:
                     _bind_rest(sch)
                     return sch.mod["main"].with_attr("tirx.is_scheduled", True)
-            except Exception:  # rules raise whatever their analyses and primitives do; the next one may fit
+            except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")
 
@@ -93,7 +101,7 @@ class Depthwise(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be threads for.
+        Multiprocessors that should all have threads.
     """
 
     THREADS = 512  # wanted on a multiprocessor: half of what Turing holds
@@ -119,7 +127,7 @@ class Depthwise(GPUScheduleRule):
         c, ci = sch.split(c, [None, vector])
         sch.reorder(n, y, x, c, ry, rx, rc, xi, ci)
         threads = sch.fuse(n, y, x, c)
-        count, size = int(sch.get(threads).extent), BLOCK
+        count, size = loop_extent(sch, threads), BLOCK
         while size > WARP and count < size * self.multiprocessors:
             size //= 2
         thread = bind(sch, [threads], min(size, count))
@@ -134,7 +142,7 @@ class Depthwise(GPUScheduleRule):
             for loop in outer:
                 sch.unroll(loop)
             sch.vectorize(inner)
-        taps = prod(int(sch.get(loop).extent) for loop in (ry, rx, xi, ci))
+        taps = prod(loop_extent(sch, loop) for loop in (ry, rx, xi, ci))
         for loop in (rx, xi, ci) if taps > self.UNROLLED else (ry, rx, xi, ci):
             sch.unroll(loop)
         sch.decompose_reduction(main, ry)
@@ -182,11 +190,11 @@ class Reduce(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be blocks for.
+        Multiprocessors that should all have blocks.
     """
 
-    SHORT = 32
-    BLOCK = 512
+    SHORT = 32  # elements of a reduction that one thread computes
+    MOST_THREADS = 512  # of a block
 
     def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
@@ -208,9 +216,9 @@ class Reduce(GPUScheduleRule):
             loops[False].append(sch.add_unit_loop(loops[True][0]))
         result = sch.cache_write(main, 0, "local")
         s, r = sch.fuse(*loops[False]), sch.fuse(*loops[True])
-        results, parts = self._threads(int(sch.get(s).extent), int(sch.get(r).extent), bool(side_by_side))
+        results, parts = self._threads(loop_extent(sch, s), loop_extent(sch, r), bool(side_by_side))
         # No more threads than results: the copy of a scalar would run on all, guarded by nothing.
-        s, s1 = sch.split(s, [None, min(results, int(sch.get(s).extent))])
+        s, s1 = sch.split(s, [None, min(results, loop_extent(sch, s))])
         r, r1 = sch.split(r, [None, parts])
         sch.bind(s, "blockIdx.x")
         sch.bind(s1, "threadIdx.y" if side_by_side and parts > 1 else "threadIdx.x")
@@ -230,19 +238,19 @@ class Reduce(GPUScheduleRule):
         if side_by_side:
             return (4, WARP) if results >= 4 * self.multiprocessors else (1, BLOCK)
         width = next((w for w in (WARP, 16) if results >= w * self.multiprocessors), 8)
-        return width, min(self.BLOCK // width, 1 << (length - 1).bit_length())
+        return width, min(self.MOST_THREADS // width, 1 << (length - 1).bit_length())
 
 
 class Simple(GPUScheduleRule):
-    """Whatever is left, as it is; see `_bind_rest`."""
+    """Any other kernel, unchanged; `_bind_rest` gives it threads."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         return s_tir.Schedule(func) if self.is_target_available(target) else None
 
 
 def _bind_rest(sch: s_tir.Schedule) -> None:
-    """Threads for loop nests that a rule left alone, such as a second result: kernels of their own."""
-    for nest in sch.get_child_blocks(get_root_block(sch)):
+    """Bind loop nests that a rule left alone, such as a second result: they become launches of their own."""
+    for nest in outer_nests(sch):
         loops = sch.get_loops(nest)
         if any(sch.get(loop).thread_binding is not None for loop in loops) or _has_threads(sch.get(nest)):
             continue
@@ -254,10 +262,10 @@ def _bind_rest(sch: s_tir.Schedule) -> None:
 
 def _has_threads(block: s_tir.SBlock) -> bool:
     """Whether `block` launches threads of its own, as sorting does."""
-    found: list[bool] = []
+    launches: list[bool] = []
     visitors = [
-        (tirx.AttrStmt, lambda stmt: found.append(stmt.attr_key == "thread_extent")),
-        (tirx.For, lambda stmt: found.append(stmt.thread_binding is not None)),
+        (tirx.AttrStmt, lambda stmt: launches.append(stmt.attr_key == "thread_extent")),
+        (tirx.For, lambda stmt: launches.append(stmt.thread_binding is not None)),
     ]
     tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return any(found)
+    return any(launches)

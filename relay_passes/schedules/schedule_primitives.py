@@ -1,4 +1,4 @@
-"""Loops of the convolution primitives onto registers, vectors and cores."""
+"""Schedules convolution primitives for the registers, vectors and cores of a CPU."""
 
 from __future__ import annotations
 
@@ -8,40 +8,32 @@ from math import gcd, prod
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from pimflow.relay_passes.schedules.loops import reduced
+from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
+from pimflow.relay_passes.schedules.loops import loop_extent, outer_nests, reduced
 
-# Marks that the kernels carry; `pimflow.primitives.kernels.stages` says what they mean.
-TILE = "pimflow.tile"
-SPREAD = "pimflow.spread"
-SLAB = "pimflow.slab"
-ADDED = "pimflow.added"
-UNROLLED = "pimflow.unrolled"
-INSIDE = "pimflow.inside"
-SHARED = "pimflow.shared"
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
-TASKS = 16  # of a kernel at least: dealt to 2, 4 or 8 cores, all have about as much to do
+TASKS = 16  # of a kernel at least: 2, 4 or 8 cores then have about equal work
 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` is a stage of a primitive, for which the rules here are."""
+    """Whether `nest` is a marked stage of a primitive."""
     return any(mark(sch, nest, name) is not None for name in (TILE, SPREAD, UNROLLED, INSIDE))
 
 
 def schedule(sch: s_tir.Schedule) -> None:
     """Schedule every marked stage; what is not marked and goes into no tile stays as it is."""
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
             _spread(sch, nest)
-    for nest in _nests(sch):
+    for nest in outer_nests(sch):
         if (added := mark(sch, nest, ADDED)) is not None:
             _add(sch, nest, bool(added))
         elif pairs := mark(sch, nest, UNROLLED):
-            piece(sch, nest, pairs)
-    for nest in _every(sch):
+            schedule_piece(sch, nest, pairs)
+    for nest in _all_stages(sch):
         tile = mark(sch, nest, TILE)
         if tile:
             _tile(sch, nest, tile)
@@ -49,30 +41,22 @@ def schedule(sch: s_tir.Schedule) -> None:
             sch.parallel(sch.fuse(*sch.get_loops(nest)[:2]))
 
 
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
-
-
-def _every(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """Stages and those that were put into loops of others."""
-    found = list(_nests(sch))
-    for nest in found:
-        found += [
-            b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in found)
+def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """All stages, also those inside loops of others."""
+    stages = list(outer_nests(sch))
+    for nest in stages:
+        stages += [
+            b for b in sch.get_producers(nest) if not any(sch.get(b).same_as(sch.get(f)) for f in stages)
         ]
-    return found
+    return stages
 
 
 def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | None:
-    """What `nest` is marked with; None if it is not."""
-    found = sch.get(nest).annotations.get(name)
-    if found is None:
+    """The value of the mark `name` on `nest`; None without it."""
+    value = sch.get(nest).annotations.get(name)
+    if value is None:
         return None
-    return [int(n) for n in found] if isinstance(found, (list, tuple, tvm.ir.Array)) else int(found)
-
-
-def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)
+    return [int(n) for n in value] if isinstance(value, (list, tuple, tvm.ir.Array)) else int(value)
 
 
 def _vector(extent: int) -> int:
@@ -81,13 +65,13 @@ def _vector(extent: int) -> int:
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
-    """Rows to cores, channels to vectors."""
+    """Deal rows to cores, and vectorise channels."""
     *outer, last = sch.get_loops(nest)
     side_by_side = mark(sch, nest, SPREAD)
     lanes = _vector(side_by_side)
-    if lanes > 1 and _extent(sch, last) % lanes == 0:
+    if lanes > 1 and loop_extent(sch, last) % lanes == 0:
         sch.vectorize(sch.split(last, [None, lanes])[1])
-    rows = [loop for loop in outer if _extent(sch, loop) > 1][:2] or outer[:1]
+    rows = [loop for loop in outer if loop_extent(sch, loop) > 1][:2] or outer[:1]
     sch.parallel(sch.fuse(*rows) if _adjacent(sch, nest, rows) else rows[0])
 
 
@@ -98,8 +82,10 @@ def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> b
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Sums in registers: `tile` is the axis of the places, how many, the axis of the lanes, how many, and
-    whether channels are the lanes, so that panels of filters are cut along them."""
+    """Compute sums in register tiles; `tile` is the value of the mark `TILE`.
+
+    Panels of filters are cut along the lanes, if these are channels, else along the places.
+    """
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
@@ -117,7 +103,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     sch.vectorize(vector)
     for loop in (vectors, place_inside):
         sch.unroll(loop)
-    bring(sch, into, inner[-1])
+    store_sums_at(sch, into, inner[-1])
     sch.decompose_reduction(nest, over[0])
 
 
@@ -137,7 +123,7 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 
     kinds = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
     tvm_ffi.structural_walk(block.body, [(kinds, compared)], order="post")
-    extent = _extent(sch, loop)
+    extent = loop_extent(sch, loop)
     piece = gcd(extent, *bounds)
     if not bounds or extent // piece > PIECES:
         return [loop]
@@ -149,14 +135,14 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 def _dealt(
     sch: s_tir.Schedule, slab: Sequence[int] | None, outer: dict[int, LoopRV], panel: LoopRV, other: LoopRV
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Loops over tasks and those inside a task, with enough tasks for every core to have as much to do.
+    """Loops over tasks and those inside a task, with enough tasks for equal work on all cores.
 
     `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
     """
 
     def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
-        extent = _extent(sch, loop)
-        wanted = -(-TASKS // prod(_extent(sch, each) for each in beside))
+        extent = loop_extent(sch, loop)
+        wanted = -(-TASKS // prod(loop_extent(sch, each) for each in beside))
         size = -(-extent // min(extent, max(wanted, -(-extent // most))))
         # Pieces that are all whole need no condition in the innermost loops.
         whole = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
@@ -164,7 +150,7 @@ def _dealt(
 
     if not slab:
         shared = [panel, *outer.values()]
-        several, other = parts(other, _extent(sch, other), shared)
+        several, other = parts(other, loop_extent(sch, other), shared)
         return [*shared, several], [other]
     if slab[0] in outer:
         row = outer.pop(slab[0])
@@ -175,7 +161,7 @@ def _dealt(
 
 
 def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
-    """What takes the sums of `nest` out of registers: the stage behind, if it reads each once, or a copy."""
+    """The block that reads the sums of `nest` from registers: the stage behind if it can, or a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
         _join_axes(sch, nest, consumers[0])
@@ -192,7 +178,7 @@ def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
 
 
 def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
-    """Rows and columns of `consumer` as one axis, where they are one in the sums of `nest` that it reads."""
+    """Join rows and columns of `consumer` where the sums of `nest` that it reads have one axis for both."""
     block, sums = sch.get(consumer), sch.get(nest).writes[0].source
     axes, extents = [i.var for i in block.iter_vars], [int(i.dom.extent) for i in block.iter_vars]
     read = [[dim.min for dim in region.region] for region in block.reads if region.source.same_as(sums)]
@@ -210,33 +196,33 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
             return
 
 
-def bring(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
-    """The stage `into` at the end of each turn of `loop`, in vectors where its rows are whole ones."""
+def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
+    """Compute `into`, which reads the sums, at the end of each turn of `loop`; whole rows in vectors."""
     (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
     sch.set_scope(sums, 0, "local")
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
     inside = sch.get_loops(into)[-len(sch.get(into).iter_vars) :]
     *rows, last = inside
-    lanes = _vector(_extent(sch, last))
-    whole = int(sch.get(into).iter_vars[-1].dom.extent) % _extent(sch, last) == 0
+    lanes = _vector(loop_extent(sch, last))
+    whole = int(sch.get(into).iter_vars[-1].dom.extent) % loop_extent(sch, last) == 0
     if lanes > 1 and whole:
         vectors, vector = sch.split(last, [None, lanes])
         sch.vectorize(vector)
         rows.append(vectors)
     for row in rows:
-        if _extent(sch, row) > 1:
+        if loop_extent(sch, row) > 1:
             sch.unroll(row)
 
 
-def piece(
+def schedule_piece(
     sch: s_tir.Schedule,
     nest: SBlockRV,
     marked: list[int],
     dealt: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
 ) -> None:
-    """A stage in pieces of unrolled loops, a vector wide, with all that belongs `INSIDE`.
+    """Compute a stage in pieces of unrolled loops, a vector wide, with the stages marked `INSIDE`.
 
-    `dealt` deals the loop over pieces to cores or threads, and says inside which loop a piece is.
+    `dealt` deals the loop over pieces to cores or threads, and returns the loop inside which a piece is.
     """
     *pairs, lane_axis = marked
     count = len(reduced(sch.get(nest)))
@@ -251,7 +237,7 @@ def piece(
             spatial[axis], piece = sch.split(spatial[axis], [1, None])
         unrolled.append(piece)
     vector = None
-    if lane_axis >= 0 and (lanes := _vector(_extent(sch, spatial[lane_axis]))) > 1:
+    if lane_axis >= 0 and (lanes := _vector(loop_extent(sch, spatial[lane_axis]))) > 1:
         spatial[lane_axis], vector = sch.split(spatial[lane_axis], [None, lanes])
     sch.reorder(*spatial, *unrolled, *over, *([vector] if vector else []))
     home = dealt(sch, sch.fuse(*spatial))
@@ -259,7 +245,7 @@ def piece(
         sch.vectorize(vector)
     for loop in (*unrolled, *over):
         sch.unroll(loop)
-    bring(sch, into, home)
+    store_sums_at(sch, into, home)
     waiting = list(sch.get_producers(nest))
     while waiting:
         block = waiting.pop(0)
@@ -272,7 +258,7 @@ def piece(
 
 
 def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
-    """A stage inside a piece, whose last axis is as long as a vector if there are `vectors`."""
+    """Unroll a stage inside a piece; its last axis is as long as a vector if there are `vectors`."""
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = (loops[:-count], loops[-count:]) if count else (loops, [])
@@ -287,7 +273,7 @@ def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
 
 
 def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
-    """The sum of products that were moved; if `one_by_one`, each is formed when it is added."""
+    """Add up products that were moved; if `one_by_one`, each is formed when it is added."""
     *spatial, position = sch.get_loops(nest)
     vector, lanes = None, _vector(mark(sch, nest, SPREAD))
     if lanes > 1:
@@ -297,15 +283,15 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
         (products,) = sch.get_producers(nest)
         sch.reorder(position, *spatial)
         sch.compute_at(products, position, preserve_unit_loops=True)
-        own = sch.get_loops(products)
-        if len(own) == len(sch.get(products).iter_vars):
-            sch.add_unit_loop(own[1])  # in place of the loop over positions, which is shared
+        loops = sch.get_loops(products)
+        if len(loops) == len(sch.get(products).iter_vars):
+            sch.add_unit_loop(loops[1])  # in place of the loop over positions, which is shared
         sch.parallel(sch.fuse(*spatial[:2]))
     elif vector:
         into = result_of(sch, nest)
         sch.reorder(*spatial, position, vector)
         sch.parallel(sch.fuse(*spatial[:2]))
-        bring(sch, into, spatial[-1])
+        store_sums_at(sch, into, spatial[-1])
     else:
         sch.reorder(*spatial[:-1], position, spatial[-1])
         sch.parallel(sch.fuse(*spatial[:2]))
@@ -313,10 +299,10 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
 
 
 def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with room for one of the products that are formed when they are added, outside all loops.
+    """`func` with a buffer, outside all loops, for one of the products that are formed when they are added.
 
     TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
-    too late for whoever plans memory.
+    after memory was planned.
     """
     sums: list[s_tir.SBlock] = []
     names: list[tirx.Buffer] = []
@@ -336,11 +322,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
 
-    def regions(found: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+    def regions(accessed: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
         whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
         return [
             tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
-            for r in found
+            for r in accessed
         ]
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:

@@ -1,4 +1,4 @@
-"""Loops of the convolution primitives onto the blocks, threads and shared memory of a GPU."""
+"""Schedules convolution primitives for the blocks, threads and shared memory of a GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.core.fused_tile import divisors
+from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.loops import BLOCK, bind, reduced
-from pimflow.relay_passes.schedules.schedule_primitives import (
-    ADDED,
-    SHARED,
-    SPREAD,
-    TILE,
-    UNROLLED,
-    mark,
-    result_of,
-)
+from pimflow.relay_passes.schedules.loops import BLOCK, bind, loop_extent, outer_nests, reduced
+from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places and lanes whose sums a thread holds
 DEPTH = 16  # of the slices of both operands in shared memory, at most
@@ -39,27 +33,23 @@ class PrimitiveStages(GPUScheduleRule):
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
-        if not any(schedule_primitives.is_stage(sch, nest) for nest in _nests(sch)):
+        if not any(schedule_primitives.is_stage(sch, nest) for nest in outer_nests(sch)):
             return None
-        for nest in _nests(sch):
+        for nest in outer_nests(sch):
             if not schedule_primitives.is_stage(sch, nest) and _is_inner(sch, nest):
                 sch.compute_inline(nest)
-        for nest in _nests(sch):
+        for nest in outer_nests(sch):
             if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
                 bind(sch, sch.get_loops(nest))
             elif pairs := mark(sch, nest, UNROLLED):
-                schedule_primitives.piece(sch, nest, [*pairs[:-1], -1], _grid)
+                schedule_primitives.schedule_piece(sch, nest, [*pairs[:-1], -1], _grid)
             elif tile := mark(sch, nest, TILE):
                 _tile(sch, nest, tile)
         return sch
 
 
-def _nests(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return sch.get_child_blocks(get_root_block(sch))
-
-
 def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` belongs where it is read; what goes through shared memory is made on the way there."""
+    """Whether to inline `nest`; operands in shared memory are computed when they are copied there."""
     readers = sch.get_consumers(nest)
     if not readers or reduced(sch.get(nest)) or _is_result(sch, nest):
         return False
@@ -68,8 +58,8 @@ def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether others read what `nest` makes, such as the operand of the convolution that it finishes."""
-    made, own = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
-    return not any(made.same_as(each) for each in own)
+    made, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(made.same_as(each) for each in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -78,13 +68,13 @@ def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    """Blocks and threads for a loop; that over the threads. No thread is left over, whose pieces would have
-    to be guarded, which reductions inside may not be."""
-    return bind(sch, [loop], _divisor(int(sch.get(loop).extent), BLOCK))
+    """Bind `loop` to blocks and threads; returns the loop over threads. Threads divide the turns evenly:
+    a guard for a rest is not allowed around reductions."""
+    return bind(sch, [loop], divisors(loop_extent(sch, loop), BLOCK)[-1])
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Sums of a block: `tile` is as `schedule_primitives` has it."""
+    """Compute sums in tiles, one a block; `tile` is the value of the mark `TILE`."""
     place_axis, places, lane_axis, lanes, _ = tile
     shared = bool(mark(sch, nest, SHARED))
     count = len(reduced(sch.get(nest)))
@@ -98,7 +88,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
         spatial[lane_axis], [None, lanes // gcd(lanes, THREAD), gcd(lanes, THREAD)]
     )
     others = [loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)]
-    depth = _divisor(int(sch.get(over[-1]).extent), DEPTH)
+    depth = divisors(loop_extent(sch, over[-1]), DEPTH)[-1]
     *outer, last = over
     slices, inner = sch.split(last, [None, depth])
     sch.reorder(
@@ -106,7 +96,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     )
     block = sch.fuse(*others, place, lane)
     thread = sch.fuse(place_thread, lane_thread)
-    threads = int(sch.get(thread).extent)
+    threads = loop_extent(sch, thread)
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if shared:
@@ -122,9 +112,5 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
             sch.bind(own, "threadIdx.x")
     sch.unroll(place_inside)
     sch.unroll(lane_inside)
-    schedule_primitives.bring(sch, into, thread)
+    schedule_primitives.store_sums_at(sch, into, thread)
     sch.decompose_reduction(nest, ([*outer, slices])[0])
-
-
-def _divisor(extent: int, most: int) -> int:
-    return max(d for d in range(1, most + 1) if extent % d == 0)

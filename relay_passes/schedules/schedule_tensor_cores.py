@@ -44,7 +44,7 @@ class TensorCores(GPUScheduleRule):
     Parameters
     ----------
     multiprocessors : int
-        That there should be blocks for.
+        Multiprocessors that should all have blocks.
     """
 
     TILES = (16, 32, 64, 128)
@@ -74,7 +74,7 @@ class TensorCores(GPUScheduleRule):
         return _tensorized(sch, main, tile, k_is_last)
 
     def _tile(self, s: int, i: int, j: int, k: int, shared_bytes: int) -> Tile:
-        """Of `s` products of `i` x `j` x `k`."""
+        """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
 
         def cost(tile: Tile) -> int:
             ti, tj, tk = tile
@@ -209,12 +209,12 @@ def _intrinsics(k_is_last: bool) -> dict[str, str]:
     """
 
     def frames(_context: int = 1) -> list[inspect.FrameInfo]:
-        frame, found = sys._getframe(1), []
+        frame, infos = sys._getframe(1), []
         while frame is not None:
             code = frame.f_code
-            found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+            infos.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
             frame = frame.f_back
-        return found
+        return infos
 
     stack, inspect.stack = inspect.stack, frames
     try:
@@ -240,7 +240,7 @@ def _shared_bytes(tile: Tile) -> int:
 def _result_row(tile: Tile) -> int:
     """Length of a row of the result in shared memory.
 
-    Longer than bank conflicts ask for: TVM's StorageRewrite would give an operand's buffer of the same
+    Longer than bank conflicts require: TVM's StorageRewrite would give an operand's buffer of the same
     size or more to the result, and then refuse its element type.
     """
     ti, tj, tk = tile

@@ -1,4 +1,4 @@
-"""Tensors of parallel tasks as parts of one tensor of the kernel."""
+"""Workspaces of parallel tasks as parts of one tensor of the kernel."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ COMPACTED = tvm.transform.Sequential(
 
 
 def task_workspaces(mod: tvm.IRModule, stack_bytes: int) -> tvm.IRModule:
-    """`mod` with tensors in parallel loops as small as a turn needs, and those that are still large outside.
+    """`mod` with tensors in parallel loops as small as a turn needs; large ones are moved out of the loops.
 
     Parameters
     ----------
     mod : IRModule
-        Of scheduled kernels.
+        Scheduled kernels.
     stack_bytes : int
-        What has fewer stays in the loop: it lies on the stack. Of the others, the kernel gets one tensor with
-        a part for each turn of the parallel loop, which `LiftWorkspaces` finds.
+        A smaller tensor stays in the loop, on the stack. In place of a larger one, the kernel gets one tensor
+        with a part for each turn of the parallel loop, which `LiftWorkspaces` finds.
     """
     return tvm.IRModule(
         {gv: _outside(f, stack_bytes) for gv, f in COMPACTED(mod).functions_items()}, attrs=mod.attrs
@@ -34,23 +34,23 @@ def _outside(func: tirx.PrimFunc, stack_bytes: int) -> tirx.PrimFunc:
     if not moved:
         return func
 
-    def of(buffer: tirx.Buffer) -> tuple[tirx.Buffer, tirx.Var] | None:
+    def replacement(buffer: tirx.Buffer) -> tuple[tirx.Buffer, tirx.Var] | None:
         return next((new for old, new in moved if old.same_as(buffer)), None)
 
     def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
-        new = of(old.source)
+        new = replacement(old.source)
         return tirx.BufferLoad(new[0], [new[1], *old.indices]) if new else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
-        new = of(old.buffer)
+        new = replacement(old.buffer)
         return tirx.BufferStore(new[0], old.value, [new[1], *old.indices]) if new else old
 
     def region(old: tvm.ir.TensorRegion) -> tvm.ir.TensorRegion:
-        new = of(old.source)
+        new = replacement(old.source)
         return tirx.BufferRegion(new[0], [tvm.ir.Range(new[1], new[1] + 1), *old.region]) if new else old
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
-        kept = [buffer for buffer in old.alloc_buffers if of(buffer) is None]
+        kept = [buffer for buffer in old.alloc_buffers if replacement(buffer) is None]
         if old.name_hint == "root":
             kept += [new for _, (new, _) in moved]
         return s_tir.SBlock(
@@ -70,7 +70,7 @@ def _outside(func: tirx.PrimFunc, stack_bytes: int) -> tirx.PrimFunc:
 
 def _large(func: tirx.PrimFunc, stack_bytes: int) -> list[tuple[tirx.Buffer, tuple[tirx.Buffer, tirx.Var]]]:
     """Tensors in parallel loops that do not fit on the stack, with what takes their place and the task."""
-    found = []
+    large = []
 
     def allocated(task: tirx.For) -> None:
         def visit(block: s_tir.SBlock) -> None:
@@ -78,7 +78,7 @@ def _large(func: tirx.PrimFunc, stack_bytes: int) -> list[tuple[tirx.Buffer, tup
                 size_bytes = prod(int(d) for d in old.shape) * tvm.DataType(str(old.dtype)).itemsize
                 if old.scope() == "global" and size_bytes >= stack_bytes:
                     new = tirx.decl_buffer([task.extent, *old.shape], old.dtype, old.name)
-                    found.append((old, (new, task.loop_var)))
+                    large.append((old, (new, task.loop_var)))
 
         tvm_ffi.structural_walk(task.body, [(s_tir.SBlock, visit)], order="pre")
 
@@ -89,4 +89,4 @@ def _large(func: tirx.PrimFunc, stack_bytes: int) -> list[tuple[tirx.Buffer, tup
         return tvm_ffi.WalkResult.SKIP
 
     tvm_ffi.structural_walk(func.body, [(tirx.For, loop)], order="pre")
-    return found
+    return large

@@ -26,7 +26,7 @@ class PipelineRows:
     """Cut a run of regions into stages, so that both devices work on it (PIMFlow, "Pipelined Execution").
 
     A stage computes the rows of every region that it needs and no stage before has computed; the rows of a
-    tensor that are there by then are a concatenation of parts, which needs no copy. A region on the GPU
+    tensor that exist by then are a concatenation of parts, which needs no copy. A region on the GPU
     begins with its elementwise prologue and ends with its epilogue. That of one on PIM begins the kernel
     that reads it, or stays behind the last.
 
@@ -73,7 +73,7 @@ class PipelineRows:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PipelineRun:
     """A pipeline in a module.
 
     Attributes
@@ -100,7 +100,7 @@ def _is_convolution(group: KernelGroup) -> bool:
     return group.anchor is not None and operator(group.anchor.value) == "nn.conv2d"
 
 
-def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _Run:
+def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _PipelineRun:
     """`pipeline` if it can be applied; raises `PlanError`, naming the region that stands against it."""
     for position, (name, group) in enumerate(zip(pipeline.regions, groups)):
         problem = _problem(group)
@@ -122,7 +122,7 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
             )
     maps = [row_map(group.anchor.value, ROWS) for group in groups]
     try:
-        return _Run(pipeline, groups, maps, stage_rows(maps, pipeline.cuts))
+        return _PipelineRun(pipeline, groups, maps, stage_rows(maps, pipeline.cuts))
     except ValueError as error:
         raise PlanError(f"region '{pipeline.regions[-1]}' cannot be pipelined: {error}") from error
 
@@ -158,17 +158,17 @@ def _source(group: KernelGroup) -> relax.Var | None:
     """What the convolution reads, through its prologue; None if that is more than one tensor."""
     leading = group.bindings[: _at(group) + 1]
     made = {b.var for b in leading}
-    found = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
-    return next(iter(found)) if len(found) == 1 else None
+    sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
+    return next(iter(sources)) if len(sources) == 1 else None
 
 
 def _uses(group: KernelGroup, var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
-def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
+def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
     """Emit all parts, in the order in which they are issued; returns the whole of the last region."""
-    whole: dict[tuple[int, int], relax.Var] = {}  # what is there of a region once a stage is done
+    whole: dict[tuple[int, int], relax.Var] = {}  # rows of a region that exist once a stage is done
     for position, stage in run.pipeline.steps:
         group = run.groups[position]
         begin, end = run.rows[position][stage]
@@ -187,9 +187,9 @@ def _stages(builder: relax.BlockBuilder, run: _Run, env: Env) -> relax.Var:
 
 
 def _part(
-    builder: relax.BlockBuilder, run: _Run, position: int, stage: int, source: relax.Var, env: Env
+    builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
 ) -> relax.Var:
-    """The rows of a convolution that a stage computes, of the rows of its operand that are there."""
+    """The rows of a convolution that a stage computes, from the rows of its operand that exist."""
     group, (begin, end) = run.groups[position], run.rows[position][stage]
     name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
     before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
@@ -213,14 +213,17 @@ def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, nam
 def _elementwise(
     builder: relax.BlockBuilder,
     bindings: list[relax.VarBinding],
-    of: relax.Var,
+    source: relax.Var,
     part: relax.Var,
     rows: tuple[int, int],
     env: Env,
     stage: int,
 ) -> relax.Var:
-    """`bindings` for some rows, given these rows of what they start `of`; just those if there are none."""
-    inside: Env = {of: part}
+    """Emit `bindings` for some `rows`; `part` has these rows of `source`, which the first of them reads.
+
+    Without bindings it is `part` itself.
+    """
+    inside: Env = {source: part}
     height = shape(bindings[0].var)[ROWS] if bindings else 0
 
     def of_rows(operand: relax.Expr, name: str) -> relax.Expr:

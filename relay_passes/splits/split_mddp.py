@@ -28,7 +28,7 @@ class SplitMdDp:
         Whether the GPU's convolutions pad both ends of the rows alike, as some libraries do: where its part
         has other padding left, it reads rows of zeros around the input.
     views : bool
-        Of `kernel_groups`.
+        See `kernel_groups`.
 
     Rewrite: ``conv2d(x, w) -> concat(conv2d(x[a0:a1], w), conv2d(x[b0:b1], w), axis=H)``, parts named
     ``*__gpu`` and ``*__pim``, with the padding that each part has left. If `symmetric`, the GPU's is
@@ -55,7 +55,7 @@ class SplitMdDp:
             attrs = value.attrs
             axis = str(attrs.data_layout).index("H")
             window = row_map(value, axis)
-            problem = window.unsplittable(rows)
+            problem = window.split_obstacle(rows)
             if problem:
                 raise PlanError(f"region '{layer_name(mod, var)}': {problem}")
             on_gpu, on_pim = window.inputs(0, rows), window.inputs(rows, window.output_extent)

@@ -1,4 +1,4 @@
-"""A layer as two of its kind, the GPU's first: what all splits but those along rows share."""
+"""A layer as two of its kind, the GPU's first: shared by all splits but those along rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split_layers(
         if geometry is None:
             return None
         split = Split(axis, gpu[name])
-        problem = split.problem(geometry)
+        problem = split.obstacle(geometry)
         if problem:
             raise PlanError(f"region '{name}': {problem}")
         bounds = (
@@ -46,7 +46,7 @@ def split_layers(
             (0, split.gpu, f"{var.name}{GPU_SUFFIX}"),
         )
         parts = []
-        # PIM first: what both read then is a kernel of its own, and PIM need not wait for the GPU's part.
+        # PIM first: what both read then is a kernel of its own, so PIM need not wait for the GPU's part.
         for begin, end, part in bounds:
             x, filters = operands(value, begin, end)
             if not x.same_as(value.args[0]):
@@ -61,7 +61,7 @@ def split_layers(
 
 
 def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
-    """Of a tensor: a slice of a variable, a constant of a constant, in its memory where it can lie there."""
+    """Part [begin, end) of `x` along `axis`: a slice of a variable, a constant of a constant."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
         whole = np.from_dlpack(x.value)

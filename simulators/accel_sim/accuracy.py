@@ -14,7 +14,7 @@ from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import Sample
 
-HALVES = (16, 32)  # memory channels whose times are compared
+COMPARED_CHANNELS = (16, 32)  # memory channels whose times are compared
 BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
 
 
@@ -40,9 +40,9 @@ class LeftOut:
     @property
     def ratio_error(self) -> float | None:
         """Error of the time with 16 channels over that with 32; None where one was not simulated."""
-        if not set(HALVES) <= set(self.cycles):
+        if not set(COMPARED_CHANNELS) <= set(self.cycles):
             return None
-        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in HALVES)
+        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in COMPARED_CHANNELS)
         return predicted_half / predicted_whole / (half / whole) - 1
 
 
@@ -51,7 +51,7 @@ def leave_one_out(
 ) -> list[LeftOut]:
     """Fit to all kernels but one, and predict it with all its channel counts; every kernel in turn."""
     kernels = sorted({sample.shape for sample in samples})
-    found = []
+    left_out = []
     for done, kernel in enumerate(kernels):
         progress(done / len(kernels))
         fitted = fit(gpu, [sample for sample in samples if sample.shape != kernel])
@@ -64,9 +64,9 @@ def leave_one_out(
                 )
                 to_cycles = gpu.clock_mhz / 1e3
                 cycles[channels] = (round(sample.measured_ns * to_cycles), predicted.total_ns * to_cycles)
-        found.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
+        left_out.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
     progress(1.0)
-    return found
+    return left_out
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
@@ -101,7 +101,11 @@ def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
 def table(kernels: Sequence[LeftOut]) -> str:
     """A Markdown table of the kernels, and what sums it up."""
     counts = sorted({channels for kernel in kernels for channels in kernel.cycles})
-    head = ["kernel", *(f"{count} channels" for count in counts), f"{HALVES[0]} / {HALVES[1]}"]
+    head = [
+        "kernel",
+        *(f"{count} channels" for count in counts),
+        f"{COMPARED_CHANNELS[0]} / {COMPARED_CHANNELS[1]}",
+    ]
     lines = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
     for kernel in kernels:
         cells = [
@@ -110,14 +114,15 @@ def table(kernels: Sequence[LeftOut]) -> str:
         ]
         ratio = kernel.ratio_error
         lines.append(_row([f"`{kernel.kernel}`", *cells, "" if ratio is None else f"{ratio:+.1%}"]))
-    found = summary(kernels)
-    ratio = found["largest_ratio_error"]
+    totals = summary(kernels)
+    ratio = totals["largest_ratio_error"]
     lines += [
         "",
-        f"{found['kernels']} kernels, {found['rows']} runs: mean absolute error {found['mape']:.1%}, largest "
-        f"{found['largest_ape']:.1%}"
+        f"{totals['kernels']} kernels, {totals['rows']} runs: mean absolute error "
+        f"{totals['mape']:.1%}, largest {totals['largest_ape']:.1%}"
         + (
-            f"; largest error of the ratio of {HALVES[0]} to {HALVES[1]} channels {ratio:.1%}."
+            f"; largest error of the ratio of {COMPARED_CHANNELS[0]} to {COMPARED_CHANNELS[1]} channels "
+            f"{ratio:.1%}."
             if ratio
             else "."
         ),

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
+    ELEMENT,
     ZERO,
     Code,
+    ConvolutionOperands,
     Launch,
     Listing,
     beside_results,
@@ -31,7 +32,6 @@ from pimflow.simulators.accel_sim.launch import (
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
 
-ELEMENT = 2  # bytes: fp16
 PARTIAL = 4  # bytes of an fp32 partial sum of split-K
 TILE_K = 32
 CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
@@ -45,36 +45,19 @@ A_FRAGMENT, B_FRAGMENT = 200, 220
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm:
-    """Sizes and addresses of an implicit GEMM.
+class Gemm(ConvolutionOperands):
+    """Sizes and addresses of an implicit GEMM; filters are [oc, kh, kw, c].
 
     Attributes
     ----------
-    geometry : ConvGeometry
     tile : tuple of int
         (tm, tn).
     split : int
         Parts of the reduction, each a thread block's; partial sums in fp32 if there are several.
-    input_base, weight_base, output_base, residual_base : int
-        Addresses; filters are [oc, kh, kw, c].
-    residual_bytes : int
-        Read at the places of the results, and added.
-    result_bytes : int
-        Stored: the products, or several times as much; just these by default.
-    listed : bool
-        Addresses one by one, as Accel-Sim's own tracer can be told to write them.
     """
 
-    geometry: ConvGeometry
     tile: tuple[int, int]
     split: int = 1
-    input_base: int
-    weight_base: int
-    output_base: int
-    residual_base: int = 0
-    residual_bytes: int = 0
-    result_bytes: int = 0
-    listed: bool = False
 
     @property
     def m(self) -> int:
@@ -95,12 +78,12 @@ class Gemm:
 
     @property
     def chunks(self) -> int:
-        """Of the padded reduction."""
+        """Chunks of the padded reduction."""
         return self.geometry.kh * self.geometry.kw * self.tap_chunks
 
     @property
     def iterations(self) -> int:
-        """Of one part of the reduction."""
+        """Iterations of one part of the reduction."""
         return -(-math.ceil(self.chunks / CHUNKS) // self.split)
 
     @property
@@ -206,7 +189,7 @@ class _Emitter:
         return addresses
 
     def _filters(self, x: int):
-        """The same of the filters."""
+        """As `_pixels`, for the filters."""
         gemm, geometry = self.gemm, self.gemm.geometry
         columns = np.minimum(x * gemm.tile[1] + np.arange(gemm.tile[1]), gemm.n - 1)
         columns += self.z // gemm.split * gemm.n
@@ -220,7 +203,7 @@ class _Emitter:
 
     def _loads(self, addresses, loads: int, register: int, first_pc: int) -> list[list[Code]]:
         """By iteration and warp, the loads of a tile."""
-        found = []
+        codes = []
         for iteration in self._iterations():
             address, active, channel = addresses(iteration)
             listings = [Listing(first_pc, self.gemm.listed) for _ in range(self.gemm.warps)]
@@ -230,10 +213,12 @@ class _Emitter:
                     for warp, listing in enumerate(listings):
                         begin = load * self.threads + warp * WARP_LANES
                         lanes = slice(begin, begin + WARP_LANES)
-                        at = address.reshape(-1)[lanes] + part * self.width
-                        listing.load(register + 4 * load, 2, at, wanted.reshape(-1)[lanes], self.width)
-            found.append([listing.code() for listing in listings])
-        return found
+                        lane_addresses = address.reshape(-1)[lanes] + part * self.width
+                        listing.load(
+                            register + 4 * load, 2, lane_addresses, wanted.reshape(-1)[lanes], self.width
+                        )
+            codes.append([listing.code() for listing in listings])
+        return codes
 
     def _products(self, warp: int) -> Listing:
         """From the registers through shared memory to the sums, and the end of an iteration."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim.gemm import ELEMENT, PARTIAL, Gemm, gemm_launch
-from pimflow.simulators.accel_sim.launch import Launch, Operands
+from pimflow.simulators.accel_sim.gemm import PARTIAL, Gemm, gemm_launch
+from pimflow.simulators.accel_sim.launch import ELEMENT, Launch, Operands
 from pimflow.simulators.accel_sim.simd import (
     Convolution,
     Stream,
@@ -58,13 +58,13 @@ _NAME = re.compile(
 def kernel_name(kernel: Kernel, dtype: str) -> str:
     """The name by which Accel-Sim's logs call a kernel; no two kernels have the same.
 
-    It says what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
+    It lists what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
     """
     words = [kernel.kind]
     if kernel.kind == "gemm":
         words.append(f"m{kernel.m}_n{kernel.n}_k{kernel.k}")
     if kernel.geometry is None:
-        # Anything else but its sizes follows: the name need not be short, but must tell kernels apart.
+        # All other sizes follow: the name need not be short, but must be unique.
         usual = Kernel(kind=kernel.kind, m=kernel.m, n=kernel.n, k=kernel.k, input_bytes=0, output_bytes=0)
     else:
         words.append(_geometry_name(kernel.geometry))
@@ -80,12 +80,14 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
 def named_kernel(name: str, dtype: str) -> Kernel | None:
     """The kernel of that `kernel_name`; None if it is none, or of another dtype.
 
-    What a name does not say is as the name's: a kernel of several layers, or of a known tile, has none.
+    Fields that a name leaves out have their usual values: no several layers, no known tile.
     """
-    found = _NAME.fullmatch(name)
-    if found is None or found["dtype"] != dtype:
+    match = _NAME.fullmatch(name)
+    if match is None or match["dtype"] != dtype:
         return None
-    numbers = {key: [int(n) for n in text.split("x")] for key, text in found.groupdict().items() if _is(text)}
+    numbers = {
+        key: [int(n) for n in text.split("x")] for key, text in match.groupdict().items() if _is_number(text)
+    }
     if "h" in numbers:
         single = {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
         pairs = {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
@@ -94,7 +96,7 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
         kernel = convolution_kernel(geometry, dtype)
     else:
         sizes = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
-        kernel = Kernel(kind=found["kind"], input_bytes=0, output_bytes=0, **sizes)
+        kernel = Kernel(kind=match["kind"], input_bytes=0, output_bytes=0, **sizes)
     stated = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
     kernel = dataclasses.replace(kernel, **stated)
     try:
@@ -103,8 +105,8 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
         return None
 
 
-def _is(text: str | None) -> bool:
-    """Whether what a name says is numbers."""
+def _is_number(text: str | None) -> bool:
+    """Whether a field of a name holds numbers."""
     return text is not None and (text[0].isdigit() or text[0] == "-")
 
 
@@ -182,7 +184,7 @@ def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:
 
 
 def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
-    """Of a kernel that says it, or of the plain product that it is."""
+    """Geometry of the kernel's convolution, or of the plain product that it is."""
     if kernel.geometry is not None:
         return kernel.geometry
     if kernel.kind != "gemm" or kernel.window > 1:
@@ -203,13 +205,13 @@ class Emitted:
     Attributes
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     directory : str
         Name of the one with ``kernelslist.g`` and a ``.traceg`` a launch.
     launches : tuple of str
         Names in Accel-Sim's log, in order.
     instructions : tuple of int
-        Of each launch, as Accel-Sim counts them.
+        Instructions of each launch, as Accel-Sim counts them.
     files_bytes : dict of str to int
         All that is in the directory.
     """
@@ -229,12 +231,12 @@ def write_kernel(
     Parameters
     ----------
     copies : bool
-        Whether the list says what the host has copied to the GPU. Accel-Sim then begins with it in the
+        Whether the list names what the host has copied to the GPU. Accel-Sim then begins with it in the
         L2; the GPU model, and what it was fitted to, begin with an empty one.
     """
-    found = launches(kernel, gpu, dtype, channels)
+    grid_launches = launches(kernel, gpu, dtype, channels)
     counts, files = [], {}
-    for number, launch in enumerate(found, 1):
+    for number, launch in enumerate(grid_launches, 1):
         path = directory / f"kernel-{number}.traceg"
         instructions = 0
         with path.open("w", encoding="ascii", newline="\n") as file:
@@ -244,13 +246,13 @@ def write_kernel(
                 instructions += lanes
         counts.append(instructions)
         files[path.name] = path.stat().st_size
-    inputs = [copy for launch in found for copy in launch.inputs] if copies else []
+    inputs = [copy for launch in grid_launches for copy in launch.inputs] if copies else []
     write_kernels_list(directory / KERNELS_LIST, [*inputs, *files])
     files[KERNELS_LIST] = (directory / KERNELS_LIST).stat().st_size
     return Emitted(
-        name=found[0].name,
+        name=grid_launches[0].name,
         directory=directory.name,
-        launches=tuple(launch.name for launch in found),
+        launches=tuple(launch.name for launch in grid_launches),
         instructions=tuple(counts),
         files_bytes=files,
     )
@@ -271,18 +273,18 @@ def write_traces(
     Parameters
     ----------
     progress : callable
-        Told which share is done.
+        Called with the share that is done.
 
     Raises
     ------
     UsageError
         If a kernel cannot be emitted.
     """
-    found = []
+    emitted = []
     for done, request in enumerate(requests):
         progress(done / len(requests))
         target = directory / f"{kernel_name(request.kernel, dtype)}.{request.channels}"
         target.mkdir()
-        found.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
+        emitted.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
     progress(1.0)
-    return found
+    return emitted

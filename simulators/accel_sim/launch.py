@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.trace import (
     SHARED_BASE,
     STRIDED,
     WARP_LANES,
     Copy,
-    Instruction,
+    SassInstruction,
     TraceHeader,
     block_text,
     compressed,
 )
 
 PC_BYTES = 16
+ELEMENT = 2  # bytes: fp16
 ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
@@ -46,7 +48,7 @@ class Code:
     text: str = ""
 
     @classmethod
-    def of(cls, instructions: Iterable[Instruction]) -> Code:
+    def of(cls, instructions: Iterable[SassInstruction]) -> Code:
         instructions = list(instructions)
         lines = "".join(f"{instruction}\n" for instruction in instructions)
         return cls(len(instructions), sum(each.lanes for each in instructions), lines)
@@ -67,12 +69,12 @@ class Listing:
 
     def __init__(self, first_pc: int = 0, listed: bool = False):
         self.pc, self.listed = first_pc, listed
-        self.instructions: list[Instruction] = []
+        self.instructions: list[SassInstruction] = []
 
     def add(self, opcode: str, destination: int | None = None, *sources: int, **memory) -> None:
         """One that all lanes execute, unless `memory` has a mask."""
         destinations = () if destination is None else (destination,)
-        self.instructions.append(Instruction(self.pc, opcode, destinations, sources, **memory))
+        self.instructions.append(SassInstruction(self.pc, opcode, destinations, sources, **memory))
         self.pc += PC_BYTES
 
     def shared(self, opcode: str, destination: int | None, *sources: int, offset: int) -> None:
@@ -82,7 +84,7 @@ class Listing:
         self.add(opcode, destination, *sources, width_bytes=ACCESS_BYTES, addresses=addresses, mode=STRIDED)
 
     def load(self, destination: int, source: int, addresses, active, width_bytes: int) -> None:
-        """A load from global memory by the active lanes; its place in the program alone, if none is."""
+        """A load from global memory by the active lanes; without any, only the program counter advances."""
         self._global(
             f"LDG.E{_WIDTHS[width_bytes]}.SYS", destination, (source,), addresses, active, width_bytes
         )
@@ -96,7 +98,7 @@ class Listing:
         if not lanes:
             self.pc += PC_BYTES
             return
-        instruction = Instruction(
+        instruction = SassInstruction(
             self.pc,
             opcode,
             () if destination is None else (destination,),
@@ -133,6 +135,33 @@ def beside_results(
         yield first + offset, active & (first + offset < size_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionOperands:
+    """Where a convolution's operands lie, and what is added to and stored of its products.
+
+    Attributes
+    ----------
+    geometry : ConvGeometry
+    input_base, weight_base, output_base, residual_base : int
+        Addresses.
+    residual_bytes : int
+        Read at the places of the results, and added.
+    result_bytes : int
+        Stored: the products, or several times as much; just these by default.
+    listed : bool
+        Addresses one by one, an option of Accel-Sim's own tracer.
+    """
+
+    geometry: ConvGeometry
+    input_base: int
+    weight_base: int
+    output_base: int
+    residual_base: int = 0
+    residual_bytes: int = 0
+    result_bytes: int = 0
+    listed: bool = False
+
+
 @dataclass(frozen=True)
 class Operands:
     """Addresses of what a kernel reads and writes, one operand after the other."""
@@ -158,9 +187,9 @@ class Launch:
     grid : tuple of int
         Thread blocks by (x, y, z).
     threads : int
-        Of a block.
+        Threads of a block.
     shared_memory_bytes, registers : int
-        Of a block, and of a thread.
+        Shared memory of a block, and registers of a thread.
     warps : callable
         From a block's (x, y, z) to the code of each of its warps.
     inputs : tuple of Copy

@@ -1,4 +1,4 @@
-"""What Accel-Sim prints of the kernels that it ran, and AccelWattch's power reports.
+"""Logs of Accel-Sim, and AccelWattch's power reports.
 
 Files are read a line at a time, so their size does not matter; those that end in ``.gz`` are unpacked.
 
@@ -59,9 +59,9 @@ class KernelLog:
     launch_uid : int
         Its number in the run, from 1.
     cycles : int
-        Of the core clock, launch included.
+        Cycles of the core clock, launch included.
     instructions : int
-        Of threads: a warp's count once a lane.
+        Instructions of threads: those of a warp count once a lane.
     ipc : float
         Instructions a cycle.
     occupancy : float
@@ -97,7 +97,7 @@ class KernelPower:
     components_w : dict of str to float
         What it is made of, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
     run_average_w : float
-        Of all kernels up to and with this one.
+        Average power of all kernels up to and with this one.
     """
 
     name: str
@@ -116,7 +116,7 @@ class AccelSimLog:
     channels : int, optional
         ``-gpgpu_n_mem`` of the configuration that the log repeats; None if it does not.
     clock_mhz : float, optional
-        Of the cores.
+        Clock of the cores.
     sms : int, optional
     """
 
@@ -175,7 +175,7 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     TraceError
         With file and line, if it is malformed, or if the run did not end.
     """
-    reader, number, ended = _Reader(path), 0, False
+    reader, number, ended = _LogReader(path), 0, False
     for number, line in lines_of(path):
         if line[:4] in _STARTS:
             reader.take(number, line.rstrip())
@@ -201,8 +201,8 @@ def has_ended(path: str | os.PathLike) -> bool:
 _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 
 
-class _Reader:
-    """What was found so far of a log."""
+class _LogReader:
+    """Reads a log line by line, and keeps the kernels that it has ended."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = path
@@ -324,7 +324,7 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
 
 
 def with_power(log: AccelSimLog, path: str | os.PathLike) -> AccelSimLog:
-    """`log` with what AccelWattch's report `path` says of its kernels.
+    """`log` with the power of its kernels from AccelWattch's report `path`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """GPU times from Accel-Sim: from logs that it left, or by running an installed one.
 
 Accel-Sim is run as ``accel-sim.out -trace kernelslist.g -config gpgpusim.config -config trace.config``, a
-kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is what the kernel has of
-memory channels. Its cycles include a launch, which is said apart as `GpuSpec.launch_ns`.
+kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is the number of memory
+channels. Its cycles include a launch, which a cost lists apart as `GpuSpec.launch_ns`.
 
 Source: accel-sim/accel-sim-framework, ``README.md`` (arguments) and ``util/job_launching`` (the folder),
 read 2026-11.
@@ -34,7 +34,7 @@ from pimflow.simulators.accel_sim.kernels import (
     write_kernel,
 )
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
-from pimflow.simulators.accel_sim.scaling import Reference, scaled
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -74,9 +74,9 @@ class AccelSimLogs:
     """A `GpuProfiler` of logs that Accel-Sim left in a directory.
 
     A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
-    kernel without a log has the cost of the GPU model, scaled by what the logs show of that model
-    (`scaling`), and says so; all logs count for that, whatever is asked for in which order. Where
-    AccelWattch's report of the run lies beside the log, the kernel's energy is what that says.
+    kernel without a log has the cost of the GPU model, scaled by what all logs show of that model
+    (`scaling`), and is marked as `Known.SCALED`. Where AccelWattch's report of the run lies beside the
+    log, the kernel's energy comes from it.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class AccelSimLogs:
     _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    _references: dict[str, list[Reference]] = field(
+    _references: dict[str, list[SimulatedKernel]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
@@ -120,11 +120,11 @@ class AccelSimLogs:
         references = self._references_on(gpu, dtype)
         return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
 
-    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[Reference]:
-        """What the logs show of the GPU model: every kernel of `kernel_name` that was run once."""
+    def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
+        """Simulated kernels that have a `kernel_name` and ran once, with their costs by the GPU model."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
-            found = []
+            references = []
             for (name, channels), runs in sorted(self._found.items(), key=lambda item: item[0]):
                 kernel = named_kernel(name, dtype)
                 if kernel is None or len(runs) > 1 or channels > gpu.memory_channels:
@@ -132,8 +132,8 @@ class AccelSimLogs:
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
                 simulated = _simulated(log, str(path), kernel, channels, gpu, dtype)
                 about = {"name": name, "kernel": kernel, "channels": channels}
-                found.append(Reference(**about, modelled=modelled, simulated=simulated))
-            self._references[key] = found
+                references.append(SimulatedKernel(**about, modelled=modelled, simulated=simulated))
+            self._references[key] = references
         return self._references[key]
 
     def _files(self) -> list[Path]:
@@ -154,7 +154,7 @@ class AccelSimLogs:
             self._found.setdefault((name, channels), []).append((path, part))
 
     def _cost(
-        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[Reference]
+        self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[SimulatedKernel]
     ) -> KernelCost:
         name = kernel_name(kernel, dtype)
         runs = self._found.get((name, channels), [])
@@ -177,13 +177,13 @@ def _report(log: Path) -> Path | None:
 
 def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
     """Kernels by name, each with the one that adds its partial sums."""
-    found: list[tuple[str, tuple[KernelLog, ...]]] = []
+    groups: list[tuple[str, tuple[KernelLog, ...]]] = []
     for kernel in kernels:
-        if found and kernel.name == found[-1][0] + REDUCE:
-            found[-1] = (found[-1][0], (*found[-1][1], kernel))
+        if groups and kernel.name == groups[-1][0] + REDUCE:
+            groups[-1] = (groups[-1][0], (*groups[-1][1], kernel))
         else:
-            found.append((kernel.name, (kernel,)))
-    return found
+            groups.append((kernel.name, (kernel,)))
+    return groups
 
 
 def _simulated(
@@ -215,7 +215,7 @@ def _simulated(
 
 def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] | None:
     """Average power times time, without the constant part; None if AccelWattch's report is not there."""
-    found = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
+    energies_pj = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
     for kernel in log.kernels:
         if kernel.power is None:
             return None
@@ -225,8 +225,8 @@ def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] |
         if rest_w < -1e-3 * kernel.power.average_w:
             raise ProfilerError(f"{who}: the power of '{kernel.name}' is less than its components add up to")
         for part, part_w in {"gpu_arithmetic": max(rest_w, 0.0), **parts_w}.items():
-            found[part] += part_w * time_ns * 1e3
-    return found
+            energies_pj[part] += part_w * time_ns * 1e3
+    return energies_pj
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ class AccelSim:
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    """Of names, sizes and times of change: whatever changes answers changes those."""
+    """Digest of the names, sizes and modification times of files on which results depend."""
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()

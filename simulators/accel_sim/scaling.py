@@ -2,10 +2,10 @@
 
 The GPU model and the simulator disagree by a factor that differs from layer to layer. A search that takes
 some kernels from one and some from the other chooses whatever was left to the faster of the two. So a kernel
-without a log costs what the model says times what the simulated kernels that are most like it took over what
-the model says of those: of the same kernel with other memory channels; else of the same layer in other
-parts; else of its kind; else of all. Of those alike, the ones with as many memory channels count, if there
-are any. Execution and traffic are scaled; the launch is not, which is the same for all.
+without a log costs what the model gives, times a factor: simulated over modelled cost of the most similar
+kernels. These are the same kernel with other memory channels; else other parts of the same layer; else
+kernels of its kind; else all. Among them, those with as many memory channels count, if there are any.
+Execution and traffic are scaled; the launch, the same for all, is not.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pimflow.simulators.gpu.model import KernelCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A simulated kernel, and what the GPU model says of it.
+class SimulatedKernel:
+    """A simulated kernel, with its cost by the GPU model.
 
     Attributes
     ----------
     name : str
-        Its `accel_sim_kernels.kernel_name`.
+        Its `kernels.kernel_name`.
     kernel : Kernel
     channels : int
         Memory channels that it ran with.
@@ -41,11 +41,11 @@ class Reference:
 
 
 def scaled(
-    name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[Reference]
+    name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[SimulatedKernel]
 ) -> KernelCost:
     """`modelled`, of a kernel that was not simulated, times what `references` show.
 
-    Where they have energies of AccelWattch, its energy is the mean power of those most like it over its time.
+    If they have energies of AccelWattch, its energy is the mean power of the most similar times its time.
     Without any reference that took longer than its launch, it is `modelled` itself.
     """
     alike = next(_alike(name, kernel, channels, [r for r in references if r.simulated.execution_ns]), None)
@@ -76,8 +76,8 @@ def scaled(
 
 
 def _alike(
-    name: str, kernel: Kernel, channels: int, references: Sequence[Reference]
-) -> Iterator[list[Reference]]:
+    name: str, kernel: Kernel, channels: int, references: Sequence[SimulatedKernel]
+) -> Iterator[list[SimulatedKernel]]:
     """Groups of references, the most alike first; none is empty."""
     parts = _parts(kernel.geometry)
     for same in (

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
+    ELEMENT,
     ZERO,
     Code,
+    ConvolutionOperands,
     Launch,
     Listing,
     beside_results,
@@ -22,7 +23,6 @@ from pimflow.simulators.accel_sim.launch import (
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
 
-ELEMENT = 2  # bytes: fp16
 THREADS = 256
 WARPS = THREADS // WARP_LANES
 STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
@@ -51,10 +51,10 @@ def _launch(
     """A launch whose warps are `listing` of a block's index and a warp's number, and then end."""
 
     def warps(index: tuple[int, int, int]) -> list[Code]:
-        found = [listing(index, warp) for warp in range(WARPS)]
-        for each in found:
-            each.add("EXIT")
-        return [each.code() for each in found]
+        listings = [listing(index, warp) for warp in range(WARPS)]
+        for warp_listing in listings:
+            warp_listing.add("EXIT")
+        return [warp_listing.code() for warp_listing in listings]
 
     return Launch(name=name, grid=grid, threads=THREADS, registers=REGISTERS, warps=warps)
 
@@ -87,15 +87,15 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     products = -(-stream.macs // (2 * THREADS * blocks))
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(stream.listed)
-        for at, active, access in _share(stream.read_bytes, index[0], blocks, warp):
-            found.load(A_REGISTER + 4 * access, 2, stream.read_base + at, active, ACCESS_BYTES)
-        _multiply(found, products)
+        code = _begin(stream.listed)
+        for offsets, active, access in _share(stream.read_bytes, index[0], blocks, warp):
+            code.load(A_REGISTER + 4 * access, 2, stream.read_base + offsets, active, ACCESS_BYTES)
+        _multiply(code, products)
         source = SUM_REGISTER if products else A_REGISTER
-        for at, active, access in _share(stream.write_bytes, index[0], blocks, warp):
+        for offsets, active, access in _share(stream.write_bytes, index[0], blocks, warp):
             register = source if products else source + 4 * access
-            found.store(register, stream.write_base + at, active, ACCESS_BYTES)
-        return found
+            code.store(register, stream.write_base + offsets, active, ACCESS_BYTES)
+        return code
 
     return _launch(name, (blocks, 1, 1), listing)
 
@@ -110,29 +110,8 @@ def _share(size_bytes: int, block: int, blocks: int, warp: int):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convolution:
-    """A depthwise convolution, or the product of one row with a matrix.
-
-    Attributes
-    ----------
-    geometry : ConvGeometry
-    input_base, weight_base, output_base, residual_base : int
-        Addresses; depthwise filters are [kh, kw, oc], those of a GEMV [oc, c].
-    residual_bytes : int
-        Read at the places of the results, and added.
-    result_bytes : int
-        Stored: the products, or several times as much; just these by default.
-    listed : bool
-    """
-
-    geometry: ConvGeometry
-    input_base: int
-    weight_base: int
-    output_base: int
-    residual_base: int = 0
-    residual_bytes: int = 0
-    result_bytes: int = 0
-    listed: bool = False
+class Convolution(ConvolutionOperands):
+    """A depthwise convolution, with filters [kh, kw, oc], or the product of one row with a matrix [oc, c]."""
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
         """Add the residual and store the results at `element`."""
@@ -156,7 +135,7 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
     top, left, _, _ = geometry.padding
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(convolution.listed)
+        code = _begin(convolution.listed)
         thread = index[0] * THREADS + warp * WARP_LANES + np.arange(WARP_LANES)
         active = thread < total
         pixels, channel = np.divmod(np.minimum(thread, total - 1), row)
@@ -171,11 +150,11 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
             pixel = (image * geometry.h + iy) * geometry.w + ix
             read = (pixel * geometry.c + channel // multiplier) * ELEMENT
             weight = (tap * geometry.oc + channel) * ELEMENT
-            found.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
-            found.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
-            _multiply(found, max(1, vector // 2))
-        convolution.finish(found, pixels * geometry.oc + channel, active, width)
-        return found
+            code.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
+            code.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
+            _multiply(code, max(1, vector // 2))
+        convolution.finish(code, pixels * geometry.oc + channel, active, width)
+        return code
 
     return _launch(name, (-(-total // THREADS), 1, 1), listing)
 
@@ -188,23 +167,23 @@ def gemv_launch(name: str, convolution: Convolution) -> Launch:
     vector = width // ELEMENT
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
-        found = _begin(convolution.listed)
+        code = _begin(convolution.listed)
         column = index[0] * WARPS + warp
         if column >= outputs:
-            return found
+            return code
         row = index[1] * outputs + column
         for first in range(0, geometry.reduction, WARP_LANES * vector):
             k = first + np.arange(WARP_LANES) * vector
             active = k < geometry.reduction
             weight = convolution.weight_base + (row * geometry.reduction + k) * ELEMENT
             read = convolution.input_base + (index[1] * geometry.reduction + k) * ELEMENT
-            found.load(B_REGISTER, 3, weight, active, width)
-            found.load(A_REGISTER, 2, read, active, width)
-            _multiply(found, max(1, vector // 2))
+            code.load(B_REGISTER, 3, weight, active, width)
+            code.load(A_REGISTER, 2, read, active, width)
+            _multiply(code, max(1, vector // 2))
         for _ in range(SHUFFLES):
-            found.add("SHFL.BFLY", 8, SUM_REGISTER)
-            found.add("FADD", SUM_REGISTER, SUM_REGISTER, 8)
-        convolution.finish(found, np.full(WARP_LANES, row), np.arange(WARP_LANES) == 0, ELEMENT)
-        return found
+            code.add("SHFL.BFLY", 8, SUM_REGISTER)
+            code.add("FADD", SUM_REGISTER, SUM_REGISTER, 8)
+        convolution.finish(code, np.full(WARP_LANES, row), np.arange(WARP_LANES) == 0, ELEMENT)
+        return code
 
     return _launch(name, (-(-outputs // WARPS), geometry.groups, 1), listing)

@@ -41,7 +41,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SassInstruction:
     """One warp's instruction.
 
     Attributes
@@ -56,7 +56,7 @@ class Instruction:
     width_bytes : int
         What a lane accesses; 0 where it is no memory instruction.
     addresses : tuple of int
-        Of the active lanes, in order.
+        Addresses of the active lanes, in order.
     mode : int
         How the addresses are written: `LISTED`, `STRIDED` or `DELTAS`.
     """
@@ -106,7 +106,7 @@ def stridable(mask: int) -> bool:
     return not run & run + 1
 
 
-def compressed(instruction: Instruction) -> Instruction:
+def compressed(instruction: SassInstruction) -> SassInstruction:
     """The same with its addresses in the shorter of modes 1 and 2."""
     if not instruction.addresses:
         return instruction
@@ -117,7 +117,7 @@ def compressed(instruction: Instruction) -> Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceHeader:
-    """What a trace says of its kernel.
+    """The header of a trace: its kernel and its grid.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class TraceHeader:
     grid, block : tuple of int
         Thread blocks, and threads of one, by (x, y, z).
     shared_memory_bytes, registers : int
-        Of a block, and of a thread.
+        Shared memory of a block, and registers of a thread.
     binary_version, stream_id : int
     shared_base, local_base : int
         Addresses of shared and local memory.
@@ -181,7 +181,7 @@ class ThreadBlock:
     """The instructions of one thread block, by warp."""
 
     index: tuple[int, int, int]
-    warps: tuple[tuple[Instruction, ...], ...]
+    warps: tuple[tuple[SassInstruction, ...], ...]
 
     def __str__(self) -> str:
         return block_text(self.index, [(len(warp), "".join(f"{i}\n" for i in warp)) for warp in self.warps])
@@ -231,19 +231,19 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _header(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> TraceHeader:
-    found: dict[str, tuple[int, str]] = {}
+    fields: dict[str, tuple[int, str]] = {}
     number = 0
     for number, line in lines:
         if line.startswith("#"):
             break
         if line.startswith("-"):
             name, equals, text = line[1:].partition(" = ")
-            if not equals or name in found:
+            if not equals or name in fields:
                 raise TraceError(f"{path}:{number}: not '-<field> = <value>', each once: {_shown(line)}")
-            found[name] = (number, text)
+            fields[name] = (number, text)
         elif line:
             raise TraceError(f"{path}:{number}: not a line of a trace's header: {_shown(line)}")
-    if (version := _number(path, found, "accelsim tracer version", number)) != VERSION:
+    if (version := _number(path, fields, "accelsim tracer version", number)) != VERSION:
         raise TraceError(f"{path}: is of tracer version {version}; version {VERSION} is what pimflow reads")
     numbers = {
         "kernel_id": "kernel id",
@@ -255,22 +255,22 @@ def _header(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> TraceH
         "local_base": "local mem base_addr",
     }
     return TraceHeader(
-        **{field: _number(path, found, name, number) for field, name in numbers.items()},
-        name=_field(path, found, "kernel name", number)[1],
-        nvbit_version=_field(path, found, "nvbit version", number)[1],
-        grid=_triple(path, *_field(path, found, "grid dim", number)),
-        block=_triple(path, *_field(path, found, "block dim", number)),
+        **{field: _number(path, fields, name, number) for field, name in numbers.items()},
+        name=_field(path, fields, "kernel name", number)[1],
+        nvbit_version=_field(path, fields, "nvbit version", number)[1],
+        grid=_triple(path, *_field(path, fields, "grid dim", number)),
+        block=_triple(path, *_field(path, fields, "block dim", number)),
     )
 
 
-def _field(path, found: dict[str, tuple[int, str]], name: str, last: int) -> tuple[int, str]:
-    if name not in found:
+def _field(path, fields: dict[str, tuple[int, str]], name: str, last: int) -> tuple[int, str]:
+    if name not in fields:
         raise TraceError(f"{path}:{last}: the header has no '-{name}'")
-    return found[name]
+    return fields[name]
 
 
-def _number(path, found: dict[str, tuple[int, str]], name: str, last: int) -> int:
-    number, text = _field(path, found, name, last)
+def _number(path, fields: dict[str, tuple[int, str]], name: str, last: int) -> int:
+    number, text = _field(path, fields, name, last)
     if not re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,18}", text, re.ASCII):
         raise TraceError(f"{path}:{number}: '-{name}' is no number: {_shown(text)}")
     return int(text, 0) if text.startswith("0x") else int(text)
@@ -331,7 +331,7 @@ def _value(path: str | os.PathLike, lines: Iterator[tuple[int, str]], name: str)
     return number, line.partition(" = ")[2].strip()
 
 
-def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>") -> Instruction:
+def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>") -> SassInstruction:
     """The instruction of line `number` of a file."""
     match = _INSTRUCTION.fullmatch(line)
     if not match:
@@ -348,7 +348,9 @@ def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>
             raise ValueError("addresses without a width")
     except ValueError as error:
         raise TraceError(f"{path}:{number}: {error}: {_shown(line)}") from None
-    return Instruction(int(pc, 16), opcode, destinations, sources, int(mask, 16), int(width), addresses, mode)
+    return SassInstruction(
+        int(pc, 16), opcode, destinations, sources, int(mask, 16), int(width), addresses, mode
+    )
 
 
 def _addresses(mask: int, words: list[str]) -> tuple[int, tuple[int, ...]]:
@@ -378,16 +380,16 @@ def read_kernels_list(path: str | os.PathLike) -> list[Copy | str]:
 
     Copies back to the host mean nothing to Accel-Sim; they are left out.
     """
-    found: list[Copy | str] = []
+    entries: list[Copy | str] = []
     for number, line in _numbered(Path(path)):
         line = line.strip()
         if match := re.fullmatch(r"MemcpyHtoD,(?:0x)?([0-9a-fA-F]{1,16}),(\d{1,18})", line, re.ASCII):
-            found.append(Copy(int(match[1], 16), int(match[2])))
+            entries.append(Copy(int(match[1], 16), int(match[2])))
         elif re.fullmatch(r"kernel[-\w.]*\.traceg", line, re.ASCII):
-            found.append(line)
+            entries.append(line)
         elif line and not line.startswith("MemcpyDtoH"):
             raise TraceError(f"{path}:{number}: neither a copy nor a kernel's trace: {_shown(line)}")
-    return found
+    return entries
 
 
 def write_kernels_list(path: str | os.PathLike, entries: Iterable[Copy | str]) -> None:

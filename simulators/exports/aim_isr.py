@@ -27,7 +27,7 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
-DTYPES = ("fp16", "bf16")  # an instruction does not say which
+DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
 # Operands by opcode, in order; "field" to its first and last value in RANGES.
 OPERANDS = {
@@ -67,7 +67,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class AimInstruction:
     """One line of a trace.
 
     Attributes
@@ -83,7 +83,7 @@ class Instruction:
 
 
 def refusal(program: PimProgram) -> str:
-    """Why AiM cannot say `program`; empty if it can.
+    """Why AiM cannot express `program`; empty if it can.
 
     AiM has one global buffer and one accumulator a bank, and every instruction starts at column 0.
     """
@@ -172,7 +172,7 @@ def _stream(nodes: tuple) -> Iterator[tuple[tuple | None, int]]:
     yield None, skipped
 
 
-def read(path: str | os.PathLike) -> Iterator[Instruction]:
+def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
     """The instructions of a file, one by one; it need not fit in memory.
 
     Raises
@@ -205,16 +205,16 @@ def read(path: str | os.PathLike) -> Iterator[Instruction]:
 
 def counts(path: str | os.PathLike) -> Counter[str]:
     """PIM commands that a trace stands for, over all channels: GWRITE, COMP (a column each), READRES."""
-    found: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
+    totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
             columns = instruction.operands["opsize"] if name == "COMP" else 1
-            found[name] += columns * instruction.operands["mask"].bit_count()
-    return found
+            totals[name] += columns * instruction.operands["mask"].bit_count()
+    return totals
 
 
-def _parse(text: str) -> Instruction | None:
+def _parse(text: str) -> AimInstruction | None:
     """One line; None for what is no instruction, `ValueError` for what is wrong."""
     if not text.endswith("\n"):
         raise ValueError("the last line does not end in a newline")
@@ -242,7 +242,7 @@ def _parse(text: str) -> Instruction | None:
     operands = {name: _number(name, value) for name, value in zip(names, values)}
     if opcode == "WR_ABK" and operands["mask"].bit_count() != 1:
         raise ValueError("WR_ABK writes to one channel")
-    return Instruction(opcode if kind == "AiM" else f"{kind} {opcode}", operands)
+    return AimInstruction(opcode if kind == "AiM" else f"{kind} {opcode}", operands)
 
 
 def _number(name: str, text: str) -> int:

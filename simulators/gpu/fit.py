@@ -14,7 +14,16 @@ from scipy.optimize import least_squares
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.roofline import Batch, Machine, Ways, demands, execution_cycles, family, has_rate
+from pimflow.host.files import replace_file
+from pimflow.simulators.gpu.roofline import (
+    Batch,
+    GemmTilings,
+    RooflineMachine,
+    demands,
+    execution_cycles,
+    family,
+    has_rate,
+)
 from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
@@ -56,13 +65,13 @@ HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd 
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Samples that share their constants and their channels."""
 
     family: str
     dtype: str
     channels: int | None
-    ways: Ways | None
+    tilings: GemmTilings | None
     samples: tuple[Sample, ...]
     batch: Batch
     log_measured_ns: np.ndarray
@@ -73,32 +82,32 @@ class Group:
 
     def error(self, gpu: GpuSpec) -> np.ndarray:
         """log(predicted / measured) of each sample."""
-        machine = Machine(gpu, self.dtype, self.channels, self.family)
+        machine = RooflineMachine(gpu, self.dtype, self.channels, self.family)
         cycles = [
             execution_cycles(demand, machine).min(axis=1)
-            for demand in demands(self.kind, self.batch, machine, self.ways)
+            for demand in demands(self.kind, self.batch, machine, self.tilings)
         ]
         predicted_ns = np.min(cycles, axis=0) / machine.cycles_per_ns + gpu.launch_ns
         return np.log(predicted_ns) - self.log_measured_ns
 
 
-def group(samples: Iterable[Sample]) -> list[Group]:
+def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
     """Samples by what the model evaluates at once."""
-    found: dict[tuple, list[Sample]] = {}
+    by_key: dict[tuple, list[Sample]] = {}
     for sample in samples:
         key = (family(sample.kernel), sample.dtype, sample.channels or 0, sample.tile or ())
-        found.setdefault(key, []).append(sample)
+        by_key.setdefault(key, []).append(sample)
     return [
-        Group(
+        SampleGroup(
             family=name,
             dtype=dtype,
             channels=channels or None,
-            ways=Ways([(*tile, 1)]) if tile else None,
+            tilings=GemmTilings([(*tile, 1)]) if tile else None,
             samples=tuple(members),
             batch=Batch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
         )
-        for (name, dtype, channels, tile), members in sorted(found.items())
+        for (name, dtype, channels, tile), members in sorted(by_key.items())
     ]
 
 
@@ -110,8 +119,8 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
     of split-K stay as they are where every sample's tile is known.
     """
-    groups = group(samples)
-    families: dict[str, list[Group]] = {}
+    groups = sample_groups(samples)
+    families: dict[str, list[SampleGroup]] = {}
     for member in groups:
         families.setdefault(_constants_of(member, groups), []).append(member)
     first = {name: bounds[1] for name, bounds in OF_THE_GPU.items()}
@@ -131,7 +140,7 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     return gpu
 
 
-def _constants_of(member: Group, groups: Sequence[Group]) -> str:
+def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
     """Suffix of the names of a group's constants; that of all its kind where samples are few."""
     alike = [g for g in groups if (g.family, g.dtype) == (member.family, member.dtype)]
     if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
@@ -139,11 +148,11 @@ def _constants_of(member: Group, groups: Sequence[Group]) -> str:
     return "" if member.kind == "gemm" else f"_{member.kind}"
 
 
-def _splits(members: Sequence[Group]) -> bool:
-    return members[0].kind == "gemm" and any(member.ways is None for member in members)
+def _splits(members: Sequence[SampleGroup]) -> bool:
+    return members[0].kind == "gemm" and any(member.tilings is None for member in members)
 
 
-def _free(members: Sequence[Group], suffix: str) -> dict[str, tuple[float, float, float]]:
+def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:
     """The constants of a family, with least, first and most."""
     bounds = dict(OF_A_KIND[members[0].kind])
     if members[0].family == WINOGRAD[0] and suffix:
@@ -153,7 +162,7 @@ def _free(members: Sequence[Group], suffix: str) -> dict[str, tuple[float, float
     return {name + suffix: limits for name, limits in bounds.items()}
 
 
-def _fit_family(gpu: GpuSpec, members: Sequence[Group], suffix: str) -> GpuSpec:
+def _fit_family(gpu: GpuSpec, members: Sequence[SampleGroup], suffix: str) -> GpuSpec:
     free = _free(members, suffix)
     starts = [gpu]
     if members[0].kind == "gemm":
@@ -164,7 +173,7 @@ def _fit_family(gpu: GpuSpec, members: Sequence[Group], suffix: str) -> GpuSpec:
     return min((_solve(start, members, free) for start in starts), key=lambda found: _loss(found, members))
 
 
-def _loss(gpu: GpuSpec, members: Sequence[Group]) -> float:
+def _loss(gpu: GpuSpec, members: Sequence[SampleGroup]) -> float:
     error = np.concatenate([member.error(gpu) for member in members])
     return float(np.sum(np.sqrt(1 + (error / HUBER) ** 2) - 1))
 
@@ -173,7 +182,9 @@ def _with(gpu: GpuSpec, constants: Mapping[str, float]) -> GpuSpec:
     return dataclasses.replace(gpu, efficiency={**gpu.efficiency, **constants})
 
 
-def _solve(gpu: GpuSpec, members: Sequence[Group], free: Mapping[str, tuple[float, float, float]]) -> GpuSpec:
+def _solve(
+    gpu: GpuSpec, members: Sequence[SampleGroup], free: Mapping[str, tuple[float, float, float]]
+) -> GpuSpec:
     """`gpu` with the constants `free` (least, first, most) fitted to `members`, from what they are."""
     start = {key: gpu.efficiency[key] for key in free if gpu.efficiency[key] > 0}
     lower, _, upper = np.log(np.array([free[key] for key in start])).T
@@ -186,10 +197,10 @@ def _solve(gpu: GpuSpec, members: Sequence[Group], free: Mapping[str, tuple[floa
         candidate = _with(gpu, dict(zip(start, np.exp(point))))
         return np.concatenate([member.error(candidate) for member in members])
 
-    found = least_squares(
+    solution = least_squares(
         error, first, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
-    return _with(gpu, constants(found.x))
+    return _with(gpu, constants(solution.x))
 
 
 def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> GpuSpec:
@@ -226,7 +237,7 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
 
     A constant that was not fitted is assumed, and keeps the reason for it that it had.
     """
-    groups = group(samples)
+    groups = sample_groups(samples)
     fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
         suffix = _constants_of(member, groups)
@@ -235,12 +246,12 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
             fitted.add(f"split_limit{suffix}")
     runs = "Accel-Sim runs" if all(sample.channels for sample in samples) else "measured kernels"
     source = f"fitted to {runs}: {len(samples)} rows of {data} ({_part(split)}), scripts/fit_gpu_model.py"
-    found = {}
+    sources = {}
     for key in gpu.efficiency:
         reason = gpu.sources.get(f"efficiency.{key}", "")
         reason = reason if "assumed" in reason else f"assumed: not fitted; no row of {data} tells it"
-        found[key] = source if key in fitted else reason
-    return found
+        sources[key] = source if key in fitted else reason
+    return sources
 
 
 def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str, str]) -> None:
@@ -251,7 +262,9 @@ def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str
     Raises
     ------
     SpecError
-        If the file cannot be read or written, or has no such table.
+        If the file cannot be read, or has no such table.
+    OutputError
+        If it cannot be written.
     """
     rows = "".join(
         f"{key} = {{ value = {value:g}, source = {json.dumps(sources[key])} }}\n"
@@ -266,7 +279,9 @@ def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
     Raises
     ------
     SpecError
-        If the file cannot be read or written, or has no such line.
+        If the file cannot be read, or has no such line.
+    OutputError
+        If it cannot be written.
     """
     line = f"launch_ns = {{ value = {gpu.launch_ns:g}, source = {json.dumps(source)} }}\n"
     _rewrite(path, "launch_ns", r"^launch_ns = [^\n]*\n", line)
@@ -275,12 +290,10 @@ def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
 def _rewrite(path: str | os.PathLike, field: str, pattern: str, replacement: str) -> None:
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        text, count = re.subn(pattern, lambda _: replacement, text, flags=re.S | re.M)
-        if count != 1:
-            raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        spec = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
+    spec, count = re.subn(pattern, lambda _: replacement, spec, flags=re.S | re.M)
+    if count != 1:
+        raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
+    replace_file(path, spec.encode())

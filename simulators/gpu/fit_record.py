@@ -1,4 +1,4 @@
-"""Records of what GPUs were fitted to, so that only rows that no constant has seen are scored.
+"""Records of the rows that GPUs were fitted to, so that only other rows are scored.
 
 A record is a text file: ``fitted/<GPU>.txt`` of an embedded GPU, ``<stem>.fitted.txt`` beside a file of
 one's own. A line is the digest of a shape whose rows, on this GPU, some constant was fitted to; or
@@ -17,6 +17,7 @@ from pathlib import Path
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.reader import spec_names
+from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.samples import Sample, plain_name
 
 FITTED = Path(__file__).parent / "fitted"
@@ -51,12 +52,12 @@ def held_out(
         If there is no record, it is malformed, or a GPU that it names has none.
     """
     record = FITTED / f"{gpu.name}.txt" if record is None else Path(record)
-    own, others = _read(record)
+    digests, others = _read(record)
     inherited = _of_others(record, others)
 
     def seen(sample: Sample) -> bool:
         digest, named = shape_digest(sample), plain_name(sample.gpu)
-        return digest in own or any(
+        return digest in digests or any(
             digest in theirs and (named == plain_name(name) or (not named and sample.simulated))
             for name, theirs in inherited.items()
         )
@@ -70,42 +71,39 @@ def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
     Raises
     ------
     SpecError
-        If it cannot be written, or what is there is malformed.
+        If what is there is malformed.
+    OutputError
+        If it cannot be written.
     """
     path = Path(record)
     kept = [line for line in _lines(path) if not _DIGEST.fullmatch(line)] if path.exists() else []
     known = _read(path)[0] if path.exists() else frozenset()
     digests = sorted(known | {shape_digest(sample) for sample in samples})
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_text("\n".join([*kept, *digests, ""]), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
+    replace_file(path, "\n".join([*kept, *digests, ""]).encode())
 
 
 def shape_digest(sample: Sample) -> str:
-    """What a record calls the shape of a sample: of a run of Accel-Sim what it computes, not its name."""
+    """Digest of a sample's shape in a record; for a run of Accel-Sim, of what it computes."""
     shape = sample.shape
     if sample.simulated:
-        of = sample.kernel
-        shape = f"{of.kind},{of.m},{of.n},{of.k},{of.input_bytes},{of.output_bytes},{sample.tile}"
+        kernel = sample.kernel
+        sizes = (kernel.m, kernel.n, kernel.k, kernel.input_bytes, kernel.output_bytes)
+        shape = ",".join(map(str, (kernel.kind, *sizes, sample.tile)))
     return f"{zlib.crc32(shape.encode()):08x}"
 
 
 def _of_others(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By embedded GPU, what is on its own record, of `names` and of those that they name in turn."""
-    found: dict[str, frozenset[str]] = {}
+    """By embedded GPU, the digests of its record: of `names`, and of those that their records name."""
+    digests_of: dict[str, frozenset[str]] = {}
     waiting = [(record, name) for name in names]
     while waiting:
         path, name = waiting.pop()
         if name not in spec_names("gpu"):
             raise SpecError(f"{path}: 'as {name}': there is no embedded gpu of that name")
-        if name not in found:
-            found[name], more = _read(FITTED / f"{name}.txt")
+        if name not in digests_of:
+            digests_of[name], more = _read(FITTED / f"{name}.txt")
             waiting += [(FITTED / f"{name}.txt", each) for each in more]
-    return found
+    return digests_of
 
 
 def _read(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:

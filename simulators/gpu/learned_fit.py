@@ -1,4 +1,4 @@
-"""Fit of the learned GPU model to what the analytic model leaves."""
+"""Fit of the learned GPU model to the errors of the analytic model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import lzma
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import xgboost
 
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import group
+from pimflow.host.files import replace_file
+from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Residual,
@@ -70,7 +70,7 @@ def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
 
 def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
     """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored in the package."""
-    found = []
+    residuals = []
     for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
         rows = [sample for sample in samples if sample.dtype == dtype]
         source = (
@@ -79,13 +79,13 @@ def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool
         residual = learn(gpu, rows, source)
         if write:
             write_residual(residual_path(gpu.name, dtype), residual)
-        found.append(residual)
-    return found
+        residuals.append(residual)
+    return residuals
 
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
     tables, residuals, used = [], [], []
-    for members in group(s for s in samples if s.kernel.geometry is not None and s.channels is None):
+    for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
         residuals.append(-members.error(gpu))
@@ -127,14 +127,7 @@ def write_residual(path: str | os.PathLike, residual: Residual) -> None:
 
     Raises
     ------
-    SpecError
+    OutputError
         If the file cannot be written.
     """
-    path = Path(path)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_bytes(lzma.compress(bytes(residual.booster.save_raw("ubj"))))
-        os.replace(partial, path)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
+    replace_file(path, lzma.compress(bytes(residual.booster.save_raw("ubj"))))

@@ -1,4 +1,4 @@
-"""What a library's convolutions take beyond the analytic GPU model, learned from measurements.
+"""Learned GPU model: corrects the analytic times of a library's convolutions by measurements.
 
 The time of a kernel is the analytic one times a factor, which gradient-boosted trees (xgboost) give from
 the analytic model's terms::
@@ -36,11 +36,11 @@ from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.gpu.roofline import (
     TILES,
     Batch,
-    Machine,
+    RooflineMachine,
     demands,
-    every_way,
     execution_cycles,
     family,
+    gemm_tilings,
 )
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
@@ -109,7 +109,7 @@ def residual_path(name: str, dtype: str) -> Path:
 
 
 def constants_digest(gpu: GpuSpec) -> str:
-    """Of what the analytic time depends on besides the launch."""
+    """Digest of the constants that the analytic time depends on, besides the launch."""
     values = {name: getattr(gpu, name) for name in DECISIVE}
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
@@ -147,13 +147,13 @@ class Residual:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """The class in which is decided whether the factor helps."""
+    """The class of convolutions by which `Residual.uses` decides."""
     return convolution_classes(geometry)[1]
 
 
 @functools.cache
 def load_residual(path: Path) -> Residual:
-    """A learned model's file.
+    """Read a learned model's file.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
 
 
 def square_map(geometry: ConvGeometry) -> ConvGeometry:
-    """The layer on one image as high as it is wide: what a layer's shares of rows have in common."""
+    """The layer on one image as high as it is wide, the same for all shares of a layer's rows."""
     side = max(geometry.w, (geometry.kh - 1) * geometry.dilation[0] + 1)
     _, left, _, right = geometry.padding
     return dataclasses.replace(geometry, n=1, h=side, padding=(left, left, right, right))
@@ -212,7 +212,7 @@ def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
         table[index, : -len(TERMS) - 1 - 2 * len(TILES)] = _shape_features(kernel, square, dtype)
         members.setdefault((square.kind, family(square)), []).append(index)
     for (kind, name), rows in members.items():
-        terms = _analytic_features(kind, [squares[i] for i in rows], Machine(gpu, dtype, None, name))
+        terms = _analytic_features(kind, [squares[i] for i in rows], RooflineMachine(gpu, dtype, None, name))
         table[rows, -len(TERMS) - 1 - 2 * len(TILES) :] = terms
     return table
 
@@ -245,17 +245,17 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
     return [*flags, *alignment, *np.log(sizes)]
 
 
-def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: Machine) -> np.ndarray:
+def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMachine) -> np.ndarray:
     batch = Batch(kernels)
-    found = demands(kind, batch, machine)
-    cycles = execution_cycles(found[0], machine)
-    total = np.min([execution_cycles(d, machine).min(axis=1) for d in found], axis=0)
-    terms = [getattr(found[0], name).min(axis=1) for name in TERMS]
+    kernel_demands = demands(kind, batch, machine)
+    cycles = execution_cycles(kernel_demands[0], machine)
+    total = np.min([execution_cycles(d, machine).min(axis=1) for d in kernel_demands], axis=0)
+    terms = [getattr(kernel_demands[0], name).min(axis=1) for name in TERMS]
     times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
     if kind != "gemm":
         return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])
     tiles = cycles.reshape(len(kernels), len(TILES), -1).min(axis=2) / machine.cycles_per_ns
-    whole = every_way(1.0)
+    whole = gemm_tilings(1.0)
     blocks = batch.groups * np.ceil(batch.m / whole.tm) * np.ceil(batch.n / whole.tn)
     return np.hstack([times, np.log(tiles), np.log(np.ceil(blocks / machine.gpu.sms))])
 

@@ -16,7 +16,14 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.roofline import Batch, Machine, Ways, demands, execution_cycles, family
+from pimflow.simulators.gpu.roofline import (
+    Batch,
+    GemmTilings,
+    RooflineMachine,
+    demands,
+    execution_cycles,
+    family,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,7 @@ class KernelCost:
     device : str
         What it was measured on, with its clocks; empty where nothing was measured.
     energies_pj : dict of str to float, optional
-        Its dynamic energy by what it goes into, where whoever timed it knows; else the prices of
+        Its dynamic energy by what it goes into, where the profiler gives it; else the prices of
         `GpuSpec.energy` count.
     """
 
@@ -95,17 +102,17 @@ def kernel_cost(
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
-    machine = Machine(gpu, dtype, channels, family(kernel))
+    machine = RooflineMachine(gpu, dtype, channels, family(kernel))
     tile = tile or kernel.tile
-    ways = None if tile is None else Ways([(*tile, 1)])
+    tilings = None if tile is None else GemmTilings([(*tile, 1)])
     best = None
-    for demand in demands(kernel.kind, Batch([kernel]), machine, ways):
+    for demand in demands(kernel.kind, Batch([kernel]), machine, tilings):
         cycles = execution_cycles(demand, machine)[0]
         at = int(cycles.argmin())
         if best is None or cycles[at] < best[0]:
             best = (cycles[at], at, demand)
     cycles, at, demand = best
-    tiled = demand.ways is not None
+    tiled = demand.tilings is not None
 
     def pick(values: np.ndarray) -> float:
         return float(values[0, min(at, values.shape[1] - 1)])
@@ -118,7 +125,7 @@ def kernel_cost(
         dram_ns=pick(demand.dram) / machine.cycles_per_ns,
         dram_bytes=pick(demand.dram_bytes),
         l2_bytes=pick(demand.l2_bytes),
-        tile=demand.ways.choices[at] if tiled else None,
+        tile=demand.tilings.choices[at] if tiled else None,
         blocks=int(pick(demand.blocks)) if tiled else 0,
     )
 
@@ -127,7 +134,7 @@ def kernels_ns(
     kernels: Sequence[Kernel], gpu: GpuSpec, *, dtype: str, channels: int | None = None
 ) -> np.ndarray:
     """Execution of many kernels of kind ``stream`` at once; as `kernel_cost` has it of each."""
-    machine = Machine(gpu, dtype, channels, "stream")
+    machine = RooflineMachine(gpu, dtype, channels, "stream")
     (demand,) = demands("stream", Batch(kernels), machine)
     return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns
 
@@ -135,7 +142,7 @@ def kernels_ns(
 def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:
     """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic, or as simulated.
 
-    Constant power times latency is not in it; the plan that knows the latency adds it.
+    Constant power times latency is not included; the plan adds it.
     """
     if cost.energies_pj is not None:
         return cost.energies_pj

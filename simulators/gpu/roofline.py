@@ -1,4 +1,4 @@
-"""The equations of the GPU model, for many kernels (rows) in many ways (columns) at once.
+"""The equations of the GPU model, for many kernels (rows) in many tilings (columns) at once.
 
 Execution combines three demands that overlap only in part::
 
@@ -80,7 +80,7 @@ SIZES = operator.attrgetter(
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """Demands of kernels (rows) done in several ways (columns), in cycles and bytes."""
+    """Demands of kernels (rows) in several tilings (columns), in cycles and bytes."""
 
     compute: np.ndarray
     l2: np.ndarray
@@ -89,21 +89,21 @@ class Demand:
     dram_bytes: np.ndarray
     l2_bytes: np.ndarray
     blocks: np.ndarray | None = None
-    ways: Ways | None = None
+    tilings: GemmTilings | None = None
 
 
 def has_rate(gpu: GpuSpec, dtype: str) -> bool:
-    """Whether the model knows how fast `gpu` computes in `dtype`."""
+    """Whether the model has a rate of `gpu` for `dtype`."""
     return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
 
 
 def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
-    """Whose kernels compute `dtype`: without tensor cores, those of fp32, on fewer bytes."""
+    """The type whose kernels compute `dtype`: without tensor cores fp32, on fewer bytes."""
     simd = gpu.simd_fma_per_sm_cycle
     return "fp32" if gpu.fma_per_sm_cycle[dtype] == simd.get(dtype) == simd.get("fp32") else dtype
 
 
-class Machine:
+class RooflineMachine:
     """A GPU at one dtype with some of its channels: rates per core cycle.
 
     Raises
@@ -158,7 +158,7 @@ class Machine:
 
 
 class Batch:
-    """Columns of kernels, one row each."""
+    """Sizes of kernels as columns, one row a kernel."""
 
     def __init__(self, kernels: Sequence[Kernel]):
         columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
@@ -167,8 +167,8 @@ class Batch:
         self.layers, self.blocks, self.again = (c.T for c in columns[9:])
 
 
-class Ways:
-    """Columns of (tile, split-K) choices."""
+class GemmTilings:
+    """Tilings of a GEMM as columns: tile (tm, tn) and split-K."""
 
     def __init__(self, choices: Sequence[tuple[int, int, int]]):
         self.choices = tuple(choices)
@@ -180,10 +180,10 @@ class Ways:
 
 
 @functools.cache
-def every_way(split_limit: float) -> Ways:
+def gemm_tilings(split_limit: float) -> GemmTilings:
     """Every tile with every split-K factor up to a limit."""
     splits = [split for split in SPLITS if split <= split_limit]
-    return Ways([(*tile, split) for tile, split in itertools.product(TILES, splits)])
+    return GemmTilings([(*tile, split) for tile, split in itertools.product(TILES, splits)])
 
 
 def family(kernel: Kernel) -> str:
@@ -202,39 +202,39 @@ def family(kernel: Kernel) -> str:
     return f"depthwise_{shape}" if kernel.kind == "depthwise" else shape
 
 
-def resident_blocks(gpu: GpuSpec, ways: Ways, row_bytes: int) -> np.ndarray:
+def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.ndarray:
     """Thread blocks that an SM holds at once: two buffers of rows of `row_bytes` for each, and its sums."""
-    smem = 2 * (ways.tm + ways.tn) * row_bytes
-    accumulators = ways.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
+    smem = 2 * (tilings.tm + tilings.tn) * row_bytes
+    accumulators = tilings.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
     resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
     return np.clip(resident, 1, RESIDENT_BLOCKS)
 
 
-def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
-    """Demands of implicit GEMMs, one column per way."""
+def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
+    """Demands of implicit GEMMs, one column a tiling."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
     element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
     k = batch.window * np.ceil(batch.k / batch.window / align) * align
-    rows, columns = np.ceil(batch.m / ways.tm), np.ceil(batch.n / ways.tn)
-    iterations = np.ceil(np.ceil(k / tk) / ways.split)
-    blocks = batch.groups * rows * columns * ways.split
+    rows, columns = np.ceil(batch.m / tilings.tm), np.ceil(batch.n / tilings.tn)
+    iterations = np.ceil(np.ceil(k / tk) / tilings.split)
+    blocks = batch.groups * rows * columns * tilings.split
     blocks_per_sm = np.ceil(blocks / gpu.sms)
 
-    waves = np.ceil(blocks / (gpu.sms * resident_blocks(gpu, ways, tk * element)))
+    waves = np.ceil(blocks / (gpu.sms * resident_blocks(gpu, tilings, tk * element)))
 
     half = machine["tile_half"]
-    share = machine["mma"] * ways.relative / (ways.relative + half) * (1 + half)
+    share = machine["mma"] * tilings.relative / (tilings.relative + half) * (1 + half)
     rate = machine.fma * share
-    busy = blocks_per_sm * iterations * (ways.area * tk / rate)
+    busy = blocks_per_sm * iterations * (tilings.area * tk / rate)
     latency = machine["block_cycles"] + iterations * machine["iteration_cycles"]
-    latency = waves * latency * ways.side ** machine["tile_power"]
+    latency = waves * latency * tilings.side ** machine["tile_power"]
 
-    partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * ways.extra_splits
+    partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * tilings.extra_splits
     stores = batch.outputs + partials
-    loads = blocks * (ways.tm + ways.tn) * (k / ways.split * element)
+    loads = blocks * (tilings.tm + tilings.tn) * (k / tilings.split * element)
     l2_bytes = loads + stores
-    tile_stores = np.minimum(ways.tm, batch.m) * np.minimum(ways.tn, batch.n) * element
-    tile_loads = (ways.tm + ways.tn) * (k / ways.split * element)
+    tile_stores = np.minimum(tilings.tm, batch.m) * np.minimum(tilings.tn, batch.n) * element
+    tile_loads = (tilings.tm + tilings.tn) * (k / tilings.split * element)
     port = blocks_per_sm * (tile_loads + tile_stores)
     l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
 
@@ -244,11 +244,11 @@ def gemm_demand(batch: Batch, machine: Machine, ways: Ways) -> Demand:
     dram_bytes, dram = machine.dram_traffic(
         batch.inputs, batch.weights, outputs, machine["reread"] * _overflow(batch, machine) * again
     )
-    fixed = machine["kernel_cycles"] + np.where(ways.split > 1, machine["split_cycles"], 0.0)
-    return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, ways)
+    fixed = machine["kernel_cycles"] + np.where(tilings.split > 1, machine["split_cycles"], 0.0)
+    return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, tilings)
 
 
-def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
+def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
     """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
     sms = machine.gpu.sms
     waves = np.maximum(np.ceil(batch.blocks / sms), 1.0)
@@ -265,18 +265,20 @@ def simd_demand(batch: Batch, machine: Machine, share: str) -> Demand:
     return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
 
 
-def _overflow(batch: Batch, machine: Machine) -> np.ndarray:
-    """Of the smaller operand, the share that the L2 does not hold until it is read again."""
+def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
+    """Share of the smaller operand that the L2 does not hold until it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
-def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None) -> list[Demand]:
-    """Demands of kernels of one kind: in the given ways, or in every way that the kind has."""
+def demands(
+    kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
+) -> list[Demand]:
+    """Demands of kernels of one kind: in the given tilings, or in all that the kind has."""
     if kind == "gemm":
-        if ways is not None:
-            return [gemm_demand(batch, machine, ways)]
-        tiled = gemm_demand(batch, machine, every_way(machine["split_limit"]))
+        if tilings is not None:
+            return [gemm_demand(batch, machine, tilings)]
+        tiled = gemm_demand(batch, machine, gemm_tilings(machine["split_limit"]))
         vector = (batch.m == 1) & (batch.window == 1)
         if not vector.any():
             return [tiled]
@@ -287,7 +289,7 @@ def demands(kind: str, batch: Batch, machine: Machine, ways: Ways | None = None)
     raise ValueError(f"kernel kind '{kind}' is none of gemm, depthwise, stream")
 
 
-def execution_cycles(demand: Demand, machine: Machine) -> np.ndarray:
-    """Cycles of kernels (rows) in several ways (columns)."""
+def execution_cycles(demand: Demand, machine: RooflineMachine) -> np.ndarray:
+    """Cycles of kernels (rows) in several tilings (columns)."""
     p = machine["overlap"]
     return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed

@@ -56,7 +56,7 @@ class Sample:
     shape : str
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str
-        What its file says that it was measured on; empty if it does not.
+        The GPU that its file names; empty if it names none.
     """
 
     kernel: Kernel
@@ -224,14 +224,16 @@ def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike
     names = sorted({row.get("gpu") or "" for _, row in rows})
     if len(names) < 2:
         return rows
-    own = [(line, row) for line, row in rows if plain_name(row.get("gpu") or "") == plain_name(gpu.name)]
-    if not own:
+    rows_of_gpu = [
+        (line, row) for line, row in rows if plain_name(row.get("gpu") or "") == plain_name(gpu.name)
+    ]
+    if not rows_of_gpu:
         raise TraceError(f"{path}: no rows of gpu '{gpu.name}'; there are {', '.join(filter(None, names))}")
-    return own
+    return rows_of_gpu
 
 
 def plain_name(name: str) -> str:
-    """``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
+    """`name` in lower case, letters and digits alone: ``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

@@ -21,7 +21,7 @@ _FOUR_ACTIVATIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class LatencyBound:
     """A lower bound on the cycles of the channel that has most to do.
 
     Attributes
@@ -52,8 +52,8 @@ class Bound:
 
 def lower_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
-) -> Bound:
-    """No program of the mapping space computes `geometry` on `channels` channels in fewer cycles.
+) -> LatencyBound:
+    """A lower bound on the cycles of every program of the mapping space, on `channels` channels.
 
     Parameters
     ----------
@@ -62,12 +62,10 @@ def lower_bound(
     pixels : int, optional
         Output pixels to compute; all by default.
     """
-    best = None
-    for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels):
-        bound = channel.bound(*mapping)
-        if best is None or bound.cycles < best.cycles:
-            best = bound
-    return best
+    bounds = (
+        channel.bound(*mapping) for channel, *mapping in _mappings(geometry, pim, dtype, channels, pixels)
+    )
+    return min(bounds, key=lambda bound: bound.cycles)
 
 
 def plain_bound(
@@ -75,8 +73,8 @@ def plain_bound(
 ) -> int:
     """The usual estimate in cycles: the larger of COMP slots with changes of rows, and bus slots.
 
-    It knows no turnarounds, latches or latencies, and counts refreshes as the share of time that they
-    take, which a short layer may escape: no bound for those. Parameters as of `lower_bound`.
+    It leaves out turnarounds, latches and latencies, and counts refreshes as the share of time that they
+    take. A short layer may have none, so for it this is no bound. Parameters as of `lower_bound`.
     """
     mappings = _mappings(geometry, pim, dtype, channels, pixels)
     slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
@@ -100,7 +98,7 @@ def _mappings(
 
 
 class _Channel:
-    """What one channel cannot do faster, with tiles over `gangs` gangs."""
+    """Lower bounds of one channel, with tiles over `gangs` gangs."""
 
     def __init__(self, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int):
         n = pim.timing
@@ -131,8 +129,8 @@ class _Channel:
         written = self._writes(units, tiles, together) * self.write
         return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
 
-    def bound(self, units: int, tiles: int, together: int, slots: int) -> Bound:
-        """What a mapping cannot do faster."""
+    def bound(self, units: int, tiles: int, together: int, slots: int) -> LatencyBound:
+        """The lower bound of one mapping."""
         comp = units * self.chunks * self.comp
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
@@ -158,7 +156,7 @@ class _Channel:
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
             moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
-        return Bound(
+        return LatencyBound(
             cycles=cycles,
             comp_cycles=comp,
             activation_cycles=activation,
@@ -171,20 +169,20 @@ class _Channel:
         )
 
     def _writes(self, units: int, tiles: int, together: int) -> int:
-        """Vectors written at least: each meets `together` tiles; the next unit may start with the last."""
+        """Least number of vectors written: each meets `together` tiles; units may share the last."""
         if self.chunks == 1:
             return -(-units // together)
         return units * self.chunks - (units if tiles > 1 else 0)
 
     def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
-        """Rows opened at least.
+        """Least number of rows opened.
 
         A row meets what is written while it is open, and what the buffers hold from the visits before.
         """
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1:
-            own = -(-self.chunks // self.per_row)
-            return max(rows, -(-units // self.buffers) * (own - 1) + 1)
+            rows_of_unit = -(-self.chunks // self.per_row)
+            return max(rows, -(-units // self.buffers) * (rows_of_unit - 1) + 1)
         again = -(-units // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
 
@@ -276,7 +274,7 @@ class _Channel:
 def least_work_ns(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> float:
-    """No program is faster, whatever its loop order: the products of the busiest channel, or its results.
+    """A bound for programs of any loop order: the products of the busiest channel, or its results.
 
     Weaker than `lower_bound`, but it holds for both timings and takes no search. Parameters as there.
     """

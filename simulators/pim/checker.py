@@ -1,7 +1,7 @@
-"""Is an issued DRAM-PIM stream legal? A brute-force judge that shares nothing with the timing engine.
+"""Is an issued DRAM-PIM stream legal? A brute-force check that shares no code with the timing engine.
 
-It knows the physical rules of ``strict`` by heart and takes from the `PimSpec` the organisation and the
-latencies by name, never the constraint table that drives the engine.
+The physical rules of ``strict`` are written out here. Only the organisation and the latencies come from the
+`PimSpec`, never the constraint table that drives the engine.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def violations(
         What the stream must execute: without PRE, REF and the G_ACTs that reopen a row closed by a
         refresh, it must be ``program.commands(channel)``, in order.
     limit : int
-        Messages returned at most; a last one says how many were left out.
+        Messages returned at most; a last one counts those that were left out.
     """
-    messages, total = [], 0
+    messages: list[str] = []
+    total = 0
     for where, describe in _findings(issued, spec, program, channel):
         total += len(where)
         for index in where[: max(0, limit - len(messages))].tolist():
@@ -134,8 +135,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_COMP], is_[_COMP], n("nCCDS"), "nCCDS after a COMP")
 
     for b in range(spec.global_buffers):
-        on = buffer == b
-        write, compute, read = is_[_GWRITE] & on, is_[_COMP] & on, is_[_READRES] & on
+        of_buffer = buffer == b
+        write, compute, read = is_[_GWRITE] & of_buffer, is_[_COMP] & of_buffer, is_[_READRES] & of_buffer
         yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
@@ -175,14 +176,15 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 
 def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:
-    """Where the stream is no longer the program's, and why; an empty reason if it is to the end."""
+    """Index of the first command that deviates from the program, and why; an empty reason without any."""
     expected = program.table(channel)
     expected[:, 0] = np.array([COMMANDS.index(name) for name in KINDS])[expected[:, 0]]
     kept = np.flatnonzero(issued["command"] != _PRE)
     stream = np.stack([issued[name][kept] for name in ("command", *FIELDS)], axis=1)
     activations = np.flatnonzero(stream[:, 0] == _G_ACT)
     # Rows that refreshes closed, by gang, until the gang is opened again.
-    opened, closed = {}, {}
+    opened: dict[int, int] = {}
+    closed: dict[int, int] = {}
 
     def open_rows(begin: int, end: int) -> None:
         for index in activations[slice(*np.searchsorted(activations, (begin, end)))]:

@@ -1,10 +1,11 @@
-"""Programs cut into pieces of bounded length, so that what is written of them never lies in memory whole."""
+"""Programs cut into pieces of bounded length, so that their text never lies in memory as a whole."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
 from pimflow.core.program import PimProgram
@@ -52,7 +53,7 @@ def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Ite
 
 
 def pim_refusal(program: PimProgram) -> str:
-    """Why a ``.pim`` trace cannot say `program`; empty if it can. Rows are checked when it is written."""
+    """Why a ``.pim`` trace cannot express `program`; empty if it can. Rows are checked when it is written."""
     if program.gangs > PIM_GANGS:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
     if program.computing_gangs != program.gangs:
@@ -119,7 +120,8 @@ def _shifted(
         if isinstance(old, Loop):
             return Loop(extent=old.extent, body=_shifted(old.body, start, rest))
         fields = {name: getattr(old, name) for name in old.__slots__}
-        return type(old)(**{n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()})
+        moved: dict[str, Any] = {n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()}
+        return type(old)(**moved)
 
     return tuple(node(old) for old in nodes)
 

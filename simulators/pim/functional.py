@@ -21,7 +21,7 @@ def simd_variants() -> tuple[str, ...]:
     return tuple(map(str, native.get("pimflow.simulators.simd_variants")()))
 
 
-class Device:
+class PimDevice:
     """PIM channels that hold a region's weights, ready to run its program any number of times.
 
     Parameters
@@ -110,4 +110,4 @@ def execute(
     UnknownNameError
         If `variant` is none of this processor's.
     """
-    return Device(program, image).run(x, threads, variant)
+    return PimDevice(program, image).run(x, threads, variant)

@@ -9,8 +9,8 @@ from pimflow.simulators.pim.timing import distinct_channels, issued
 
 
 def program_violations(program: PimProgram, pim: PimSpec) -> int:
-    """Illegal commands over the issued clocks of all channels, by the independent checker's judgement."""
+    """Illegal commands over the issued clocks of all channels, as the independent checker counts them."""
     return sum(
-        alike * count_violations(issued(program, pim, channel), pim, program, channel)
-        for channel, alike in distinct_channels(program).items()
+        channels_alike * count_violations(issued(program, pim, channel), pim, program, channel)
+        for channel, channels_alike in distinct_channels(program).items()
     )

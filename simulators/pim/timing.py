@@ -37,9 +37,11 @@ __all__ = [
 ]
 
 TIMINGS = ("strict", "ramulator-pimflow")
-ISSUED = np.dtype(
-    [(name, np.int64) for name in ("clock", "command", "gang", "buffer", "row", "column", "bursts")]
-)
+_ISSUED_FIELDS = ("clock", "command", "gang", "buffer", "row", "column", "bursts")
+ISSUED = np.dtype([(name, np.int64) for name in _ISSUED_FIELDS])
+
+# Times a piece of one channel's stream, and updates that channel's `_TALLY`.
+Engine = Callable[[np.ndarray, np.ndarray], None]
 
 _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
@@ -79,7 +81,7 @@ class TimingResult:
     row_utilisation : float or None
         Share of the columns of opened rows that COMPs use: columns used, each once for every time that
         the stream opens the row, over those of all rows opened, also to reopen one after a refresh. None
-        where a simulator other than ours does not say.
+        where another simulator does not give it.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
@@ -153,7 +155,7 @@ def time_program(
 
 
 def time_trace(
-    trace: Trace | str | os.PathLike | bytes,
+    trace: Trace | str | os.PathLike[str] | bytes,
     spec: PimSpec,
     timing: str = "strict",
     gwrite_hiding: bool = True,
@@ -168,7 +170,7 @@ def time_trace(
     Parameters
     ----------
     progress : callable
-        Told now and then which share of a file is done.
+        Called now and then with the share of a file that is done.
 
     Raises
     ------
@@ -176,11 +178,14 @@ def time_trace(
         See `trace.blocks`; a gang, row or column that the device lacks, with the line; under
         ``ramulator-pimflow``, more than 32 pending refreshes.
     """
-    parsed = isinstance(trace, Trace)
-    name = trace.name if parsed else trace_name(trace)
+    name, pieces = (
+        (trace.name, iter([trace.words]))
+        if isinstance(trace, Trace)
+        else (trace_name(trace), blocks(trace, progress))
+    )
     engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank, spec.gangs)
     tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
-    for words in [trace.words] if parsed else blocks(trace, progress):
+    for words in pieces:
         tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
     return _result([tally], spec, timing)
 
@@ -202,7 +207,7 @@ def require_timing(spec: PimSpec, timing: str) -> None:
 def check_device(program: PimProgram, spec: PimSpec) -> None:
     """Raise `SpecError` unless `spec` has the parts of the device that `program` was lowered for.
 
-    The engines ask for less: they time a program on devices that differ in what no clock depends on.
+    The engines require less: they also time a program on devices that differ in ways without effect on time.
     """
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
@@ -241,7 +246,7 @@ def distinct_channels(program: PimProgram) -> dict[int, int]:
 
 
 def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
-    """Commands of one channel as ``strict`` issues them, for a checker or a picture.
+    """Commands of one channel as ``strict`` issues them, for the checker and for pictures.
 
     Returns
     -------
@@ -254,15 +259,15 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
-    rows = np.empty((sum(tally[name] for name in COMMANDS), len(ISSUED)), dtype=np.int64)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
 
 
 def _engine(
     spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int, gangs: int
-) -> Callable[[np.ndarray, np.ndarray], None]:
-    """What takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
+) -> Engine:
+    """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
     """
@@ -272,15 +277,15 @@ def _engine(
     bounds = (gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
-        return _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+        engine: Engine = _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+        return engine
     require_timing(spec, timing)
     latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, readres_bursts]
-    return _ramulator(organisation, np.array(latencies, dtype=np.int64))
+    engine = _ramulator(organisation, np.array(latencies, dtype=np.int64))
+    return engine
 
 
-def _feed(
-    engine: Callable[[np.ndarray, np.ndarray], None], stream: np.ndarray, place: Callable[[int], str]
-) -> Tally:
+def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Tally:
     """Tally of `stream` and all that the engine took before it; `place` names a command by its index."""
     tally = np.zeros(len(_TALLY), dtype=np.int64)
     try:
@@ -340,7 +345,7 @@ def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
 
 
 def _timing_signature(words: np.ndarray) -> np.ndarray:
-    """Encoded words less what no figure depends on: pixels, elements, output channels, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
     words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
     around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
@@ -370,7 +375,7 @@ def _timing_signature(words: np.ndarray) -> np.ndarray:
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
-    totals = Counter()
+    totals: Counter[str] = Counter()
     for tally in per_channel:
         totals.update(tally)
     cycles = max(tally["cycles"] for tally in per_channel)

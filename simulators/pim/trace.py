@@ -47,20 +47,20 @@ class Trace:
         return len(self.words)
 
     @classmethod
-    def read(cls, path_or_bytes: str | os.PathLike | bytes) -> Trace:
+    def read(cls, path_or_bytes: str | os.PathLike[str] | bytes) -> Trace:
         """Parse a file, or the text itself given as bytes; raises what `blocks` does."""
         words = [block.copy() for block in blocks(path_or_bytes)]
         joined = np.concatenate(words) if words else np.empty(0, dtype=np.uint32)
         return cls(name=trace_name(path_or_bytes), words=joined)
 
 
-def trace_name(path_or_bytes: str | os.PathLike | bytes) -> str:
+def trace_name(path_or_bytes: str | os.PathLike[str] | bytes) -> str:
     """What messages call a trace."""
     return "<bytes>" if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
 
 
 def blocks(
-    path_or_bytes: str | os.PathLike | bytes, progress: Progress = lambda _: None
+    path_or_bytes: str | os.PathLike[str] | bytes, progress: Progress = lambda _: None
 ) -> Iterator[np.ndarray]:
     """The words of a trace (see `Trace`), in order, some megabytes of text at a time.
 
@@ -69,7 +69,7 @@ def blocks(
     Parameters
     ----------
     progress : callable
-        Told, after each block, which share of the file is done.
+        Called after each block with the share of the file that is done.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def blocks(
     """
     name = trace_name(path_or_bytes)
     try:
-        with io.BytesIO(path_or_bytes) if name == "<bytes>" else open(name, "rb") as file:
+        with io.BytesIO(path_or_bytes) if isinstance(path_or_bytes, bytes) else open(name, "rb") as file:
             yield from _parse_blocks(name, file, progress)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -114,14 +114,14 @@ class Ramulator:
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time every channel; those with the same text run once."""
         _check_device(pim)
-        found, bursts = [], []
+        printed, bursts = [], []
         for channel in range(len(program.channels)):
             with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
                 path, digest = _write(program, channel, Path(folder))
                 sent = command_counts(_only(program, channel))
-                found.append(self._time(path, digest, sent))
+                printed.append(self._time(path, digest, sent))
                 bursts.append(sent["gwrite_bursts"])
-        return self._result(found, pim, bursts)
+        return self._result(printed, pim, bursts)
 
     def time_trace(
         self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
@@ -131,8 +131,8 @@ class Ramulator:
         for _ in blocks(path, progress):  # the fork aborts without a word on a malformed line
             pass
         sent = _count_lines(path)
-        found = self._time(Path(path).resolve(), None, sent)
-        return self._result([found], pim, [sent["GWRITE"] * pim.buffer_columns])
+        printed = self._time(Path(path).resolve(), None, sent)
+        return self._result([printed], pim, [sent["GWRITE"] * pim.buffer_columns])
 
     def _time(self, trace: Path, digest: bytes | None, sent: Counter[str]) -> Counter[str]:
         if digest in self._known:
@@ -171,11 +171,11 @@ class Ramulator:
     def _who(self) -> str:
         return f"ramulator '{self.executable}'"
 
-    def _result(self, found: list[Counter[str]], pim: PimSpec, gwrite_bursts: list[int]) -> TimingResult:
-        total = sum(found, Counter())
-        channel_cycles = tuple(printed["Cycle"] for printed in found)
+    def _result(self, channels: list[Counter[str]], pim: PimSpec, gwrite_bursts: list[int]) -> TimingResult:
+        total = sum(channels, Counter())
+        channel_cycles = tuple(channel["Cycle"] for channel in channels)
         cycles = max(channel_cycles)
-        commands = tuple(_commands(printed) for printed in found)
+        commands = tuple(_commands(channel) for channel in channels)
         return TimingResult(
             cycles=cycles,
             time_ns=cycles * pim.tCK_ns,
@@ -183,7 +183,7 @@ class Ramulator:
             channel_commands=commands,
             timing=self.name,
             pim=pim.name,
-            utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(found)),
+            utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(channels)),
             gwrite_bursts=sum(gwrite_bursts),
             channel_gwrite_bursts=tuple(gwrite_bursts),
             channel_cycles=channel_cycles,
@@ -192,7 +192,7 @@ class Ramulator:
 
 
 def _commands(printed: Counter[str]) -> dict[str, int]:
-    """Under canonical names; the fork tells apart how many banks a PRE closes."""
+    """Commands by canonical name; the fork counts a PRE of one bank and of all banks apart."""
     commands = {name: printed[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
     return commands | {"PRE": printed["PREA"] + printed["PRE"], "REF": printed["REF"]}
 
@@ -205,7 +205,7 @@ def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:
     ProfilerError
         If a line that is needed is missing, or there twice.
     """
-    found: Counter[str] = Counter()
+    printed: Counter[str] = Counter()
     seen = set()
     for line in lines:
         match = re.fullmatch(rf"({'|'.join(PRINTED)}) ([0-9]{{1,18}})", line.rstrip("\r\n"), re.ASCII)
@@ -214,13 +214,13 @@ def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:
         if match[1] in seen:
             raise ProfilerError(f"{who}: it printed '{match[1]}' twice; is it the PIMFlow fork?")
         seen.add(match[1])
-        found[match[1]] = int(match[2])
+        printed[match[1]] = int(match[2])
     for name in PRINTED:
         if name not in seen:
             raise ProfilerError(f"{who}: it printed no line '{name} <number>'; is it the PIMFlow fork?")
-    if not found["Cycle"]:
+    if not printed["Cycle"]:
         raise ProfilerError(f"{who}: it printed 0 cycles")
-    return found
+    return printed
 
 
 def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes]:

@@ -85,29 +85,29 @@ def _input_pixels(geometry: ConvGeometry, pixels: np.ndarray) -> np.ndarray:
     y, x = np.divmod(within, geometry.ow)
     top, left, _, _ = geometry.padding
     taps = np.arange(geometry.kh * geometry.kw)
-    found = np.empty(0, dtype=np.int64)
+    under_windows = np.empty(0, dtype=np.int64)
     for part in np.array_split(taps, -(-len(pixels) * len(taps) // _PAIRS)):
         dy, dx = np.divmod(part, geometry.kw)
         iy = y[:, None] * geometry.stride[0] + dy * geometry.dilation[0] - top
         ix = x[:, None] * geometry.stride[1] + dx * geometry.dilation[1] - left
         inside = (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
         ids = (n[:, None] * geometry.h + iy) * geometry.w + ix
-        found = np.union1d(found, ids[inside])
-    return found
+        under_windows = np.union1d(under_windows, ids[inside])
+    return under_windows
 
 
 def counts(path: str | os.PathLike) -> Counter[str]:
     """Loads (LD) and stores (ST) of a file; `TraceError` with file and line for anything else."""
-    found: Counter[str] = Counter(LD=0, ST=0)
+    totals: Counter[str] = Counter(LD=0, ST=0)
     try:
         with open(path, encoding="ascii", newline="\n") as file:
             for line, text in enumerate(file, 1):
                 match = re.fullmatch(r"(LD|ST) (0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19})\n?", text)
                 if not match:
                     raise TraceError(f"{path}:{line}: not 'LD <address>' or 'ST <address>': {text[:60]!r}")
-                found[match[1]] += 1
+                totals[match[1]] += 1
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not a text file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return found
+    return totals

@@ -19,7 +19,7 @@ struct Constraint {
   int64_t level, before, after, cycles, per_burst_cycles, window;
 };
 
-/*! \brief A command and all that a constraint or the issued stream may ask of it. */
+/*! \brief A command with the operands that constraints and the issued stream use. */
 struct Issue {
   Command command;
   int64_t gang = -1, buffer = -1, row = -1, column = -1, bursts = 0;
@@ -48,7 +48,7 @@ class ConstraintClocks {
     return t;
   }
 
-  /*! \brief Delay what the rules say must come later than a command issued at `t`. */
+  /*! \brief Delay the commands that must come later than one issued at `t`. */
   void Constrain(const Issue& issue, int64_t t) {
     const int64_t later_bursts = std::max<int64_t>(issue.bursts, 1) - 1;
     for (const Delay& delay : delays_[issue.command]) {

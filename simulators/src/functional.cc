@@ -37,7 +37,7 @@ struct Header {
   int64_t banks, gangs, columns, elements_per_column, buffers, row_begin, rows;
   int64_t storage;  // a Storage
   int64_t buffer_columns;
-  int64_t tile_banks;  // banks that compute: the others' results are nobody's
+  int64_t tile_banks;  // banks that compute: no READRES delivers the results of the others
 
   int64_t row_elements() const { return columns * elements_per_column; }
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }

@@ -36,7 +36,7 @@ class PeriodWalk {
  private:
   /*! \brief Comparisons with the state at an earlier iteration, between two refreshes. */
   static constexpr int kTries = 16;
-  /*! \brief Bound on the memory of one loop; beyond it, it begins anew. */
+  /*! \brief Bound on the memory of one loop; beyond it, the records are dropped. */
   static constexpr size_t kMaxRecords = 1 << 14;
 
   /*! \brief A place in the run of a loop. */
@@ -50,7 +50,7 @@ class PeriodWalk {
     int64_t next = -1;
     int64_t iterations = 0, cycles = 0;
     Totals gained;
-    int64_t run = -1;  // of the loop, the last one that came by
+    int64_t run = -1;  // last run of the loop that reached it
     Mark mark;         // in that run
   };
 

@@ -1,6 +1,6 @@
 /*!
- * \brief What a command stream says about itself, whatever the timing: operands out of range, COMPs on
- * rows that are not open, READRESs of empty latches, and the columns of opened rows that it uses.
+ * \brief Checks of a command stream that need no timing: operands out of range, COMPs on rows that are
+ * not open, READRESs of empty latches, and the columns of opened rows that it uses.
  *
  * Loops are run until an iteration leaves everything as it found it, rows moved along by the loop's step
  * (`RowStep`); all later iterations are then the same.

@@ -39,10 +39,10 @@ T* Data(const tvm::ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief An error at a command of the stream, as "<index>:<problem>"; Python says where that is. */
+/*! \brief An error at a command of the stream, as "<index>:<problem>"; Python adds where that is. */
 #define PIMFLOW_THROW_AT(index) TVM_FFI_THROW(ValueError) << (index) << ":"
 
-/*! \brief Lets an interrupt through. */
+/*! \brief Throws if an interrupt is pending. */
 inline void CheckInterrupt() {
   if (TVMFFIEnvCheckSignals() != 0) throw tvm::ffi::EnvErrorAlreadySet();
 }

@@ -18,7 +18,7 @@
 
 namespace pimflow {
 
-/*! \brief Wait until `done()`: it is near, unless its thread has lost its processor. */
+/*! \brief Wait until `done()`, which is soon unless the other thread has lost its processor. */
 template <typename Done>
 void WaitUntil(Done done) {
   for (int steps = 0; !done(); ++steps) {
@@ -39,7 +39,7 @@ class Workers {
   /*!
    * \brief Run work(0) here, and work(1) to work(threads - 1) beside it; all are done on return.
    *
-   * Whoever finds the workers busy gets work(0) alone, which therefore has to be able to do everything.
+   * If the workers are busy, only work(0) runs; so it must be able to do all of the work.
    */
   static void Run(int64_t threads, const Work& work) {
     Workers& workers = OfThisProcess();
@@ -69,7 +69,7 @@ class Workers {
     }
     begin_.notify_all();
     work(0);
-    {  // whoever has not begun yet has nothing left to do
+    {  // a thread that has not begun yet finds nothing to do
       const std::lock_guard<std::mutex> guard(mutex_);
       next_ = threads_;
     }
@@ -87,8 +87,8 @@ class Workers {
 
   [[noreturn]] void Wait() {
     for (uint64_t round = 0;;) {
-      // Layers follow each other closely: look for a moment before falling asleep.
-      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kLookUs);
+      // Layers follow each other closely: poll for a moment before sleeping.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kPollUs);
       WaitUntil([&] { return round_.load() != round || std::chrono::steady_clock::now() > until; });
       int64_t thread;
       {
@@ -104,9 +104,9 @@ class Workers {
     }
   }
 
-  static constexpr int64_t kLookUs = 100;
+  static constexpr int64_t kPollUs = 100;
 
-  std::mutex turn_;  // held by whoever runs
+  std::mutex turn_;  // held while work runs
   std::mutex mutex_;
   std::condition_variable begin_;
   const Work* work_ = nullptr;

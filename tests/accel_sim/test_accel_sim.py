@@ -463,7 +463,7 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     monkeypatch.chdir(work)
     monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
     command = next(line for line in page.splitlines() if line.startswith("pimflow trace conv:"))
-    assert main.main(shlex.split(command)[1:]) == 0
+    assert main(shlex.split(command)[1:]) == 0
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")

@@ -10,7 +10,7 @@ import pytest
 from pimflow.errors import TraceError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.log import SENTINEL, read_log, read_power_report
-from pimflow.simulators.gpu.roofline import Ways, resident_blocks
+from pimflow.simulators.gpu.roofline import GemmTilings, resident_blocks
 
 DATA = Path(__file__).parent / "data"
 CYCLES = Path(__file__).parents[1] / "gpu_model" / "data" / "accelsim_rtx2060.csv"
@@ -175,7 +175,7 @@ def test_broken_power_reports(old, new, said, tmp_path):
 
 def test_the_model_holds_as_many_blocks_as_accel_sim():
     """On an SM of the GPU that these logs are of, with the tile that their kernels have."""
-    held = resident_blocks(GpuSpec.load("rtx-2060-pim32"), Ways([(64, 64, 1)]), 32 * 2)
+    held = resident_blocks(GpuSpec.load("rtx-2060-pim32"), GemmTilings([(64, 64, 1)]), 32 * 2)
     for name in ("pw_784x192x32.32", "pw_49x960x160.16"):
         with gzip.open(DATA / f"{name}.log.gz", "rt") as file:
             (count,) = re.findall(r"CTA/core = (\d+), limited by: regs", file.read())

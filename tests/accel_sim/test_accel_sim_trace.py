@@ -14,7 +14,7 @@ from pimflow.simulators.accel_sim.trace import (
     LISTED,
     STRIDED,
     Copy,
-    Instruction,
+    SassInstruction,
     ThreadBlock,
     TraceHeader,
     compressed,
@@ -79,9 +79,9 @@ def decompressed_as_accel_sim_does(words: list[str], mask: int) -> list[int]:
 
 
 @st.composite
-def instructions(draw) -> Instruction:
+def instructions(draw) -> SassInstruction:
     registers = st.integers(0, 255)
-    base = Instruction(
+    base = SassInstruction(
         pc=16 * draw(st.integers(0, 1 << 16)),
         opcode=draw(st.sampled_from(("LDG.E.128.SYS", "STS.64", "HMMA.1688.F32", "EXIT", "IADD3"))),
         destinations=tuple(draw(st.lists(registers, max_size=1))),
@@ -121,7 +121,7 @@ def test_accel_sim_finds_the_same_addresses(instruction):
 def test_a_stride_is_for_neighbouring_lanes():
     assert stridable(0x0000FF00) and stridable(0xFFFFFFFF) and stridable(1) and stridable(0)
     assert not stridable(0b101)
-    strided = Instruction(0, "LDG.E.SYS", (1,), (2,), 0b101, 4, (0, 4), STRIDED)
+    strided = SassInstruction(0, "LDG.E.SYS", (1,), (2,), 0b101, 4, (0, 4), STRIDED)
     with pytest.raises(ValueError, match="no single stride"):
         str(strided)
     assert compressed(strided).mode == DELTAS

@@ -182,18 +182,18 @@ def test_showing_devices_does_not_load_tvm():
 
 def test_the_page_is_what_the_files_say():
     """If not: scripts/update_devices.py."""
-    assert description.page(PAGE) == PAGE
+    assert description.updated_page(PAGE) == PAGE
     for name in spec_names("pim"):
-        assert description.markdown(description.describe(PimSpec.load(name))) in PAGE
+        assert description.description_markdown(description.describe(PimSpec.load(name))) in PAGE
 
 
 def test_a_changed_value_changes_the_page():
     pim = PimSpec.load("aim-gddr6")
     changed = replace(pim, timing=pim.timing | {"nRP": 33})
-    assert description.markdown(description.describe(changed)) not in PAGE
+    assert description.description_markdown(description.describe(changed)) not in PAGE
     stale = PAGE.replace("| timing.nRP | 32 cycles |", "| timing.nRP | 31 cycles |")
     assert stale != PAGE
-    assert description.page(stale) == PAGE
+    assert description.updated_page(stale) == PAGE
 
 
 @pytest.fixture

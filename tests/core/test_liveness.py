@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, apart
+from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, view_obstacle
 from pimflow.core.region import Region, RegionGraph
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=300)
@@ -109,7 +109,7 @@ def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
     whole = np.zeros(shape, f"f{element_bytes}")
     part = whole[(slice(None),) * axis + (slice(begin, None),)]
     offset_bytes = begin * whole.strides[axis]
-    inside = not apart(shape, axis, begin, element_bytes)
+    inside = not view_obstacle(shape, axis, begin, element_bytes)
     if inside:
         assert part.flags.c_contiguous and offset_bytes % ALIGNMENT_BYTES == 0
     elif part.size and begin:

@@ -89,7 +89,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     options += ["--profiler", f"pim=ramulator:{folder / 'ramulator'}", "--json", "--quiet"]
     options += ["--cache", str(tmp_path / "cache")]
     out = tmp_path / "net"
-    assert main.main(["compile", "toy", "-o", str(out), "--emit-traces", *options]) == 0
+    assert main(["compile", "toy", "-o", str(out), "--emit-traces", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["gpu_profiler"].startswith("accel-sim-logs:")
     assert report["timing"] == "ramulator:ramulator"
@@ -110,7 +110,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
 
     for name in ("down.conv", "pool", on_pim):
-        assert main.main(["compile", "toy", "--explain", name, *options]) == 0
+        assert main(["compile", "toy", "--explain", name, *options]) == 0
         candidates = {c["name"]: c for c in json.loads(capsys.readouterr().out)["candidates"]}
         (task,) = candidates["GPU"]["tasks"]
         if name == "down.conv":
@@ -133,7 +133,7 @@ def test_profiling_with_both_keeps_what_they_said(stored, tmp_path, capsys):
     command += ["--profiler", f"pim=ramulator:{folder / 'ramulator'}"]
     found = []
     for _ in range(2):
-        assert main.main(command) == 0
+        assert main(command) == 0
         found.append(json.loads(capsys.readouterr().out))
     first, second = found
     assert first["known"] == second["known"] and first["known"]["simulated"] == 13

@@ -34,7 +34,7 @@ from pimflow.errors import (
     VerificationError,
 )
 from pimflow.hardware import system
-from pimflow.hardware.system import COPIES, PADDINGS
+from pimflow.hardware.systems import COPIES, PADDINGS
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 from pimflow.pim_backend.runtime.network_module import infer

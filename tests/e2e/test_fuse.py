@@ -16,7 +16,7 @@ from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.errors import UsageError
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import apply
@@ -56,7 +56,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     graph, target, tilings = searched.graph, searched.system, searched.maker.tilings
     names = [region.name for region in graph.regions]
     runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
-    runs = [run for run in runs if len(run) < 4 and not tilings.problem(run, Tiling())]
+    runs = [run for run in runs if len(run) < 4 and not tilings.problem(run, GroupTiling())]
     inputs = network.example_inputs()
     reference = network.reference(inputs)
     tiled = 0
@@ -65,7 +65,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
         while left:
             fitting = [run for run in runs if run[0] == left[0] and draw.random() < 0.5]
             if fitting:
-                covers, tiling = draw.choice(fitting), Tiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
+                covers, tiling = draw.choice(fitting), GroupTiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
                 choices.append(
                     Choice(region=left[0], mode="GPU", gpu_share=1.0, covers=covers, schedule=str(tiling))
                 )

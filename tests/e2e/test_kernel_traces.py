@@ -24,7 +24,7 @@ LAYER = "conv:1x32x14x14,40,1x1"
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main.main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
+    code = main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
     out = capsys.readouterr()
     return code, out.out, out.err
 

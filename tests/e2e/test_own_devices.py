@@ -146,7 +146,7 @@ def test_a_known_name_does_not_stand_for_another_device(change, tmp_path):
     for program in compiled.programs.values():
         assert (program.pim, program.gangs) == ("newton-gddr6", mine.gangs)
         assert program.pim_digest == mine.digest != NEWTON.digest
-        assert mine.lowered(program) and not NEWTON.lowered(program)
+        assert mine.is_target_of(program) and not NEWTON.is_target_of(program)
     for path in (tmp_path / "net" / "programs").iterdir():
         assert simulate(path) == simulate(path, mine)
         loose = shutil.copy(path, tmp_path / "loose.pimprog")
@@ -234,4 +234,4 @@ def test_every_preset_survives_being_stored():
     for path in sorted((SPECS / "pim").glob("*.toml")):
         spec = PimSpec.load(path.stem)
         again = PimSpec.from_json(spec.to_json())
-        assert again == spec and again.digest == spec.digest and again.own_digest == ""
+        assert again == spec and again.digest == spec.digest and again.uncatalogued_digest == ""

@@ -9,7 +9,7 @@ import pytest
 
 from pimflow import hardware
 from pimflow.api import trace
-from pimflow.cli import main, progress_bar
+from pimflow.cli import main, output
 from pimflow.compiler import artifact
 from pimflow.compiler.artifact import Interface, Placed
 from pimflow.core.layer_text import parse_layer
@@ -17,7 +17,7 @@ from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.placement.costs.pim_runs import PimSide
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn
@@ -277,7 +277,7 @@ def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypa
 def test_progress_is_told_late_and_on_stderr(capsys, tmp_path, monkeypatch):
     arguments = ["trace", "conv:1x24x14x14,96,1x1", "--format", "perfetto", "-o", tmp_path / "out"]
     assert run(capsys, *arguments)[2] == ""
-    monkeypatch.setattr(progress_bar, "AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(output, "AFTER_SECONDS", -1.0)
     assert run(capsys, *arguments)[2] == "pimflow: writing …\n"
     assert run(capsys, *arguments, "--quiet")[2] == ""
 

@@ -13,10 +13,10 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readre
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, Tiling, schedules
+from pimflow.pim_backend.programs.schedule import BankTiling, Schedule, schedules
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()
@@ -150,7 +150,7 @@ def in_small_buffers(layer: Layer, buffer_columns: int) -> PimProgram:
     Two buffers take turns at the pixels; the rows are those of the program that the lowering makes.
     """
     whole = replace(layer, channels=1).lowered(layer.schedules[0])
-    tiling = Tiling.of(layer.geometry, layer.pim, layer.dtype)
+    tiling = BankTiling.of(layer.geometry, layer.pim, layer.dtype)
     nodes: list[Node] = []
     for tile in range(tiling.tiles):
         for pixel in range(whole.pixel_begin, whole.pixel_end):

@@ -22,7 +22,7 @@ from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
 from pimflow.compiler.verification import Verification, verify
 from pimflow.core.commands import Comp
-from pimflow.core.output_error import LARGEST, MULTIPLE, OUTPUT_BOUND, OutputCheck, error_text
+from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, OutputCheck, error_text
 from pimflow.core.program import PimProgram
 from pimflow.errors import VerificationError
 from pimflow.frontend import onnx_graph
@@ -68,7 +68,7 @@ def test_a_right_build_is_verified(kind, dtype):
         assert output == OutputCheck(relative_error=found.max_relative_error, bound=OUTPUT_BOUND[dtype])
         return
     assert found.max_relative_error > OUTPUT_BOUND[dtype]
-    assert found.bound == MULTIPLE * output.reference_deviation < LARGEST
+    assert found.bound == DEVIATION_MULTIPLE * output.reference_deviation < LARGEST_BOUND
     text = error_text(output)
     assert f"{output.relative_error:.1e}" in text and f"by {output.reference_deviation:.1e}" in text
 
@@ -155,7 +155,7 @@ def test_the_report_has_both_figures(capsys, tmp_path):
     code, out, _ = compiled(capsys, tmp_path, "amplifies")
     report = json.loads((tmp_path / "out/report.json").read_text())
     error, deviation = report["max_relative_error"], report["reference_deviation"]
-    assert code == 0 and OUTPUT_BOUND["fp16"] < error < report["tolerance"] == MULTIPLE * deviation
+    assert code == 0 and OUTPUT_BOUND["fp16"] < error < report["tolerance"] == DEVIATION_MULTIPLE * deviation
     assert report["outputs"] == [
         {"relative_error": error, "bound": report["tolerance"], "reference_deviation": deviation}
     ]
@@ -248,7 +248,7 @@ def test_zeros_are_refused_whatever_the_network(cases):
     stored = Stored(layers=frozenset(("first", "left", "right", "last")), kernels=True)
     wrong = [np.zeros_like(y) for y in case.expected]
     (check,) = output_checks(case.network, stored, "fp16", case.inputs, wrong, case.expected)
-    assert check.reference_deviation > LARGEST == check.bound and not check.matches
+    assert check.reference_deviation > LARGEST_BOUND == check.bound and not check.matches
 
 
 def test_one_output_lends_another_no_bound():
@@ -364,7 +364,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
 def test_few_right_builds_are_refused(wider, most):
     """If the errors of build and runs are draws of one normal distribution, of one degree of freedom."""
     draws = abs(np.random.default_rng(0).standard_normal((1 << 20, 1 + RUNS)))
-    refused = draws[:, 0] > MULTIPLE * wider * draws[:, 1:].max(axis=1)
+    refused = draws[:, 0] > DEVIATION_MULTIPLE * wider * draws[:, 1:].max(axis=1)
     assert 0 < refused.mean() < most
 
 

@@ -19,7 +19,7 @@ from layers import layers
 from test_function import LONG, POINTWISE, SPECIAL, UNALIKE, bits, run
 
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.simulators.pim.functional import Device, simd_variants
+from pimflow.simulators.pim.functional import PimDevice, simd_variants
 
 
 @pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
@@ -89,7 +89,7 @@ def test_the_callers_arithmetic_does_not_matter(variant, bits_set):
     x[:, ::2] *= np.float32(2.0**-80)
     w[::2] *= np.float32(2.0**-60)
     program = layer.lowered(layer.schedules[0])
-    device = Device(program, layer.image(program, w))
+    device = PimDevice(program, layer.image(program, w))
     expected = device.run(x, 1, variant)
     assert ((expected != 0) & (abs(expected) < np.finfo(np.float32).tiny)).any()
     libm, callers = ctypes.CDLL("libm.so.6"), (ctypes.c_uint32 * 8)()

@@ -14,7 +14,7 @@ from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover, convex_sets
 from pimflow.fusion.layers import Layer, same
 from pimflow.fusion.replay import replay
-from pimflow.fusion.run_costs import Costs, Objective
+from pimflow.fusion.run_costs import Objective, RunCosts
 from pimflow.fusion.search import OBJECTIVES
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=15)
@@ -47,7 +47,7 @@ def exhaustive(costs):
 @given(graphs(), st.integers(40, 400), st.sampled_from(OBJECTIVES), st.sampled_from(["lifetime", "deep"]))
 def test_no_way_to_group_the_layers_is_better(drawn, on_chip, objective, reuse):
     measure = Objective(Accelerator(on_chip_bytes=4 * on_chip), objective)
-    costs = Costs(drawn.graph, measure, reuse, "retain", lambda share: None)
+    costs = RunCosts(drawn.graph, measure, reuse, "retain", lambda share: None)
     groups = ConvexCover(costs).best(costs)
     order = [position for each in groups for position in each.positions]
     assert sorted(order) == list(range(len(costs)))
@@ -124,7 +124,7 @@ def test_groups_that_wait_for_one_another_are_no_cover():
         Layer(name="d", inputs=("a",), **unary),
     )
     graph = LayerGraph(name="g", layers=layers, shapes=dict.fromkeys("xyabcd", shape), outputs=("c", "d"))
-    costs = Costs(graph, Objective(Accelerator(), "traffic"), "deep", "recompute", lambda share: None)
+    costs = RunCosts(graph, Objective(Accelerator(), "traffic"), "deep", "recompute", lambda share: None)
     pairs = [costs.alone[p] for p in range(4)]
     crossed = [convex.Costed(positions=p, objective=1.0) for p in ((0, 2), (1, 3))]
     found = convex._cover(pairs + crossed, costs)

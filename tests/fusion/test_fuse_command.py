@@ -10,7 +10,7 @@ from pimflow.api import fuse
 from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
-from pimflow.fusion import OBJECTIVES, Accelerator, Tiling, folded, fuse_layers, unfolded
+from pimflow.fusion import OBJECTIVES, Accelerator, GroupTiling, folded, fuse_layers, unfolded
 from pimflow.fusion.replay import replay
 
 # Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
@@ -114,7 +114,7 @@ def test_the_plan_of_the_toy_runs(baseline):
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
     assert plan.dram_bytes < plan.dram_bytes_unfused
     fused = [(group, placed) for group, placed in zip(plan.groups, plan.placements) if placed]
-    assert any(group.tiling != Tiling() for group, _ in fused)
+    assert any(group.tiling != GroupTiling() for group, _ in fused)
     for group, placed in fused:
         ran = replay(group, placed, 4)
         assert ran.loaded + ran.stored == group.traffic_elements
@@ -154,7 +154,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 
 def test_command(capsys):
-    assert main.main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
+    assert main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
     assert found["reduction"] == pytest.approx(1 - found["dram_bytes"] / found["dram_bytes_unfused"])
@@ -162,14 +162,14 @@ def test_command(capsys):
     assert sum(group["dram_bytes"] for group in found["groups"]) == found["dram_bytes"]
     assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in found["groups"])
     assert sum(row["memory"] for row in found["layers"]) == pytest.approx(1)
-    assert main.main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
+    assert main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
     assert "less" in capsys.readouterr().out
 
 
 def test_a_decomposed_network_is_fused(capsys):
     """Against the original's layers, whose outputs it does not give."""
     options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
-    assert main.main(["fuse", "toy", *options]) == 0
+    assert main(["fuse", "toy", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dram_bytes_original"] == fuse.fuse("toy").dram_bytes_unfused
     assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
@@ -204,6 +204,6 @@ def test_a_decomposed_network_is_fused(capsys):
     ],
 )
 def test_bad_input(options, code, message, capsys):
-    assert main.main(["fuse", "toy", "--quiet", *options]) == code
+    assert main(["fuse", "toy", "--quiet", *options]) == code
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""

@@ -13,8 +13,13 @@ from pimflow import zoo
 from pimflow.api import fuse
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
-from pimflow.fusion import Accelerator, Group, Tiling, kernels, place, replay, unfolded
+from pimflow.fusion import Accelerator, Group, GroupTiling, place, unfolded
 from pimflow.fusion.channels import possible_runs
+from pimflow.fusion.kernels import execution
+from pimflow.fusion.kernels.generator import generate
+from pimflow.fusion.kernels.onnx_formulas import computations
+from pimflow.fusion.kernels.parameters import Target
+from pimflow.fusion.replay import replay
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 
@@ -34,7 +39,7 @@ def cases(draw, channels=False):
     reuse = draw(st.sampled_from(["none", "lifetime", "deep", "deep"]))
     resident = frozenset(name for name in weighted if reuse == "none" or draw(st.booleans()))
     cuts = dict(n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 3)))
-    tiling = Tiling(**cuts, retain=draw(st.booleans()))
+    tiling = GroupTiling(**cuts, retain=draw(st.booleans()))
     group = Group(graph=graph, begin=begin, end=end, tiling=tiling, reuse=reuse, resident=resident)
     return model, draw(by_channel(group)) if channels else group
 
@@ -59,7 +64,7 @@ def by_channel(draw, group):
 
 def run(group, placed, found, values):
     values = {name: array.ravel() for name, array in values.items()}
-    counts = kernels.run_group(kernels.build(group, placed, found), group, placed, found, values)
+    counts = execution.run_group(execution.build(group, placed, found), group, placed, found, values)
     return {name: values[name] for name in group.stored}, counts
 
 
@@ -69,7 +74,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     model, group = case
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     wanted = every_tensor(model, np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
-    found = kernels.computations(model, group.graph)
+    found = computations(model, group.graph)
     placed = place(group, 4, 10**9)
     placed = place(group, 4, placed.on_chip_bytes)
     inputs = {name: np.ascontiguousarray(wanted[name]) for name in group.loaded}
@@ -88,7 +93,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
 def test_sums_keep_their_order(case, seed):
     """Bit for bit what the layers give one by one, whole maps at a time."""
     model, group = case
-    found = kernels.computations(model, group.graph)
+    found = computations(model, group.graph)
     random = np.random.default_rng(seed)
     values = {
         name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.loaded
@@ -96,7 +101,7 @@ def test_sums_keep_their_order(case, seed):
     results, _ = run(group, place(group, 4, 10**9), found, values)
     for position in range(group.begin, group.end):
         alone = Group(graph=group.graph, begin=position, end=position + 1)
-        single, placed = kernels.lone(alone, 4)
+        single, placed = execution.lone(alone, 4)
         single_results, counts = run(single, placed, found, values)
         assert sum(counts.values()) == 4 * alone.traffic_elements
         values |= single_results
@@ -113,7 +118,7 @@ def toy():
 def test_command(dtype, on_chip, bound, capsys):
     """Tiles, retained rows, results over operands; all of it as counted."""
     options = ["--json", "--quiet", "--on-chip", on_chip, "--halo", "retain", "--dtype", dtype]
-    assert main.main(["fuse", "toy", *options, "--execute"]) == 0
+    assert main(["fuse", "toy", *options, "--execute"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in found["groups"])
@@ -131,7 +136,7 @@ def test_command(dtype, on_chip, bound, capsys):
     ],
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
-    assert main.main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
+    assert main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
 
@@ -144,7 +149,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), halo="retain")
     except InfeasibleError:
         return
-    ran = kernels.execute(model, plan)
+    ran = execution.execute(model, plan)
     ran.require(plan)
     assert ran.counted_bytes == plan.dram_bytes
 
@@ -155,7 +160,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
     try:
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
-        ran = kernels.execute(model, plan, baseline="folded")
+        ran = execution.execute(model, plan, baseline="folded")
     except (InfeasibleError, UnsupportedOpError):
         assume(False)
     ran.require(plan)
@@ -166,7 +171,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
 def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
-    assert main.main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
+    assert main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
     assert max(group["tile"]["tiles"] for group in found["groups"]) > 1
@@ -182,25 +187,25 @@ def test_a_wrong_place_between_folded_layers_is_seen():
         dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
     assert not set(group.stored) & set(plan.graph.outputs)
     with pytest.raises(VerificationError, match="differs from its reference"):
-        kernels.execute("toy", wrong, baseline="folded").require(wrong)
+        execution.execute("toy", wrong, baseline="folded").require(wrong)
 
 
 def test_a_plan_of_other_layers_is_refused(toy):
     with pytest.raises(UsageError, match="not of this network's folded layers"):
-        kernels.execute("toy", toy, baseline="folded")
+        execution.execute("toy", toy, baseline="folded")
 
 
 def test_a_folded_layer_without_a_formula_is_named():
     """A concatenation that the convolution behind it takes in."""
     plan = fuse.fuse("squeezenet-1.1", baseline="folded", search="greedy")
     with pytest.raises(UnsupportedOpError, match=r"'features.4.squeeze'"):
-        kernels.execute("squeezenet-1.1", plan, baseline="folded")
+        execution.execute("squeezenet-1.1", plan, baseline="folded")
 
 
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
         model = zoo.load_model("bert-base", filled=False)
-        kernels.computations(model, unfolded(model))
+        computations(model, unfolded(model))
 
 
 def test_a_wrong_place_or_count_is_seen(toy):
@@ -211,8 +216,8 @@ def test_a_wrong_place_or_count_is_seen(toy):
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
     with pytest.raises(VerificationError, match="differs from its reference"):
-        kernels.execute("toy", wrong).require(wrong)
-    ran = kernels.execute("toy", toy)
+        execution.execute("toy", wrong).require(wrong)
+    ran = execution.execute("toy", toy)
     ran.require(toy)
     fewer = dataclasses.replace(ran.groups[0], weight_bytes=ran.groups[0].weight_bytes - 4)
     with pytest.raises(VerificationError, match="the search counted"):
@@ -220,32 +225,32 @@ def test_a_wrong_place_or_count_is_seen(toy):
 
 
 def test_for_cuda_the_pool_is_shared_memory(toy):
-    found = kernels.computations(zoo.load_model("toy"), toy.graph)
+    found = computations(zoo.load_model("toy"), toy.graph)
     target = targets.named_target("cuda+pim")
     group, placed = toy.groups[-1], toy.placements[-1]
     bound = int(target.attrs["max_shared_memory_per_block"])
     large = dataclasses.replace(placed, on_chip_bytes=bound + 4)
     with pytest.raises(InfeasibleError, match="bytes of shared memory") as caught:
-        kernels.build_cuda(group, large, found, target)
+        execution.build_cuda(group, large, found, target)
     assert (caught.value.demand, caught.value.bound) == (bound + 4, bound)
-    source = kernels.cuda_source(group, placed, found, target)
+    source = execution.cuda_source(group, placed, found, target)
     assert source.count("__shared__") == 1 and "__syncthreads" in source
     if not cuda_compiler():
         with pytest.raises(UsageError):
-            kernels.build_cuda(group, placed, found, target)
+            execution.build_cuda(group, placed, found, target)
     else:
-        assert [part.kind for part in kernels.build_cuda(group, placed, found, target).imports]
+        assert [part.kind for part in execution.build_cuda(group, placed, found, target).imports]
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):
     """In the least memory, a convolution's result lies over its operand."""
-    found = kernels.computations(zoo.load_model("toy"), toy.graph)
+    found = computations(zoo.load_model("toy"), toy.graph)
     resident = frozenset(layer.name for layer in toy.graph.layers[:2] if layer.weight_elements)
     group = Group(graph=toy.graph, begin=0, end=2, resident=resident)
-    target, placed = kernels.Target(threads=32), place(group, 4, 10**9)
-    kernels.generate("f", group, placed, found, target)
+    target, placed = Target(threads=32), place(group, 4, 10**9)
+    generate("f", group, placed, found, target)
     with pytest.raises(InfeasibleError):
         while True:
             placed = place(group, 4, placed.on_chip_bytes - 4)
     with pytest.raises(UnsupportedOpError, match=f"'{toy.graph.layers[0].name}' .* give --reuse lifetime"):
-        kernels.generate("f", group, placed, found, target)
+        generate("f", group, placed, found, target)

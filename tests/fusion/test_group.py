@@ -19,7 +19,7 @@ from pimflow.fusion.group import Group, place
 from pimflow.fusion.layers import Layer, LayerGraph, same
 from pimflow.fusion.replay import replay
 from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
-from pimflow.fusion.tiling import Tiling
+from pimflow.fusion.tiling import GroupTiling
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=36)
 REUSES = ("none", "lifetime", "deep")
@@ -31,7 +31,7 @@ def groups(draw, reuse=None):
     end = draw(st.integers(1, len(graph.layers)))
     begin = draw(st.integers(0, end - 1))
     retain = draw(st.booleans())
-    tiling = Tiling(
+    tiling = GroupTiling(
         n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 2)), retain=retain
     )
     weighted = [layer.name for layer in graph.layers[begin:end] if layer.weight_elements]
@@ -119,10 +119,10 @@ def test_a_residual_block_by_hand():
     """x and the sum move once, weights once; with two tiles of rows, x has 2 rows more."""
     whole = Group(graph=residual(), begin=0, end=3)
     assert whole.traffic_elements == 32 + 32 + 72 and whole.macs == 2 * 576
-    halves = dataclasses.replace(whole, tiling=Tiling(h=2), resident=frozenset("ab"))
+    halves = dataclasses.replace(whole, tiling=GroupTiling(h=2), resident=frozenset("ab"))
     assert halves.traffic_elements == 2 * 4 * 8 + 32 + 72  # each tile's x is all 4 rows
     assert halves.macs == 576 + 576 * 6 // 4
-    kept = dataclasses.replace(halves, tiling=Tiling(h=2, retain=True))
+    kept = dataclasses.replace(halves, tiling=GroupTiling(h=2, retain=True))
     assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
 
 
@@ -131,7 +131,7 @@ def test_a_residual_block_by_hand():
 def test_runs_are_found_where_any_fit(group, sums, capacity):
     """All ways to choose runs, with the memory of each by its lifetimes."""
     assume(not group.single)
-    group = dataclasses.replace(group, tiling=Tiling(), resident=frozenset())
+    group = dataclasses.replace(group, tiling=GroupTiling(), resident=frozenset())
 
     def peak(runs):
         lives = dataclasses.replace(group, channel_runs=runs).lifetimes(1)
@@ -173,7 +173,7 @@ def test_wide_maps_go_channel_by_channel():
     """768 elements hold neither wide map (1024) nor all weights (256 each); all moves once."""
     on = Accelerator(on_chip_bytes=4 * 220)
     (group,) = (plan := fuse_layers(bottleneck(), on)).groups
-    assert group.tiling == Tiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
+    assert group.tiling == GroupTiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
     assert fuse.summary(plan)["groups"][0]["by_channel"] == [["a"], ["b", "sum", "c"]]
     assert {"x", "y", "b", "sum"} <= group.by_channel and not {"a", "c"} & group.by_channel
     ran = replay(group, plan.placements[0], 4)

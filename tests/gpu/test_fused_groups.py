@@ -6,7 +6,9 @@ import tvm
 
 from pimflow import zoo
 from pimflow.api import fuse
-from pimflow.fusion import Accelerator, kernels
+from pimflow.fusion import Accelerator
+from pimflow.fusion.kernels import execution
+from pimflow.fusion.kernels.onnx_formulas import computations
 from pimflow.pim_backend.runtime.targets import local_cuda
 
 pytestmark = [
@@ -19,18 +21,18 @@ pytestmark = [
 def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
     """The last of them channel by channel, too."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=on_chip_kib << 10), reuse="lifetime", halo=halo)
-    found, ran = kernels.computations(zoo.load_model("toy"), plan.graph), 0
+    found, ran = computations(zoo.load_model("toy"), plan.graph), 0
     for group, placed in zip(plan.groups, plan.placements):
         if placed is None:
             continue
         random = np.random.default_rng(ran)
         inputs = {name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
                   for name in group.loaded}  # fmt: skip
-        kernel = kernels.build_cuda(group, placed, found, local_cuda())[kernels.NAME]
+        kernel = execution.build_cuda(group, placed, found, local_cuda())[execution.NAME]
         here, there = dict(inputs), dict(inputs)
-        counted = kernels.run_group(kernel, group, placed, found, there, tvm.cuda())
-        function = kernels.build(group, placed, found)
-        assert counted == kernels.run_group(function, group, placed, found, here)
+        counted = execution.run_group(kernel, group, placed, found, there, tvm.cuda())
+        function = execution.build(group, placed, found)
+        assert counted == execution.run_group(function, group, placed, found, here)
         assert sum(counted.values()) == 4 * group.traffic_elements
         for name in group.stored:  # products may be contracted into sums on one side alone
             assert np.abs(there[name] - here[name]).max() <= 1e-5 * np.abs(here[name]).max()

@@ -10,7 +10,7 @@ from pimflow.primitive_selection.machines import Card, Machine
 from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import input_shape, output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import filter_shape
 
 pytestmark = [

@@ -322,7 +322,7 @@ def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, caps
     said = {}
     for quiet in ([], ["--quiet"]):
         cache = ["--cache", str(tmp_path / f"cache{len(quiet)}")]
-        assert main.main([*command, *cache, "--json", "--jobs", "1", *quiet]) == 0
+        assert main([*command, *cache, "--json", "--jobs", "1", *quiet]) == 0
         out, err = capsys.readouterr()
         said[bool(quiet)] = [line for line in err.splitlines() if "not measured, so analytic" in line]
         assert list(json.loads(out)["known"]) == ["analytic"]

@@ -108,9 +108,9 @@ def test_order_matters():
     steps.append(([f"small{i}" for i in range(4)], ["y"]))
     sizes = {"x": 1, "y": 1} | {f"large{i}": 100 for i in range(4)} | {f"small{i}": 1 for i in range(4)}
     pools = reordered_pools(StepGraph(steps=steps, size_bytes=sizes, inputs=("x",), outputs=("y",)))
-    assert (pools.found.given_peak_bytes, pools.found.peak_bytes) == (401, 104)
+    assert (pools.searched.given_peak_bytes, pools.searched.peak_bytes) == (401, 104)
     assert (pools.before.pool_bytes, pools.after.pool_bytes, pools.pool_bytes) == (401, 104, 104)
-    assert pools.better and pools.optimal and pools.order == pools.found.order
+    assert pools.better and pools.optimal and pools.order == pools.searched.order
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -147,12 +147,12 @@ def test_an_alias_keeps_its_readers_before_it():
 def test_pools_before_and_after(graph):
     pools = reordered_pools(graph, seconds=20)
     given = tuple(range(len(graph.steps)))
-    for order, plan in ((given, pools.before), (pools.found.order, pools.after)):
+    for order, plan in ((given, pools.before), (pools.searched.order, pools.after)):
         ends = {pool.memory: pool.pool_bytes for pool in plan.pools}
         validator.check(graph.lifetimes(order), plan.offsets_bytes, ends)
         assert plan.pool_bytes >= peak_bytes(graph, order) == graph.peak_bytes(order)
-    assert pools.found.lower_bound_bytes <= pools.pool_bytes <= pools.before.pool_bytes
-    assert pools.order == (pools.found.order if pools.better else given)
+    assert pools.searched.lower_bound_bytes <= pools.pool_bytes <= pools.before.pool_bytes
+    assert pools.order == (pools.searched.order if pools.better else given)
     assert memory.plan(graph.lifetimes(pools.order)).pool_bytes == pools.pool_bytes
 
 

@@ -15,11 +15,11 @@ from tvm.relax import op
 from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import fused, layer_name, main_bindings, with_roles
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 CPU = named_target("llvm+pim")

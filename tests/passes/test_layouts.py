@@ -12,10 +12,10 @@ from tvm.relax import op
 
 from pimflow.compiler.build import with_primitives
 from pimflow.compiler.kernel_calls import parts
-from pimflow.core.region import JOINED, MOVES
+from pimflow.core.region import CONCAT_SUFFIX, MOVES
 from pimflow.hardware import system
 from pimflow.primitive_selection.layers import Layers, apart
-from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitive_selection.profile import Device, Profile
 from pimflow.primitives import PRIMITIVES
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
@@ -68,7 +68,7 @@ def networks(draw, more=()) -> tvm.IRModule:
     return rebuild(graph(network, (1, SIDE, SIDE, 16)), lambda *_: None)
 
 
-def problem(mod: tvm.IRModule) -> Problem:
+def problem(mod: tvm.IRModule) -> SelectionProblem:
     """With one primitive of each layout, and pools that are as fast in all."""
     layers = Layers(apart(extract_regions(mod)))
     profile = Profile(
@@ -83,7 +83,7 @@ def problem(mod: tvm.IRModule) -> Problem:
         moves_ns=dict.fromkeys(layers.moves.values(), 1.0),
         pools_ns=dict.fromkeys(layers.pooled, 1.0),
     )
-    return Problem(graph=layers.graph, table=layers.table(profile))
+    return SelectionProblem(graph=layers.graph, table=layers.table(profile))
 
 
 def compiled(mod: tvm.IRModule, choice) -> tvm.IRModule:
@@ -97,7 +97,7 @@ def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
     region, known = {}, {region.name for region in apart(extract_regions(original)).regions}
     for name, group in region_groups(original).items():
         for b in group.bindings:
-            joined = f"{name}{JOINED}"
+            joined = f"{name}{CONCAT_SUFFIX}"
             region[b.var.name] = joined if operator(b.value) == "concat" and joined in known else name
     found: set[tuple[str, str]] = set()
     made = {b.var: b.value for b in main_bindings(mod)}
@@ -120,7 +120,7 @@ def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
     return found
 
 
-def picked(problem: Problem, numbers: list[int]):
+def picked(problem: SelectionProblem, numbers: list[int]):
     names = [region.name for region in problem.graph.regions]
     found = {}
     for name, number in zip(names, numbers * len(names)):
@@ -129,7 +129,7 @@ def picked(problem: Problem, numbers: list[int]):
     return found
 
 
-def expected(problem: Problem, choice) -> set[tuple[str, str]]:
+def expected(problem: SelectionProblem, choice) -> set[tuple[str, str]]:
     return {
         (t.tensor.removeprefix("%"), ">" if t.reader.endswith(">") else t.reader)
         for t in problem.transforms(choice)

@@ -15,9 +15,9 @@ from tvm.script import tirx as T
 from pimflow import frontend
 from pimflow.compiler import phases
 from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
 
 CPU, GPU = named_target("llvm+pim"), named_target("cuda+pim")
 

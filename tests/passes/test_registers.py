@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from pimflow.compiler import phases
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.schedules.registers import own_registers
+from pimflow.relay_passes.schedules.registers import thread_registers
 
 
 @T.prim_func(s_tir=True)
@@ -36,8 +36,8 @@ def own(x: T.Buffer((2, 4), "int32"), y: T.Buffer((2, 4), "int32")):
 
 def test_rewrite():
     named = own.with_attr("global_symbol", "shared")
-    tvm.ir.assert_structural_equal(own_registers(shared), named)
-    tvm.ir.assert_structural_equal(own_registers(named), named)
+    tvm.ir.assert_structural_equal(thread_registers(shared), named)
+    tvm.ir.assert_structural_equal(thread_registers(named), named)
 
 
 def allocated_outside(body: tirx.Stmt) -> list[tirx.Buffer]:

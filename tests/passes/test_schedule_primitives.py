@@ -15,7 +15,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import this_cpu
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu

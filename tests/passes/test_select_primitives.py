@@ -17,7 +17,8 @@ from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.primitives import PRIMITIVES, named
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
-from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives, choosable
+from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
+from pimflow.relay_passes.regions.extract_regions import layer_geometry
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 
@@ -37,7 +38,7 @@ def network(emit, x):
 
 
 def layers(mod: tvm.IRModule) -> dict:
-    found = {layer_name(mod, b.var): choosable(b.value, b.var.name) for b in main_bindings(mod)}
+    found = {layer_name(mod, b.var): layer_geometry(b.var.name, b.value) for b in main_bindings(mod)}
     return {name: layer for name, layer in found.items() if layer is not None}
 
 

@@ -15,13 +15,13 @@ from tvm import relax
 from tvm.relax import op
 
 from pimflow.compiler import phases
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.relax_formulas import fusible
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
-from pimflow.placement.candidates.tilings import BLOCK_BYTES, Tilings
+from pimflow.placement.candidates.tilings import BLOCK_SHARED_BYTES, Tilings
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -93,7 +93,7 @@ def choices(mod, views=True):
     tilings = Tilings(replace(regions, fusible=known), system())
     names = [region.name for region in regions.regions]
     runs = [tuple(names[a:b]) for a in range(len(names)) for b in range(a + 2, len(names) + 1)]
-    return tilings, [run for run in runs if not tilings.problem(run, Tiling())]
+    return tilings, [run for run in runs if not tilings.problem(run, GroupTiling())]
 
 
 @settings(max_examples=6)
@@ -104,7 +104,7 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     assume(groups)
     covers = data.draw(st.sampled_from(groups))
     n, h, w, _ = tilings.layers.shapes[covers[-1]]
-    tiling = Tiling(
+    tiling = GroupTiling(
         n=data.draw(st.integers(1, n)), h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w))
     )
     assert not tilings.problem(covers, tiling)
@@ -194,8 +194,8 @@ def test_blocks_of_threads_give_what_the_layers_give(on_gpu, tmp_path):
     y = np.full((2, 8, 8, 8), np.nan, np.float16)
     arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
     arrays |= {f"weights_{i}": each for i, each in enumerate(constants)}
-    tiles = Tiling.parse(ON_GPU).tiles
-    run_blocks(source, "tiled_sum_kernel", arrays, tiles, tmp_path, BLOCK_BYTES // 2)
+    tiles = GroupTiling.parse(ON_GPU).tiles
+    run_blocks(source, "tiled_sum_kernel", arrays, tiles, tmp_path, BLOCK_SHARED_BYTES // 2)
     function = next(f for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))

@@ -9,13 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from pimflow.api.published.taso_instances import LAYOUTS, candidate, network, problem_of
+from pimflow.api.published.taso_instances import candidate, network, problem_of
 from pimflow.core.candidate import Candidate
-from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.problem import SelectionProblem
+from pimflow.primitives.layer import LAYOUTS
 
 
 @st.composite
-def problems(draw, memory_model: str, most: int = 5) -> Problem:
+def problems(draw, memory_model: str, most: int = 5) -> SelectionProblem:
     """Branches and joins; whole times, so that sums are exact and ties common."""
     count = draw(st.integers(1, most))
     inputs = []
@@ -39,14 +40,14 @@ def problems(draw, memory_model: str, most: int = 5) -> Problem:
     return problem_of(graph, candidates, lambda _, a, b: float(price[a, b]), memory_model)
 
 
-def choices(problem: Problem) -> Iterator[dict[str, Candidate]]:
+def choices(problem: SelectionProblem) -> Iterator[dict[str, Candidate]]:
     """Every one."""
     names = [region.name for region in problem.graph.regions]
     for found in itertools.product(*(problem.table.candidates[name] for name in names)):
         yield dict(zip(names, found))
 
 
-def added_up(problem: Problem, choice: dict[str, Candidate]) -> tuple[float, int, int]:
+def added_up(problem: SelectionProblem, choice: dict[str, Candidate]) -> tuple[float, int, int]:
     """Time, memory and workspace, from the definitions: what is live is looked up reader by reader."""
     graph, table = problem.graph, problem.table
 
@@ -90,7 +91,7 @@ def added_up(problem: Problem, choice: dict[str, Candidate]) -> tuple[float, int
     return time_ns, memory, max(footprints)
 
 
-def product_form(problem: Problem, memory_bytes: float) -> float | None:
+def product_form(problem: SelectionProblem, memory_bytes: float) -> float | None:
     """Least time in the paper's own form, made linear: z >= x_i + x_j - 1 for pairs; memory is the sum."""
     names = [region.name for region in problem.graph.regions]
     x = {(name, c.name): n for n, (name, c) in enumerate(

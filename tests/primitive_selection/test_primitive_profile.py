@@ -20,7 +20,6 @@ from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import machines, measuring
 from pimflow.primitive_selection.profile import (
-    LAYOUTS,
     Device,
     Pool,
     Profile,
@@ -33,6 +32,7 @@ from pimflow.primitive_selection.profile import (
 )
 from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import tensor_shape
+from pimflow.primitives.layer import LAYOUTS
 
 LAYER = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1))
 HERE = Device(cpu="here", model="a processor", threads=2)

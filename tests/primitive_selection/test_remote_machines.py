@@ -21,7 +21,7 @@ from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Address, Machine, Remote, machine
 from pimflow.primitive_selection.profile import Profile, promising
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 pytest.importorskip("tornado", reason="TVM's tracker")
@@ -85,12 +85,12 @@ def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path
         assert again["device"] == row["device"] and chosen(again) == chosen(row)
 
 
-@pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+@pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 @pytest.mark.parametrize("here", [True, False])
 def test_c_is_measured_there(board, monkeypatch, here):
     """Built by a compiler of this machine, or sent as a source that the other machine's compiler builds."""
     if not here:
-        monkeypatch.setattr(builds, "found_for", lambda *_: None)
+        monkeypatch.setattr(builds, "compiler_for", lambda *_: None)
         monkeypatch.setattr(builds, "without_options", lambda _: '#pragma GCC optimize("O3")\n')
     with machine(board, "c") as there:
         by = builds.compiler().version if here else "its own compiler"
@@ -110,12 +110,12 @@ def test_c_is_measured_there(board, monkeypatch, here):
         assert not found.failed and min(*found.times_ns.values(), *found.moves_ns.values()) > 0
 
 
-@pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+@pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 def test_c_that_nobody_builds(board, monkeypatch, capsys):
     monkeypatch.setenv("CC", shutil.which("false"))
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and f"{board}: no compiler builds C for" in err and err.count("\n") == 1
-    monkeypatch.setattr(builds, "found_for", lambda *_: None)
+    monkeypatch.setattr(builds, "compiler_for", lambda *_: None)
     monkeypatch.setattr(builds, "without_options", lambda _: "#error no such processor\n")
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and "no such processor" in err and err.count("\n") == 1
@@ -125,14 +125,14 @@ def test_compilers_of_other_machines(monkeypatch):
     there = {"aarch64-linux-gnu-gcc", "arm-none-eabi-gcc"}
     monkeypatch.setattr(builds.shutil, "which", lambda name: name if name in there else None)
     for triple in ("aarch64-linux-gnu", "aarch64-unknown-linux-gnu"):
-        found = builds.found_for(triple, "cortex-a72")
+        found = builds.compiler_for(triple, "cortex-a72")
         assert found == builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
-    assert builds.found_for("riscv64-unknown-linux-gnu", "") is None
+    assert builds.compiler_for("riscv64-unknown-linux-gnu", "") is None
     monkeypatch.setattr(builds.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(builds.shutil, "which", lambda name: name)
-    own = builds.found_for("x86_64-pc-linux-gnu", "znver2")
+    own = builds.compiler_for("x86_64-pc-linux-gnu", "znver2")
     assert own.options in (("-O3", "-march=znver2"), builds.OPTIONS)
-    assert builds.found_for("x86_64-pc-linux-gnu", cpu_name()).options == builds.OPTIONS
+    assert builds.compiler_for("x86_64-pc-linux-gnu", cpu_name()).options == builds.OPTIONS
 
 
 def test_what_begins_a_source_without_options():

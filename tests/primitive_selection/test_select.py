@@ -13,7 +13,7 @@ from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import figures, measuring
 from pimflow.primitive_selection.layers import Layers, apart
-from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitive_selection.profile import Device, Profile, bound_ns
 from pimflow.primitive_selection.search import minimise
 from pimflow.primitive_selection.selection import summary
@@ -189,7 +189,7 @@ def test_nothing_to_choose():
     layers = Layers(RegionGraph(name="pools", regions=(pool,), outputs=("pool",)))
     table = layers.table(Profile(device=Device(cpu="", model="", threads=1), code=""))
     with pytest.raises(UsageError, match="no convolution"):
-        minimise(Problem(graph=layers.graph, table=table))
+        minimise(SelectionProblem(graph=layers.graph, table=table))
 
 
 def concatenating() -> RegionGraph:
@@ -277,7 +277,9 @@ def timed(layers: Layers, **pools_ns: float) -> Profile:
 
 def test_a_pool_costs_what_its_layout_adds():
     layers = Layers(pooling(32))
-    problem = Problem(graph=layers.graph, table=layers.table(timed(layers, HWC=50.0, CHW=70.0, CHWc16=45.0)))
+    problem = SelectionProblem(
+        graph=layers.graph, table=layers.table(timed(layers, HWC=50.0, CHW=70.0, CHWc16=45.0))
+    )
     costs = {c.input.layout: problem.time_ns(c) for c in problem.table.candidates["pool"]}
     assert costs == {"HWC": 5.0, "CHW": 25.0, "CHWc16": 0.0}
     found = minimise(problem)

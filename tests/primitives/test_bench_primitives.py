@@ -39,7 +39,7 @@ def test_tables_of_a_small_network(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "C_NETWORK", "toy")
     monkeypatch.setattr(script, "IN_C", script.IN_C[-1:])
     threads = script.thread_count()
-    parts = ["pools", "gpu", *(["c"] if builds.found() else [])]
+    parts = ["pools", "gpu", *(["c"] if builds.local_compiler() else [])]
     monkeypatch.setattr(sys, "argv", ["x", *parts, "--calls", "1", "--page"])
     script.main()
     text, printed = page.read_text(), capsys.readouterr().out

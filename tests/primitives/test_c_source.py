@@ -23,11 +23,11 @@ from pimflow.hardware import system
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-pytestmark = pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")

@@ -14,12 +14,12 @@ from tvm.script import tirx as T
 
 from pimflow.compiler.c_code import builds, kernels, vectors
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.c_kernels.plain_c import PARALLEL, MarkParallel, PlainLoops
 from pimflow.relay_passes.c_kernels.vector_calls import LANES, VectorCalls, has_vectors
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-needs_compiler = pytest.mark.skipif(not builds.found(), reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
 C = tvm.target.Target(kernels.TARGET)
 OF_NUMPY = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},

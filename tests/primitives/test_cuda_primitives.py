@@ -18,7 +18,7 @@ from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.filters import transformed
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 

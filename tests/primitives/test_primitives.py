@@ -12,9 +12,9 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.primitives import PRIMITIVES, named
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
 from pimflow.primitives.filters import transformed, winograd_matrices
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
+from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
-from pimflow.relay_passes.schedules.loops import STACK_BYTES
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 CPU = tvm.target.Target("llvm")

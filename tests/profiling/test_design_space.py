@@ -199,14 +199,14 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
     out = tmp_path / "out"
     line = ["sweep", "toy", "--set", "pim_channels=0,8", "-o", str(out), "--json", "--quiet", "--jobs", "1"]
-    assert main.main(line) == 0
+    assert main(line) == 0
     rows = json.loads(capsys.readouterr().out)
     assert json.loads((out / "sweep.json").read_text()) == rows
     with open(out / "sweep.csv", newline="") as file:
         assert [row["pim_channels"] for row in csv.DictReader(file)] == ["0", "8"]
-    assert main.main([*line, "--modes", "gpu"]) == 0
+    assert main([*line, "--modes", "gpu"]) == 0
     assert not any(row["regions_with_pim"] for row in json.loads(capsys.readouterr().out))
-    assert main.main([*line, "--modes", "gpu,pipe"]) == 2
+    assert main([*line, "--modes", "gpu,pipe"]) == 2
     assert "did you mean pipeline" in capsys.readouterr().err
-    assert main.main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
+    assert main(["sweep", "toy", "--set", "pim_chanels=1"]) == 2
     assert "did you mean pim_channels" in capsys.readouterr().err

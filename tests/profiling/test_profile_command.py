@@ -13,7 +13,7 @@ from pimflow.host.result_cache import ResultCache
 
 
 def run(capsys, *argv):
-    code = main.main([str(a) for a in argv])
+    code = main([str(a) for a in argv])
     out, err = capsys.readouterr()
     return code, out, err
 

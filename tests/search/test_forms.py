@@ -136,17 +136,17 @@ def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
     own = tuple(layer for layer in both.change.chains if layer in chosen.layers)
     gap = 2e-3 if objective == "edp" else 1e-6
     assert values[own] <= min(values.values()) * (1 + gap)
-    assert goal.value(chosen.found.evaluation) == pytest.approx(values[own], rel=gap)
+    assert goal.value(chosen.best.evaluation) == pytest.approx(values[own], rel=gap)
     assert 0 < len(own) < len(both.change.chains) and values[own] < values[()]
 
 
 def test_bounds_hold_for_the_mixture(toy):
     modes = "gpu,pim"
-    fastest = choose(toy.forms, SYSTEM, toy.costs, Goal(modes=modes)).found.evaluation
+    fastest = choose(toy.forms, SYSTEM, toy.costs, Goal(modes=modes)).best.evaluation
     goal = Goal(objective="energy", max_latency_ns=1.01 * fastest.latency_ns, modes=modes)
     within = choose(toy.forms, SYSTEM, toy.costs, goal)
-    assert goal.allows(within.found.evaluation)
-    assert within.found.evaluation.energy_pj <= fastest.energy_pj
+    assert goal.allows(within.best.evaluation)
+    assert within.best.evaluation.energy_pj <= fastest.energy_pj
     with pytest.raises(InfeasibleError, match="latency of"):
         choose(toy.forms, SYSTEM, toy.costs, Goal(max_latency_ns=0.5 * fastest.latency_ns, modes=modes))
 

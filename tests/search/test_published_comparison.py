@@ -29,7 +29,7 @@ from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import MODES
 from pimflow.errors import UsageError
 from pimflow.hardware import system
-from pimflow.hardware.system import CHARGES
+from pimflow.hardware.systems import CHARGES
 from pimflow.placement import Candidates, Goal, Profiling
 from pimflow.placement.solvers.evaluate import evaluate
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
-from pimflow import frontend, placement
+from pimflow import frontend
 from pimflow.api import report, report_text
 from pimflow.api.explain import explain
 from pimflow.api.report import Changes, GpuPart, PoolReport
@@ -17,7 +17,7 @@ from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, apply, search
+from pimflow.placement import Candidates, apply, best_plan, given_plan, search
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
@@ -93,7 +93,8 @@ def toy(monkeypatch):
             fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
             return [*found, replace(found[0], **fused)]
 
-    monkeypatch.setattr(placement, "Candidates", Fusing)
+    monkeypatch.setattr(best_plan, "Candidates", Fusing)
+    monkeypatch.setattr(given_plan, "Candidates", Fusing)
     return graph, names
 
 

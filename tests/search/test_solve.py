@@ -9,7 +9,7 @@ from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import Candidates, Costs, Profiling, profile, search
 from pimflow.placement.solvers.dynamic_programming import solve_dp

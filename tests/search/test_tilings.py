@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pimflow import frontend, fusion
 from pimflow.api import prepare
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
-from pimflow.fusion import Tiling, place
+from pimflow.fusion import GroupTiling, place
 from pimflow.hardware import system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search
@@ -79,7 +79,9 @@ def price(kernel: Kernel, channels: int) -> float:
 
 
 def tilings_of(shape):
-    return (Tiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1)))
+    return (
+        GroupTiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1))
+    )
 
 
 @settings(max_examples=24)
@@ -88,7 +90,7 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     tilings = Tilings(graph, SYSTEM)
     covers = tuple(region.name for region in graph.regions)
     _, h, w, _ = graph.regions[-1].output_shape
-    tiling = Tiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
+    tiling = GroupTiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
     counted = fusion.Group(graph=fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
     kernel = tilings.kernel(covers, tiling)
     cost = kernel_cost(kernel, GPU, dtype="fp16", channels=16)
@@ -112,7 +114,7 @@ def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
     alone = {r.name: price(gpu_kernel(r, "fp16"), channels) for r in graph.regions}
     best = {each.covers: each.tiling for each in tilings.best(channels)}
     shapes = {region.name: region.output_shape for region in graph.regions}
-    cuts = fusion.Candidates.of(tilings.layers, "recompute")
+    cuts = fusion.TilingCandidates.of(tilings.layers, "recompute")
     for covers, tiling in best.items():
         assert not tilings.problem(covers, tiling)
         assert price(tilings.kernel(covers, tiling), channels) < sum(alone[name] for name in covers)
@@ -177,8 +179,8 @@ def test_tiles_take_what_a_block_has(toy):
     tilings = Tilings(toy, SYSTEM)
     assert tilings.best(16)
     for each in tilings.best(16):
-        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_BYTES)
-        assert placed.on_chip_bytes <= BLOCK_BYTES
+        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_SHARED_BYTES)
+        assert placed.on_chip_bytes <= BLOCK_SHARED_BYTES
         assert all("weights" not in life.name for life in placed.lifetimes)
 
 
@@ -212,7 +214,7 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     found = search(toy, SYSTEM)
     (covers, tiling), *_ = found.tiled().items()
     (choice,) = (c for c in found.plan.choices if c.covers == covers)
-    assert choice.schedule == str(tiling) and Tiling.parse(choice.schedule) == tiling
+    assert choice.schedule == str(tiling) and GroupTiling.parse(choice.schedule) == tiling
     again = apply(toy, SYSTEM, found.plan)
     assert again.tiled() == found.tiled() and again.evaluation == found.evaluation
 
@@ -221,7 +223,7 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
         return apply(toy, SYSTEM, replace(found.plan, choices=choices))
 
     other = edited(schedule="tiles 1x8x8")
-    assert list(other.tiled().values()) == [Tiling(h=8, w=8)]
+    assert list(other.tiled().values()) == [GroupTiling(h=8, w=8)]
     assert other.evaluation.latency_ns > found.evaluation.latency_ns
     for changes, said in (
         ({"schedule": "tiles 8x8"}, "is no tiling"),

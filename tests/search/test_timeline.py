@@ -65,9 +65,7 @@ def test_a_picture_is_the_same_every_time(found, tmp_path, suffix):
 
 def test_the_command_writes_what_is_asked_for(searched, tmp_path, capsys):
     files = [str(tmp_path / "t.json"), str(tmp_path / "t.svg")]
-    assert (
-        main.main(["timeline", "toy", "--perfetto", files[0], "--plot", files[1], "--json", "--quiet"]) == 0
-    )
+    assert main(["timeline", "toy", "--perfetto", files[0], "--plot", files[1], "--json", "--quiet"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["latency_ns"] == pytest.approx(searched.evaluation.latency_ns)
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["model"] == told["model"]
@@ -93,6 +91,6 @@ def test_what_cannot_be_written_is_refused(found, tmp_path):
     ],
 )
 def test_what_cannot_be_found_says_why(options, code, says, capsys):
-    assert main.main(["timeline", "toy", "--quiet", *options]) == code
+    assert main(["timeline", "toy", "--quiet", *options]) == code
     said = capsys.readouterr()
     assert says in said.err and said.err.count("\n") == 1 and not said.out

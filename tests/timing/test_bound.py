@@ -12,7 +12,7 @@ from timing_programs import with_timing
 
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.bound import lower_bound, plain_bound

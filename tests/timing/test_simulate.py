@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 from timing_programs import act_all, comp, loop, program, read, write
 
-from pimflow.cli import main, progress_bar
+from pimflow.cli import main, output
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.pim import trace
@@ -90,7 +90,7 @@ def test_reads_of_an_empty_latch_are_a_warning(capsys, tmp_path):
 
 def test_bars_and_quiet(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_BLOCK_BYTES", len(TEXT))
-    monkeypatch.setattr(progress_bar, "AFTER_SECONDS", 0)
+    monkeypatch.setattr(output, "AFTER_SECONDS", 0)
     path = tmp_path / "long.pim"
     path.write_bytes(TEXT * 20)
     code, _, err = simulate(capsys, path)

@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class ProfilerSource:
     """A kind of profiler.
 
     Attributes
@@ -44,7 +44,9 @@ class Source:
         return given == bool(self.takes) or (self.optional and not colon)
 
 
-def _sources(gwrite_hiding: bool = True, progress: Progress = lambda _: None) -> dict[str, dict[str, Source]]:
+def _sources(
+    gwrite_hiding: bool = True, progress: Progress = lambda _: None
+) -> dict[str, dict[str, ProfilerSource]]:
     """By device and name."""
 
     def cuda(l2: str) -> GpuProfiler:
@@ -53,13 +55,16 @@ def _sources(gwrite_hiding: bool = True, progress: Progress = lambda _: None) ->
         return Cuda(l2, progress=progress)
 
     gpu = {
-        "analytic": Source(lambda _: Analytic()),
-        "learned": Source(lambda _: Learned()),
-        "accel-sim": Source(AccelSim, "PATH"),
-        "accel-sim-logs": Source(AccelSimLogs, "DIR"),
-        "cuda": Source(cuda, "cold|warm", optional=True),
+        "analytic": ProfilerSource(lambda _: Analytic()),
+        "learned": ProfilerSource(lambda _: Learned()),
+        "accel-sim": ProfilerSource(AccelSim, "PATH"),
+        "accel-sim-logs": ProfilerSource(AccelSimLogs, "DIR"),
+        "cuda": ProfilerSource(cuda, "cold|warm", optional=True),
     }
-    return {"gpu": gpu, "pim": {"ramulator": Source(lambda path: Ramulator(path, gwrite_hiding), "PATH")}}
+    return {
+        "gpu": gpu,
+        "pim": {"ramulator": ProfilerSource(lambda path: Ramulator(path, gwrite_hiding), "PATH")},
+    }
 
 
 def forms() -> list[str]:

@@ -170,7 +170,7 @@ def _apart(
 
 
 def _runs_here(target: str) -> bool:
-    return builds.found() is not None if target == C else bool(device(named_target(target)).exist)
+    return builds.local_compiler() is not None if target == C else bool(device(named_target(target)).exist)
 
 
 class _Runner:
@@ -227,7 +227,7 @@ class _CRunner:
     """
 
     def __init__(self, path: Path, interface: Interface, threads: int):
-        here = builds.found()
+        here = builds.local_compiler()
         if here is None:
             raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
         self._library = builds.Library(_c_source(path, interface))

@@ -121,7 +121,7 @@ def device_of(path: str | os.PathLike) -> PimSpec:
     if stored is None and program.pim not in spec_names("pim"):
         raise UsageError(f"{path} was lowered for pim '{program.pim}'; give the file of that as --pim")
     spec = stored or PimSpec.load(program.pim)
-    if not spec.lowered(program):
+    if not spec.is_target_of(program):
         whose = f"that of {directory}" if directory else "the catalogue's"
         raise UsageError(
             f"{path} was lowered for another pim '{program.pim}' than {whose}; give the file of it as --pim"

@@ -225,7 +225,7 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
     if not programs:
         raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
     for program in programs:
-        if not system.pim.lowered(program):
+        if not system.pim.is_target_of(program):
             raise ArtifactError(
                 f"{directory}: '{program.region}' was lowered for another pim '{program.pim}' than the "
                 f"directory's '{system.pim.name}'; compile again"

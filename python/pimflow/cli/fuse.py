@@ -3,66 +3,107 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
-from pimflow.fusion import HALOS, OBJECTIVES, REUSES, SEARCHES, parse_bytes, parse_rate
 
 if TYPE_CHECKING:
     from pimflow.fusion import Accelerator
 
-Bar = Callable[[str, bool], AbstractContextManager[Callable[[float], None]]]
-
 SUMMARY = "fuse layers into groups that pass once over on-chip memory, and say what that saves"
 
 
-def add_arguments(sub: argparse.ArgumentParser) -> None:
+def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
-    sub.add_argument("model", metavar="MODEL", help="name of the zoo ('pimflow models'), .onnx or .pt2 file")
-    sub.add_argument(
-        "--on-chip", metavar="BYTES", default="768KiB", help="on-chip memory (default: %(default)s)"
-    )
-    sub.add_argument("--bandwidth", metavar="RATE", default="1.5GB/s", help="DRAM (default: %(default)s)")
-    sub.add_argument(
-        "--compute", metavar="RATE", default="200GFLOPS", help="arithmetic (default: %(default)s)"
-    )
-    sub.add_argument("--dtype", default="fp32", help="storage type: fp32, fp16, int8 (default: %(default)s)")
-    sub.add_argument(
+    from pimflow.fusion import HALOS, OBJECTIVES, REUSES, SEARCHES
+
+    options.model_argument(sub)
+    options.network_options(sub)
+    sub.option(
+        "network",
         "--baseline",
+        metavar="LAYERS",
         default="unfolded",
-        help="layers: unfolded (batch norm, scale, ReLU apart), folded (as compiled; default: %(default)s)",
+        help="layers that are fused: unfolded, with batch norm, scale and ReLU apart, or folded, as compiled "
+        "(default: %(default)s)",
     )
-    sub.add_argument(
-        "--reuse", default="deep", help=f"of on-chip memory: {', '.join(REUSES)} (default: %(default)s)"
+    sub.option(
+        "system",
+        "--on-chip",
+        metavar="BYTES",
+        default="768KiB",
+        help="size of on-chip memory (default: %(default)s)",
     )
-    sub.add_argument("--search", default="optimal", help=f"{', '.join(SEARCHES)} (default: %(default)s)")
-    sub.add_argument(
+    sub.option(
+        "system",
+        "--bandwidth",
+        metavar="RATE",
+        default="1.5GB/s",
+        help="bandwidth of DRAM (default: %(default)s)",
+    )
+    sub.option(
+        "system",
+        "--compute",
+        metavar="RATE",
+        default="200GFLOPS",
+        help="peak rate of arithmetic (default: %(default)s)",
+    )
+    sub.option(
+        "system",
+        "--dtype",
+        metavar="TYPE",
+        default="fp32",
+        help="storage type: fp32, fp16, int8 (default: %(default)s)",
+    )
+    sub.option(
+        "system",
+        "--energy",
+        metavar="NAME|FILE",
+        default="deep-fusion",
+        help="energy of an access and of an operation (default: %(default)s, assumed)",
+    )
+    sub.option(
+        "search",
+        "--objective",
+        metavar="WHAT",
+        default="traffic",
+        help=f"what is minimised: {', '.join(OBJECTIVES)} (default: %(default)s)",
+    )
+    sub.option(
+        "search",
+        "--search",
+        metavar="HOW",
+        default="optimal",
+        help=f"how groups are found: {', '.join(SEARCHES)} (default: %(default)s)",
+    )
+    sub.option(
+        "search",
         "--halo",
+        metavar="HOW",
         default="recompute",
-        help=f"rows that tiles share: {', '.join(HALOS)} (default: %(default)s)",
+        help=f"what is done with rows that tiles share: {', '.join(HALOS)} (default: %(default)s)",
     )
-    sub.add_argument("--objective", default="traffic", help=f"{', '.join(OBJECTIVES)} (default: %(default)s)")
-    sub.add_argument(
-        "--energy", metavar="NAME|FILE", default="deep-fusion", help="prices (default: %(default)s, assumed)"
+    sub.option(
+        "memory",
+        "--reuse",
+        metavar="HOW",
+        default="deep",
+        help=f"reuse of on-chip memory inside a group: {', '.join(REUSES)} (default: %(default)s)",
     )
-    sub.add_argument(
-        "--decompose",
-        metavar="METHOD:RANK[,first=keep][,fc=decompose]",
-        help="layers into chains of smaller ones, before; see 'pimflow compile'",
-    )
-    sub.add_argument(
+    options.decompose_option(sub, searched=False)
+    sub.option(
+        "output",
         "--execute",
         action="store_true",
-        help="run every group on the CPU, on random inputs: check its results, count the bytes it moves",
+        help="run every group on the CPU, on random inputs; check its results, and count the bytes it moves",
     )
 
 
 def accelerator(args: argparse.Namespace) -> Accelerator:
     """The one that the options describe."""
-    from pimflow.fusion import Accelerator
+    from pimflow.fusion import Accelerator, parse_bytes, parse_rate
     from pimflow.hardware.accelerator import AcceleratorEnergy
 
     return Accelerator(
@@ -74,56 +115,51 @@ def accelerator(args: argparse.Namespace) -> Accelerator:
     )
 
 
-def run(args: argparse.Namespace, bar: Bar) -> None:
-    """Fuse the network of `args` and print the result; `bar` shows progress."""
-    from pimflow import zoo
-
-    on = accelerator(args)
-    options = {
-        "baseline": args.baseline,
-        "reuse": args.reuse,
-        "search": args.search,
-        "halo": args.halo,
-        "objective": args.objective,
-        "shapes": dict(map(zoo.parse_shape, args.shape)),
-        "batch": args.batch,
-    }
-    if args.decompose:
-        found, text = _decomposed(args, on, options, bar)
+def run(args: argparse.Namespace) -> None:
+    """Fuse the network of `args` and print the result."""
+    target = accelerator(args)
+    choices = {name: getattr(args, name) for name in ("baseline", "reuse", "search", "halo", "objective")}
+    choices |= options.network(args)
+    decompose = choices.pop("decompose")
+    if decompose:
+        summary, text = _decomposed(args, target, choices, decompose)
     else:
-        found, text = _fused(args, on, options, bar)
-    print(json.dumps(found, indent=1) if args.json else text)
+        summary, text = _fused(args, target, choices)
+    if args.json:
+        output.print_json(summary)
+    else:
+        print(text)
 
 
 def _decomposed(
-    args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
+    args: argparse.Namespace, target: Accelerator, choices: dict[str, Any], decompose: str
 ) -> tuple[dict[str, Any], str]:
     from pimflow.api import fuse
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
-    with bar("decomposing and searching", args.quiet) as advance:
-        done = fuse.fuse_decomposed(args.model, args.decompose, on, **options, progress=advance)
+    with output.bar("decomposing and searching", args.quiet) as advance:
+        done = fuse.fuse_decomposed(args.model, decompose, target, **choices, progress=advance)
     return done.summary(), done.text()
 
 
 def _fused(
-    args: argparse.Namespace, on: Accelerator, options: dict[str, Any], bar: Bar
+    args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     from pimflow.api import fuse
 
     if args.execute:  # TVM: only who executes waits for it
-        from pimflow.fusion import kernels
+        from pimflow.fusion.kernels import execution
 
-        kernels.require_executable(on.dtype)
-    with bar("searching", args.quiet) as advance:
-        plan = fuse.fuse(args.model, on, **options, progress=advance)
-    found, lines = fuse.summary(plan), [fuse.text(plan)]
+        execution.require_executable(target.dtype)
+    with output.bar("searching", args.quiet) as advance:
+        plan = fuse.fuse(args.model, target, **choices, progress=advance)
+    summary, lines = fuse.summary(plan), [fuse.text(plan)]
     if args.execute:
-        same = {key: options[key] for key in ("baseline", "shapes", "batch")}
-        with bar("executing", args.quiet) as advance:
-            ran = kernels.execute(args.model, plan, **same, progress=advance)
+        same = {key: choices[key] for key in ("baseline", "shapes", "batch")}
+        with output.bar("executing", args.quiet) as advance:
+            ran = execution.execute(args.model, plan, **same, progress=advance)
         ran.require(plan)
-        found["executed"] = kernels.summary(plan, ran)
-        lines.append(kernels.text(plan, ran))
-    return found, "\n".join(lines)
+        summary["executed"] = execution.summary(plan, ran)
+        lines.append(execution.text(plan, ran))
+    return summary, "\n".join(lines)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser, refuse
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,36 +20,48 @@ _OF_NETWORKS = (
     *("shape", "batch", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
-REORDER = "let layers run in another order where that takes less memory"
 
 
-def add_arguments(sub: argparse.ArgumentParser) -> None:
+def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
-    sub.add_argument(
-        "source", metavar="MODEL|CSV", help="a network, or a table of buffers: id,lower,upper,size a line"
-    )
-    sub.add_argument(
+    sub.open_with("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
+    sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
+    sub.option(
+        "memory",
         "--policy",
+        metavar="NAME",
         default="exact",
-        help="best, exact, ortools, first-fit, best-fit, longer-first, bigger-first (default: %(default)s)",
+        help="how buffers are placed: best, exact, ortools, first-fit, best-fit, longer-first, bigger-first "
+        "(default: %(default)s)",
     )
-    sub.add_argument("--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
-    sub.add_argument(
-        "--alignment", metavar="N", type=int, help="bytes (default: 64 for networks, 1 for tables)"
+    sub.option("memory", "--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
+    options.network_options(sub)
+    sub.option("output", "-o", "--output", metavar="FILE.csv", help="write the buffers with their offsets")
+    options.plot_option(sub, "memory over time")
+    options.target_option(sub, "what a network is lowered for")
+    options.system_option(sub)
+    sub.option("system", "--dtype", metavar="TYPE", help="storage type of a network on a GPU: fp16, fp32")
+    options.fuse_option(sub)
+    sub.option(
+        "memory",
+        "--alignment",
+        metavar="BYTES",
+        type=int,
+        help="alignment of buffers (default: 64 for networks, 1 for tables)",
     )
-    sub.add_argument("--weights", help="place weights and inputs too: resident, streamed")
-    sub.add_argument("--no-in-place", action="store_true", help="no result takes over a dead operand")
-    sub.add_argument("--reorder", action="store_true", help=f"of a network: {REORDER}")
-    sub.add_argument(
-        "--target", default="llvm+pim", help="what a network is lowered for (default: %(default)s)"
+    sub.option("memory", "--weights", metavar="HOW", help="place weights and inputs too: resident, streamed")
+    sub.option("memory", "--no-in-place", action="store_true", help="let no result take over a dead operand")
+    options.reorder_option(sub)
+    sub.option(
+        "memory",
+        "--time-limit",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="longest search (default: %(default)g)",
     )
-    sub.add_argument("--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)")
-    sub.add_argument("--dtype", help="storage type of a network on a GPU: fp16, fp32")
-    sub.add_argument(
-        "--time-limit", metavar="S", type=float, default=60.0, help="seconds of search (default: %(default)g)"
-    )
-    sub.add_argument("-o", "--output", metavar="FILE.csv", help="write the plan: the buffers with offsets")
-    sub.add_argument("--plot", metavar="FILE", help="draw memory over time: .png, .svg or .html")
+    options.decompose_option(sub)
+    options.decomposed_options(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -64,8 +76,7 @@ def run(args: argparse.Namespace) -> None:
     network = None if _is_table(args.source) else _network(args)
     if network is None:
         lifetimes = csv_form.read(args.source, args.alignment or 1)
-        if not args.quiet:
-            print(f"pimflow: planning {len(lifetimes)} buffers …", file=sys.stderr)
+        output.say(f"planning {len(lifetimes)} buffers …", args.quiet)
         plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity, seconds=args.time_limit)
     else:
         lifetimes, plan = network.liveness.lifetimes, network.plan
@@ -79,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         plot.write(args.plot, lifetimes, plan, Path(args.source).name)
     if args.json:
         row = _row(plan, policies, {life.name: life.size_bytes for life in lifetimes})
-        print(json.dumps(row | (_network_row(network, best) if network else {}), indent=1))
+        output.print_json(row | (_network_row(network, best) if network else {}))
     else:
         print(_text(plan, policies))
         if network:
@@ -93,35 +104,25 @@ def _is_table(source: str) -> bool:
 
 
 def _network(args: argparse.Namespace) -> NetworkMemory:
-    from pimflow import zoo
     from pimflow.api.memory import plan_memory
     from pimflow.hardware import system
 
-    if not args.quiet:
-        print(f"pimflow: lowering {args.source} …", file=sys.stderr)
+    output.say(f"lowering {args.source} …", args.quiet)
     return plan_memory(
         args.source,
         system(args.system, dtype=args.dtype),
         target=args.target,
-        shapes=dict(map(zoo.parse_shape, args.shape)),
-        batch=args.batch,
-        decompose=args.decompose,
-        optimize_skips=args.skip_criterion if args.optimize_skips else None,
-        fuse_activations=args.fuse_activations,
-        fuse=args.fuse,
         policy=args.policy,
         weights=args.weights or "",
         in_place=not args.no_in_place,
-        reorder=args.reorder,
         capacity_bytes=args.capacity,
         alignment_bytes=args.alignment,
         seconds=args.time_limit,
+        **options.network(args),
     )
 
 
 def _check(args: argparse.Namespace) -> None:
-    from pimflow.cli.parser import refuse
-
     if _is_table(args.source):
         refuse(args, _OF_NETWORKS, f"{args.source} is a table of buffers, not a network")
     elif not args.optimize_skips:

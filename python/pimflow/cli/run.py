@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pimflow.cli import arrays
+from pimflow.cli import output
+from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pimflow.api.run import Inference
 
-Progress = Callable[[bool], AbstractContextManager[Callable[[str], None]]]
-
-SUMMARY = "run a compiled network"
+SUMMARY = "run a compiled network, time it, and compare its outputs"
 
 
-def add_arguments(sub: argparse.ArgumentParser) -> None:
+def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
-    sub.add_argument("directory", metavar="DIR", help="what 'pimflow compile -o' wrote")
-    sub.add_argument("--input", metavar="[NAME=]FILE.npy", action="append", default=[], help="input tensor")
-    sub.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the output")
-    sub.add_argument(
+    sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
+    sub.option(
+        "network",
+        "--input",
+        metavar="[NAME=]FILE.npy",
+        action="append",
+        default=[],
+        help="input tensor; repeat it for each input, with its name",
+    )
+    sub.option(
+        "system",
         "--target",
-        help="llvm+pim, or what it was compiled for (default); c is built by this machine's compiler first",
+        metavar="TARGET",
+        help="llvm+pim, or what the network was compiled for (default); c is built by this machine's "
+        "compiler first",
     )
-    sub.add_argument(
-        "--repeat", metavar="N", type=int, default=0, help="time N further runs, and print their median"
+    sub.option(
+        "system",
+        "--threads",
+        metavar="N",
+        type=int,
+        help="threads of the C library (default: 1); other targets read TVM_NUM_THREADS",
     )
-    sub.add_argument(
+    sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output")
+    sub.option(
+        "output",
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=0,
+        help="time N further runs, and print their median",
+    )
+    sub.option(
+        "output",
         "--compare",
         action="store_true",
-        help="run what it was built for besides, too; code 5 if outputs are further apart than may be",
-    )
-    sub.add_argument(
-        "--threads", metavar="N", type=int, help="of the C library (default: 1; others: TVM_NUM_THREADS)"
+        help="run the other targets that it was built for too; exit code 5 if outputs are further apart than "
+        "allowed",
     )
 
 
-def run(args: argparse.Namespace, progress: Progress) -> None:
+def run(args: argparse.Namespace) -> None:
     """Run it, store outputs where they are asked for, and print what came out."""
     from pimflow.api.run import infer
+    from pimflow.cli import arrays
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
     inputs = _inputs(args.input)
-    with progress(args.quiet) as tell:
+    with output.status(args.quiet) as progress:
         found = infer(
             args.directory,
             inputs,
@@ -59,7 +77,7 @@ def run(args: argparse.Namespace, progress: Progress) -> None:
             repeat=args.repeat,
             compare=args.compare,
             threads=args.threads,
-            progress=tell,
+            progress=progress,
         )
     if args.output:
         for index, y in enumerate(found.outputs):
@@ -69,7 +87,7 @@ def run(args: argparse.Namespace, progress: Progress) -> None:
         summary = [{"output": index} | arrays.summary(y) for index, y in enumerate(found.outputs)]
         told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
         row = {"outputs": summary, "wrote": args.output} | {name: getattr(found, name) for name in told}
-        print(json.dumps(row, indent=1))
+        output.print_json(row)
         return
     for index, y in enumerate(found.outputs):
         print(f"output {index}: {arrays.text(y)}")
@@ -90,6 +108,8 @@ def _text(found: Inference) -> str:
 
 def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
     """Tensors of ``--input``, by name; one alone may have none."""
+    from pimflow.cli import arrays
+
     inputs: dict[str, np.ndarray] = {}
     for text in texts:
         name, equals, path = text.rpartition("=")

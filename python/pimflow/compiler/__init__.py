@@ -1,1 +1,1 @@
-"""From a plan to something that runs, is checked and is stored."""
+"""From a plan to an executable, which is verified and stored."""

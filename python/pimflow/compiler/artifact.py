@@ -24,7 +24,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.system import PADDINGS
+from pimflow.hardware.systems import PADDINGS
 from pimflow.simulators.pim.expansion import pim_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """What a compiled directory takes, and what it consists of.
+    """Inputs, outputs and files of a compiled directory.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Interface:
     targets : tuple of str
         What there is a library for; the first is what was asked for.
     table_rows : dict of str to int
-        Of inputs that pick rows of a table, how many it has; see `zoo.index_bounds`.
+        For inputs that pick rows of a table, how many rows it has; see `zoo.index_bounds`.
     sha256 : dict of str to str
         Digest of every file but the report: loading a damaged library would end the process.
     cpu : str
@@ -140,7 +140,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """The regions that a plan places, and what its GPU kernels follow from.
+    """The regions of a plan, and what its GPU kernels are made from.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class Placed:
 
     @classmethod
     def load(cls, directory: Path) -> Placed:
-        """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
+        """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
         kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
@@ -170,7 +170,7 @@ class Placed:
 
 
 def device(directory: Path) -> PimSpec:
-    """What a directory was compiled for; raises `ArtifactError` if it is none, or damaged."""
+    """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
     return PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
 
@@ -216,7 +216,7 @@ def new_directory(target: str | os.PathLike, mark: str = INTERFACE) -> Iterator[
 
 
 def _sibling(path: Path, role: str) -> Path:
-    """A name beside `path` that nobody has; known before it exists, so that it can always be removed."""
+    """An unused name beside `path`. It is known before the file exists, so the file can always be removed."""
     return path.parent / f".{path.name}.{role}.{secrets.token_hex(6)}"
 
 
@@ -283,9 +283,9 @@ def write(
     placed : Placed
         What the plan places.
     pim : PimSpec
-        The device that the programs are for: whoever reads them needs no file of it.
+        The device that the programs are for, stored so that they can be read without a device file.
     timeline : str
-        Of the plan, for Perfetto.
+        The plan's timeline as JSON for Perfetto.
     programs : mapping of str to PimProgram
         By region.
     traced : collection of str

@@ -1,4 +1,4 @@
-"""From a network and what the search found to something that runs."""
+"""Build a network as a plan says, for one target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.compiler import phases
 from pimflow.compiler.kernel_calls import KernelCall, kernel_calls
 from pimflow.core.program import PimProgram
-from pimflow.core.region import JOINED
+from pimflow.core.region import CONCAT_SUFFIX
 from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
@@ -40,9 +40,9 @@ class Build:
     module : Module
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
-        By the symbol under which the executable calls each.
+        By the symbol that the executable calls.
     splits : dict of str to Split
-        Of every split region.
+        By region, how it is split.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
@@ -68,7 +68,7 @@ class Build:
 
     @property
     def runs_here(self) -> bool:
-        """Whether its device is there, and its kernels are compiled."""
+        """Whether this machine has its device, and its kernels are compiled."""
         return not self.kernels.flaw and bool(self.device.exist)
 
     @property
@@ -92,7 +92,7 @@ def build(
         By layer, what computes it where PIM does not if `target` is a CPU, in place of what the plan says;
         the code is then for this machine's alone.
     layouts : mapping of str to str, optional
-        Of the other layers; see `with_primitives`.
+        Layouts of the other layers; see `with_primitives`.
     """
     programs, splits = searched.programs(), searched.splits()
     choices = choices if target.kind.name == "llvm" else None
@@ -156,7 +156,7 @@ def with_primitives(
         By region as `primitive_selection.layers.apart` names them, in which layouts all others work; those
         without a name in HWC. If None, they keep the layout that all their operands have.
     views : bool
-        Of `kernel_groups`.
+        As for `kernel_groups`.
     """
     taken = None if layouts is None else _layouts_of_variables(mod, choices, layouts, views)
     chosen = SelectPrimitives(choices)(mod)
@@ -172,13 +172,13 @@ def _layouts_of_variables(
     mod: tvm.IRModule, choices: Mapping[str, Primitive], layouts: Mapping[str, str], views: bool
 ) -> dict[str, str]:
     """By variable, in which layout its operator works: that of the region that it belongs to."""
-    found = {}
+    by_variable = {}
     for name, group in region_groups(mod, views=views).items():
-        own = choices[name].layout if name in choices else layouts.get(name, "HWC")
-        joined = layouts.get(f"{name}{JOINED}", own)
+        layout = choices[name].layout if name in choices else layouts.get(name, "HWC")
+        joined = layouts.get(f"{name}{CONCAT_SUFFIX}", layout)
         for binding in group.bindings:
-            found[binding.var.name] = joined if operator(binding.value) == "concat" else own
-    return found
+            by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else layout
+    return by_variable
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

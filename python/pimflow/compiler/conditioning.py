@@ -2,8 +2,8 @@
 
 The bound of a storage type, `output_error.OUTPUT_BOUND`, stands for networks that do not. If an output is
 beyond it, the reference runs again `RUNS` times, each time with other random roundings of sums and of what
-the build stores narrower (`frontend.perturbed_onnx`), and every output may be `MULTIPLE` times as far off
-as the farthest of these. Where no output is beyond the bound, nothing runs again.
+the build stores narrower (`frontend.perturbed_onnx`), and every output may be `DEVIATION_MULTIPLE` times as
+far off as the farthest of these. Where no output is beyond the bound, nothing runs again.
 
 Both numbers are for the worst case: an output whose error has one degree of freedom, such as a scalar. If
 the errors of the build and of the runs are drawn from one normal distribution, the first is more than twice
@@ -18,7 +18,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pimflow.core.output_error import LARGEST, MULTIPLE, OUTPUT_BOUND, OutputCheck, relative_error
+from pimflow.core.output_error import (
+    DEVIATION_MULTIPLE,
+    LARGEST_BOUND,
+    OUTPUT_BOUND,
+    OutputCheck,
+    relative_error,
+)
 from pimflow.frontend import Network
 from pimflow.frontend.reference import Run, Stored
 
@@ -58,7 +64,8 @@ def output_checks(
     checks = []
     for error, deviation in zip(errors, deviations, strict=True):
         # One that is infinite left the range of fp16: that widens nothing.
-        bound = max(floor, min(LARGEST, MULTIPLE * deviation)) if np.isfinite(deviation) else floor
+        allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if np.isfinite(deviation) else floor
+        bound = max(floor, allowed)
         checks.append(OutputCheck(relative_error=error, bound=bound, reference_deviation=deviation))
     return tuple(checks)
 
@@ -66,6 +73,6 @@ def output_checks(
 def reference_deviations(
     run: Run, inputs: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]
 ) -> list[float]:
-    """Of every output, the largest `relative_error` of `RUNS` runs."""
+    """The largest `relative_error` of every output in `RUNS` runs."""
     made = [run(inputs) for _ in range(RUNS)]
     return [max(relative_error(outputs[i], y) for outputs in made) for i, y in enumerate(expected)]

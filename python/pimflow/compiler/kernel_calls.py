@@ -25,7 +25,7 @@ LAST_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall:
-    """A kernel, as a network calls it.
+    """A call of a kernel by a network.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class KernelCall:
 
     @property
     def key(self) -> str:
-        """Digest of all that its time depends on, besides the machine and the compiler."""
+        """Digest of all that the kernel's time depends on, except the machine and the compiler."""
         code = self.function.without_attr("global_symbol").script()
         return hashlib.sha256(f"{code} {self.cold}".encode()).hexdigest()[:16]
 
@@ -65,7 +65,7 @@ def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...
 
 
 def parts(applied: tvm.IRModule, system: System) -> dict[str, str]:
-    """What kernels of `applied` do, by their names."""
+    """By kernel name, what it does for the network: one of `primitive_selection.profile.PARTS`."""
     groups = kernel_groups(applied, views=system.views)
     return {f"fused_{group.title.name}": _part(group) for group in groups}
 
@@ -81,7 +81,7 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
     """Calls in a module after `compiler.phases.scheduled_phases`; `named` are its `parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
-    found = []
+    calls = []
     for binding in main_bindings(scheduled):
         if operator(binding.value) == "call_tir":
             callee, operands = binding.value.args[0], list(binding.value.args[1].fields)
@@ -90,12 +90,12 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
             if spilled:
                 cold += range(len(operands), len(function.params) - _workspaces(function))
             part = named.get(callee.name_hint, "other")
-            found.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
-    return tuple(found)
+            calls.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
+    return tuple(calls)
 
 
 def live_bytes(scheduled: tvm.IRModule) -> int:
-    """The most that is live of what kernels compute, their workspaces too."""
+    """Peak bytes of live results of kernels, workspaces included."""
     allocated = tvm.transform.Sequential(phases.tensor_phases())(scheduled)
     return buffers(allocated).liveness().peak_bytes
 

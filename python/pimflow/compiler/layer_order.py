@@ -20,8 +20,8 @@ class LayerOrder(Rewritten):
     Attributes
     ----------
     order : Order
-        Of live bytes in the storage type; a step a region, network inputs not counted. `order.order` is the
-        order that was found, whether it is taken or not.
+        Result of the search by live bytes in the storage type, with a step a region and without network
+        inputs. `order.order` is the order that was found, whether it is taken or not.
     """
 
     order: Order
@@ -69,12 +69,12 @@ def find(
     graph = extract_regions(network.module, network.name, views=views)
     place = {region.name: step for step, region in enumerate(graph.regions)}
     steps = StepGraph.of_regions(graph, system.dtype, waits=_waits(network, place, views), inputs_count=False)
-    found = reorder(steps, seconds=seconds)
+    best = reorder(steps, seconds=seconds)
     demanded = names is not None and sorted(names) == sorted(place)
-    order = tuple(place[name] for name in names) if demanded else found.order
-    same = LayerOrder(given=network, network=network, order=found, demanded=demanded)
+    order = tuple(place[name] for name in names) if demanded else best.order
+    same = LayerOrder(given=network, network=network, order=best, demanded=demanded)
     if order == tuple(range(len(order))):
-        why = "no order has fewer bytes live" if found.optimal else "none with fewer bytes live was found"
+        why = "no order has fewer bytes live" if best.optimal else "none with fewer bytes live was found"
         return replace(same, kept_because="the plan has it" if demanded else why)
     wanted = tuple(graph.regions[step] for step in order)
     module = ReorderLayers([region.name for region in wanted], views)(network.module)
@@ -82,11 +82,11 @@ def find(
     if after.regions != wanted:
         return replace(same, kept_because="in the other order other layers would make one kernel")
     peak_bytes = StepGraph.of_regions(after, system.dtype, inputs_count=False).peak_bytes()
-    taken = replace(found, order=order, peak_bytes=peak_bytes)
+    taken = replace(best, order=order, peak_bytes=peak_bytes)
     return replace(same, network=replace(network, module=module), order=taken)
 
 
 def _waits(network: Network, place: Mapping[str, int], views: bool) -> dict[str, list[str]]:
-    """What has to stay before each region, as far as it does so in the given order."""
+    """By region, the earlier regions that have to stay before it."""
     named = waits(network.module, views=views)
     return {name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()}

@@ -13,7 +13,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
 from pimflow.core.stages import Pipeline, whole_name
 from pimflow.errors import UnknownNameError
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -54,16 +54,16 @@ def apply_plan(
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
     fused: Sequence[str] = (),
-    tiled: Mapping[tuple[str, ...], Tiling] | None = None,
+    tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
 ) -> tvm.IRModule:
-    """The graph that a plan describes, PIM regions outlined, everything else as it was.
+    """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
     Parameters
     ----------
     mod : IRModule
         In canonical form.
     splits : mapping of str to Split
-        Of every split region.
+        By region, how it is split.
     programs : mapping of str to PimProgram
         For every region wholly or partly on PIM, its program; those of parts by `stage_name`.
     pipelines : sequence of Pipeline
@@ -72,18 +72,23 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     fused : sequence of str
         Layers at which runs begin that are one kernel each; see `fuse_groups.activation_chains`.
-    tiled : mapping of tuple of str to Tiling, optional
+    tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
     """
-    on = system or default_system()
+    target_system = system or default_system()
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
     chains = [chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
-        (OutlineGroups({covers: str(tiling) for covers, tiling in (tiled or {}).items()}, on.views), tiled),
+        (
+            OutlineGroups(
+                {covers: str(tiling) for covers, tiling in (tiled or {}).items()}, target_system.views
+            ),
+            tiled,
+        ),
         (PipelineRows(pipelines), pipelines),
-        (SplitMdDp(along["rows"], on.symmetric, on.views), along["rows"]),
+        (SplitMdDp(along["rows"], target_system.symmetric, target_system.views), along["rows"]),
         (SplitChannels(along["channels"]), along["channels"]),
         (SplitReduction(along["reduction"]), along["reduction"]),
         (SplitBatch(along["batch"]), along["batch"]),
@@ -106,14 +111,14 @@ def _variables(
 ) -> dict[str, PimProgram]:
     """Programs by the variable that holds the product which they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
-    found = {}
+    by_variable = {}
     for name, program in programs.items():
         if name in variables:
-            found[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
+            by_variable[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
         else:
             region = whole_name(name)
-            found[variables[region] + name.removeprefix(region)] = program
-    return found
+            by_variable[variables[region] + name.removeprefix(region)] = program
+    return by_variable
 
 
 def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) -> list[tvm.transform.Pass]:
@@ -221,8 +226,10 @@ def build(
         If `target` is none of `TARGETS`, or `allocation` none of `ALLOCATIONS`.
     """
     resolved = named_target(target) if isinstance(target, str) else target
-    on = system or default_system()
+    target_system = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, on, planned, allocation), opt_level=0, name="pimflow"
+        lambda module, _: lower(module, resolved, target_system, planned, allocation),
+        opt_level=0,
+        name="pimflow",
     )
     return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

@@ -1,4 +1,4 @@
-"""Networks rewritten to take less memory: what all such rewrites have, and when they stay."""
+"""Networks rewritten to take less memory. A rewrite is kept only if the pool shrinks, or it is demanded."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Rewritten:
 
     @property
     def changed(self) -> bool:
-        """Whether it is to be another than it came."""
+        """Whether the rewrite changed the network."""
         return self.network is not self.given
 
     def settled(self: Own, pool_bytes: Callable[[Network], int]) -> Own:
-        """With the pools of both; what nobody demanded stays if its pool is smaller."""
+        """The rewrite with both pools. Unless demanded, it is kept only if its pool is smaller."""
         given_bytes = pool_bytes(self.given)
         found_bytes = pool_bytes(self.network) if self.changed else given_bytes
         pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
@@ -49,5 +49,5 @@ class Rewritten:
         return pools.undone(f"the pool would not shrink: {given_bytes} to {found_bytes} B")
 
     def undone(self: Own, why: str) -> Own:
-        """The network as it came."""
+        """The rewrite undone: the given network."""
         return replace(self, network=self.given, kept_because=why, pool_bytes=self.pool_given_bytes)

@@ -1,4 +1,4 @@
-"""Verification: what was compiled is run, and compared with references that share no code with it."""
+"""Verification: run a build, and compare with references that share no code with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RegionCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What a run showed.
+    """Result of a verification run.
 
     Attributes
     ----------
@@ -79,16 +79,16 @@ class Verification:
 
     @property
     def max_relative_error(self) -> float:
-        """Of `worst`."""
+        """Relative error of the `worst` output."""
         return self.worst.relative_error
 
     @property
     def bound(self) -> float:
-        """On `max_relative_error`."""
+        """Bound of the `worst` output."""
         return self.worst.bound
 
     def wider_bounds(self, dtype: str) -> tuple[float, ...]:
-        """Of every output, if one may be farther off than `OUTPUT_BOUND` says; else none."""
+        """The bounds of all outputs, if one is wider than `OUTPUT_BOUND`; else none."""
         bounds = tuple(output.bound for output in self.outputs)
         return bounds if max(bounds) > OUTPUT_BOUND[dtype] else ()
 
@@ -129,7 +129,7 @@ def verify(
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
 ) -> Verification:
-    """Run what was built and check every PIM region, the outputs, and the legality of the commands.
+    """Run a build and check every PIM region, the outputs, and the legality of the commands.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def verify(
 def stored(built: Build, system: System) -> Stored:
     """What a build stores in fp16: on PIM and, if the GPU is none that a CPU stands in for, between kernels.
 
-    Of a layer that is split all is said to be.
+    A split layer counts as stored in fp16 as a whole.
     """
     if system.dtype != "fp16":
         return Stored()
@@ -202,7 +202,7 @@ def check_region(program: PimProgram, filters: np.ndarray, x: np.ndarray, y: np.
 def _error_over_bound(
     dtype: str, geometry: ConvGeometry, filters: np.ndarray, x: np.ndarray, y: np.ndarray, pixels: slice
 ) -> float | None:
-    """Of some of a region's channels; None if something leaves the range of `dtype`, infinity for NaN."""
+    """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN."""
     g = replace(geometry, oc=len(filters))
     rounding = np.float16 if dtype == "fp16" else np.float32
     with np.errstate(over="ignore"):

@@ -1,1 +1,1 @@
-"""Core types: what every layer speaks. Nothing here knows TVM or a device."""
+"""Core types of all rooms: regions, candidates, plans, PIM programs; without TVM and without devices."""

@@ -1,7 +1,7 @@
-"""Candidates: ways to do regions, all of one type, and what they cost.
+"""Candidates: ways to compute regions, all of one type, and what they cost.
 
-GPU, PIM, SPLIT, pipelines, primitives, decompositions and fused groups are nothing but
-candidates: they cover regions, offer ports, and are made of tasks.
+GPU, PIM, SPLIT, pipelines, primitives, decompositions and fused groups are all candidates: each covers
+regions, has ports and is made of tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pimflow.core.region import Region
 class Known(enum.Enum):
     """How a figure is known, from best to worst.
 
-    ``SCALED`` is analytic, times what simulated kernels like it took over what the model says of those.
+    ``SCALED`` is an analytic time, multiplied by simulated over analytic time of similar kernels.
     """
 
     MEASURED = "measured"
@@ -25,7 +25,7 @@ class Known(enum.Enum):
     ANALYTIC = "analytic"
 
 
-# What a search of placements shares out; kernels of a network that runs on a CPU alone are on "cpu".
+# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu".
 RESOURCES = ("gpu", "pim", "crossbar")
 
 
@@ -131,7 +131,7 @@ class Rewrite:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to do some regions.
+    """One way to compute some regions.
 
     Attributes
     ----------
@@ -151,10 +151,10 @@ class Candidate:
     workspace_bytes : int
         Held while it runs.
     filter_bytes : int
-        Of weights in the form in which it reads them; they stay over the whole inference.
-    form : Region, optional
-        The one region that it does in place of all that it covers: a layer as it came, where they are the
-        chain that it was decomposed into.
+        Bytes of its weights in the layout in which it reads them; they are held over the whole inference.
+    original : Region, optional
+        The layer before its decomposition, where the candidate covers the chain of layers that it was
+        decomposed into and computes the layer itself.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Candidate:
     placed_bytes: int = 0
     workspace_bytes: int = 0
     filter_bytes: int = 0
-    form: Region | None = None
+    original: Region | None = None
 
     @property
     def pim_regions(self) -> tuple[str, ...]:
@@ -178,9 +178,9 @@ class Candidate:
         return self.covers if self.rewrite.mode != "GPU" else ()
 
     @property
-    def in_one(self) -> bool:
-        """Whether it does several regions at once, so that what these pass to one another is never made."""
-        return len(self.covers) > 1 and (self.form is not None or self.rewrite.mode == "GPU")
+    def fuses_regions(self) -> bool:
+        """Whether it computes several regions at once: what these pass to one another is never stored."""
+        return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
 
     @property
     def stays_on_pim(self) -> bool:
@@ -189,9 +189,9 @@ class Candidate:
         return bool(self.tasks) and not on_gpu and not self.output.pending
 
     def continued(self) -> Candidate:
-        """The same as part of a PIM submission whose last result it reads: without a launch of its own.
+        """The candidate without a launch of its own: part of the PIM submission whose last result it reads.
 
-        One submission carries several dependent regions. Unchanged if it does not begin on PIM.
+        One submission carries several dependent regions. A candidate that does not begin on PIM is unchanged.
         """
         first = [task.resource for task in self.tasks if not task.after]
         if self.rewrite.mode != "PIM" or "gpu" in first:
@@ -205,7 +205,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a candidate's tasks amount to, run by themselves.
+    """Totals of a candidate's tasks, run by themselves.
 
     `known` says by resource how its times are known, as `known_by_resource` does.
     """
@@ -239,7 +239,8 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
     A resource without tasks is left out. One figure for all resources would say ``analytic`` of every layer
     on PIM, for its transfers over the crossbar are always computed.
     """
-    order, worst = list(Known), {}
+    order = list(Known)
+    worst: dict[str, Known] = {}
     for task in tasks:
         worst[task.resource] = max(worst.get(task.resource, order[0]), task.known, key=order.index)
     return worst
@@ -251,7 +252,7 @@ def makespan_ns(tasks: tuple[Task, ...]) -> float:
 
 
 def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
-    """`makespan_ns` of (resource, duration, predecessors), which are made faster than tasks."""
+    """`makespan_ns` of plain (resource, duration, predecessors), which take less time to make than tasks."""
     ends: list[float] = []
     free: dict[str, float] = {}
     for resource, duration_ns, after in parts:
@@ -293,7 +294,7 @@ class CostTable:
     inputs : dict of str to Port
         The form in which the graph's inputs come.
     digest : str
-        Of model, system and cost-model version.
+        Hash of model, system and cost-model version.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]

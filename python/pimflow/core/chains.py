@@ -1,4 +1,4 @@
-"""Layers as chains of smaller layers: what a chain is; without numerics."""
+"""A decomposed layer: the chain of smaller convolutions that stands for it; without numerics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pimflow.core.region import ConvGeometry
 
 @dataclass(frozen=True, kw_only=True)
 class Upsampling:
-    """What makes a convolution a transposed one: its channels are those of several pixels.
+    """How the result of a convolution is spread over a larger map: that makes it a transposed convolution.
 
     The canonical form of a transposed convolution of stride s has s*s times the channels, in the order
     (group, row, column, channel), which are then spread over a map s times as large. As a transposed one its
@@ -22,7 +22,7 @@ class Upsampling:
     scale : tuple of int
         (vertical, horizontal).
     begin, extent : tuple of int
-        Of the rows and columns that are kept.
+        First and number of the rows and columns that are kept, (vertical, horizontal).
     """
 
     scale: tuple[int, int]
@@ -44,7 +44,7 @@ class Link:
         fp32.
     geometry : ConvGeometry
     scale : tuple of int
-        Its channels are spread over a map so many times as large, (vertical, horizontal).
+        Its channels are spread over a map that is so many times as large, (vertical, horizontal).
     """
 
     name: str
@@ -66,13 +66,13 @@ class Decomposed:
     ranks : tuple of int
         In the order of the chain.
     relative_error : float
-        Of the filters: Frobenius norm of the difference over that of the original.
+        Error of the filters: Frobenius norm of the difference over that of the layer's filters.
     geometry : ConvGeometry
-        Of the original.
+        The layer before its decomposition.
     links : tuple of Link
         In order; the bias comes after the last.
     upsampling : Upsampling, optional
-        Of a transposed convolution; its map is cropped before the last link.
+        For a transposed convolution; its map is cropped before the last link.
     """
 
     layer: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,8 @@ class Loop:
     body: tuple[Node, ...]
 
 
-Node = Gwrite | GAct | Comp | Readres | Loop
+CommandNode = Gwrite | GAct | Comp | Readres
+Node = CommandNode | Loop
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
-_ROW_STEPS = 7  # the coefficients of the row, then those of the column
+_ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
 
 
 def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
@@ -131,7 +132,10 @@ def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
 
 
 def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
-    """A row a command node and turn of the loops from `depth` on; what the loops around add is behind it."""
+    """One row for each command node and iteration of the loops from `depth` on.
+
+    A row is what `_run` returns: its last columns are the coefficients of the loops around.
+    """
     pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
@@ -161,7 +165,9 @@ def _run(node: Node, readres: int) -> tuple[int, ...]:
     return (kind, gang, buffer, row.base, column.base, bursts, count, *steps[0], *steps[1])
 
 
-def leaves(nodes: tuple[Node, ...], extents: tuple[int, ...]) -> Iterator[tuple[Node, tuple[int, ...]]]:
+def leaves(
+    nodes: tuple[Node, ...], extents: tuple[int, ...]
+) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
     """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
     for node in nodes:
         if isinstance(node, Loop):
@@ -206,16 +212,19 @@ def check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type, int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
-_NAMES: dict[str, type] = {"LOOP": Loop, "GWRITE": Gwrite, "G_ACT": GAct, "COMP": Comp, "READRES": Readres}
-_ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
-_AFFINE = {
-    cls: {name: field.type == "Affine" for name, field in cls.__dataclass_fields__.items()}
-    for cls in _NAMES.values()
+_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
+_NAMES: dict[str, type[Node]] = {
+    "LOOP": Loop,
+    "GWRITE": Gwrite,
+    "G_ACT": GAct,
+    "COMP": Comp,
+    "READRES": Readres,
 }
+_ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
+_AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}
 _TEXT = {cls: name for name, cls in _NAMES.items()}
 # The operands of a command node, in the order of its fields.
-operands = {cls: attrgetter(*fields) for cls, fields in _AFFINE.items() if cls is not Loop}
+operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is not Loop}
 
 
 def encode(node: Node, words: list[int]) -> None:
@@ -250,7 +259,7 @@ def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
                 [value.base, *value.coefficients] if type(value) is Affine else value
                 for value in operands[type(node)](node)
             ]
-            # Of integers and lists of such, Python's text is JSON, and five times as fast as `json.dumps`.
+            # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
             lines.append(f'{indent}["{_TEXT[type(node)]}", {str(values)[1:]}{comma}')
 
 
@@ -269,11 +278,11 @@ def _parse(node: object, depth: int, where: str) -> Node:
         if depth == MAX_DEPTH or len(given) != 2 or type(given[0]) is not int or given[0] < 1:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
         return Loop(extent=given[0], body=parse_nodes(given[1], depth + 1, where))
-    fields = _AFFINE[cls]
-    if len(given) != len(fields):
-        raise ValueError(f"{where}: {node[0]} takes {', '.join(fields)}")
-    values = {}
-    for (name, affine), value in zip(fields.items(), given):
+    names = _AFFINE[cls]
+    if len(given) != len(names):
+        raise ValueError(f"{where}: {node[0]} takes {', '.join(names)}")
+    values: dict[str, Any] = {}  # an `Affine` or an integer, as `_AFFINE` says of the field
+    for (name, affine), value in zip(names.items(), given):
         numbers = value if affine else [value]
         if type(numbers) is not list or set(map(type, numbers)) != {int}:
             raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")

@@ -1,6 +1,7 @@
-"""The tiles in which blocks of a GPU's threads compute a run of layers that is one kernel.
+"""Tiles of a run of layers that is one GPU kernel: each block of threads computes one tile.
 
-Shared by the rule that schedules such kernels and by who prices them, so that what is priced is what runs.
+The schedule of such kernels and their cost model both take the tile from here, so that the cost is that of
+the kernel that runs.
 """
 
 from __future__ import annotations
@@ -10,52 +11,52 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LANES = (16, 8, 4)  # places that a CPU's vectors hold side by side; maps of runs are as wide on a GPU
-SIDE = 8  # rows and columns of a run's result that a block computes, at most
-CHUNK = 32  # channels of the last operand that are there at once, at most
-# What every block may have without asking for more (CUDA programming guide, compute capabilities).
-BLOCK_BYTES = 48 * 1024
-SHARED_BYTES = BLOCK_BYTES - 8 * 1024  # of a run: the rest for what else the compiler puts there
+VECTOR_LANES = (16, 8, 4)  # elements of a CPU's vectors; maps of runs are widened to multiples, on GPUs too
+MOST_SIDE = 8  # rows, and columns, of a run's result that a block computes, at most
+MOST_CHUNK = 32  # channels of the last layer's operand that are in shared memory at once, at most
+# Shared memory that every block may have without opting in to more (CUDA programming guide).
+BLOCK_SHARED_BYTES = 48 * 1024
+RUN_SHARED_BYTES = BLOCK_SHARED_BYTES - 8 * 1024  # for a run's operands; the compiler uses the rest
 
 
 def divisors(number: int, most: int) -> list[int]:
-    """Of `number`, those up to `most`."""
+    """Divisors of `number` up to `most`, ascending."""
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def wide_width(width: int) -> int:
-    """The cheapest width, `width` or more, that vectors fill; `width` itself if it is too small for any."""
-    if width < min(LANES) - 1:
+    """`width`, widened to the multiple of a vector's lanes that costs least; too small a width is kept."""
+    if width < min(VECTOR_LANES) - 1:
         return width
-    lanes = min(LANES, key=lambda n: (-(-width // n) * n * (1 + 2 / n), n))
+    lanes = min(VECTOR_LANES, key=lambda n: (-(-width // n) * n * (1 + 2 / n), n))
     return -(-width // lanes) * lanes
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What of one axis of its operand a reduction reads: every `stride`-th place, `window` from there on."""
+    """The window of a layer along one axis of its operand: `window` places wide, moved by `stride`."""
 
     stride: int
     window: int
 
     def extent(self, outputs: int) -> int:
-        """Places that so many neighbouring results read."""
+        """Places of the operand that `outputs` neighbouring results read."""
         return (outputs - 1) * self.stride + self.window
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TiledLayer:
     """A convolution or pooling of a run.
 
     Attributes
     ----------
     rows, columns : Reach
     channels : int
-        Of its operand.
+        Channels of its operand.
     dense : bool
-        Whether each result needs all of them.
+        Whether each result needs all channels.
     element_bytes : int
-        Of its operand on chip.
+        Bytes of an element of its operand in shared memory.
     """
 
     rows: Reach
@@ -66,38 +67,38 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """Rows and columns of the result that a block computes, and channels of the last operand at once."""
+class RunTile:
+    """Rows and columns of a result computed at once, and channels of the last operand at a time."""
 
     rows: int
     columns: int
     chunk: int
 
 
-def gpu_tile(height: int, width: int, steps: Sequence[Step]) -> Tile | None:
+def gpu_tile(height: int, width: int, layers: Sequence[TiledLayer]) -> RunTile | None:
     """The largest tile of a run whose operands fit in shared memory; None if none does.
 
     Parameters
     ----------
     height, width : int
-        Of its result, widened.
-    steps : sequence of Step
+        Extents of its result; the width as `wide_width` gives it.
+    layers : sequence of TiledLayer
         In execution order.
     """
-    shapes = itertools.product(divisors(height, SIDE), divisors(width, SIDE))
+    shapes = itertools.product(divisors(height, MOST_SIDE), divisors(width, MOST_SIDE))
     for rows, columns in sorted(shapes, key=math.prod, reverse=True):
-        for chunk in reversed(divisors(steps[-1].channels, CHUNK)):
-            if _shared_bytes(steps, rows, columns, chunk) <= SHARED_BYTES:
-                return Tile(rows, columns, chunk)
+        for chunk in reversed(divisors(layers[-1].channels, MOST_CHUNK)):
+            if _shared_bytes(layers, rows, columns, chunk) <= RUN_SHARED_BYTES:
+                return RunTile(rows, columns, chunk)
     return None
 
 
-def _shared_bytes(steps: Sequence[Step], rows: int, columns: int, chunk: int) -> int:
-    """Of the tensors between the steps, and of the first operand."""
+def _shared_bytes(layers: Sequence[TiledLayer], rows: int, columns: int, chunk: int) -> int:
+    """Shared memory of the tensors between the layers and of the first operand, in bytes."""
     total, channels = 0, chunk
-    for step in reversed(steps):
-        rows, columns = step.rows.extent(rows), step.columns.extent(columns)
-        if step is not steps[-1] and step.dense:
-            channels = step.channels
-        total += rows * columns * channels * step.element_bytes
+    for layer in reversed(layers):
+        rows, columns = layer.rows.extent(rows), layer.columns.extent(columns)
+        if layer is not layers[-1] and layer.dense:
+            channels = layer.channels
+        total += rows * columns * channels * layer.element_bytes
     return total

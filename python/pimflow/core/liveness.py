@@ -6,22 +6,22 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-# What buffers lie at multiples of: vectorised kernels fault where tensors begin elsewhere.
+# Offsets of buffers are multiples of this: vectorised kernels fault where a tensor begins elsewhere.
 ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buffers:
+class BufferUses:
     """What the steps of a network read and write.
 
     Attributes
     ----------
     steps : list of (tuple of str, tuple of str)
-        Buffers that each reads and writes.
+        Buffers that each step reads, and those that it writes.
     size_bytes : dict of str to int
-        Of every buffer; of one that shares its bytes, all of them.
+        Size of every buffer; where several share their bytes, all of these for each.
     inputs, outputs : tuple of str
-        Buffers that are there before the first step, and that outlive the last.
+        Buffers that hold values before the first step, and those that are needed after the last.
     aliases : dict of str to str
         Alias class of the buffers that share their bytes.
     """
@@ -85,7 +85,7 @@ class Liveness:
         inputs: Iterable[str] = (),
         outputs: Iterable[str] = (),
     ) -> Liveness:
-        """From the (reads, writes) of each step, in execution order.
+        """Lifetimes that follow from the (reads, writes) of each step, in execution order.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Liveness:
         return cls(steps=len(steps), lifetimes=tuple(lifetimes))
 
     def with_aliases(self, aliases: Mapping[str, str]) -> Liveness:
-        """The same with buffers in alias classes; in one of their own where `aliases` names none."""
+        """The same lifetimes in alias classes; a buffer that `aliases` does not name is in one of its own."""
         lifetimes = tuple(replace(life, alias=aliases.get(life.name, "")) for life in self.lifetimes)
         return replace(self, lifetimes=lifetimes)
 
@@ -130,13 +130,13 @@ class Liveness:
         return self.span_bytes(step, step + 1)
 
     def span_bytes(self, begin: int, end: int, inside: Collection[str] = ()) -> int:
-        """Bytes live while one kernel does the steps from `begin` until before `end`, each alias class once.
+        """Bytes live while one kernel does the steps ``[begin, end)``, each alias class once.
 
         Parameters
         ----------
         inside : collection of str
-            Buffers that steps of the kernel write for its other steps alone: they are never made. Those that
-            others read too, or that share the bytes of what others read, are.
+            Buffers between steps of the kernel: they take no memory. One that a step outside the kernel reads
+            too, or that shares the bytes of such a one, does.
         """
         classes: dict[str, int] = {}
         made: set[str] = set()
@@ -154,10 +154,10 @@ class Liveness:
         return max((self.live_bytes(step) for step in range(self.steps)), default=0)
 
 
-def apart(shape: Sequence[int], axis: int, begin: int, element_bytes: int) -> str:
-    """Why the part of a row-major tensor from `begin` along `axis` on cannot lie inside it; empty if it can.
+def view_obstacle(shape: Sequence[int], axis: int, begin: int, element_bytes: int) -> str:
+    """Why the part of a row-major tensor from `begin` along `axis` on cannot be a view; empty if it can.
 
-    It can where it is contiguous and begins at a multiple of `ALIGNMENT_BYTES`.
+    It can be one where it is contiguous and begins at a multiple of `ALIGNMENT_BYTES`.
     """
     if any(extent != 1 for extent in shape[:axis]):
         return f"parts along axis {axis} of {tuple(shape)} are not contiguous"

@@ -9,13 +9,15 @@ import numpy as np
 
 from pimflow.errors import VerificationError
 
-OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}  # of `relative_error`, by storage type
-MULTIPLE = 2.0  # of what rounding does to the reference, if that is more; see `conditioning`
-LARGEST = 0.1  # of bounds that are such multiples: zeros are off by 1
+OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}  # on `relative_error`, by storage type
+# Where roundings alone move the reference far, the bound is this multiple of their effect
+# (`compiler.conditioning`), but at most `LARGEST_BOUND`: an output of zeros has an error of 1.
+DEVIATION_MULTIPLE = 2.0
+LARGEST_BOUND = 0.1
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
-    """Largest error over the largest magnitude of the reference; infinity for other shapes and no numbers."""
+    """Largest error over the reference's largest magnitude; infinite for another shape, NaN or infinity."""
     if result.shape != reference.shape or not np.isfinite(result).all():
         return float("inf")
     if not result.size:
@@ -34,7 +36,7 @@ class OutputCheck:
     relative_error : float
         See `output_error.relative_error`.
     bound : float
-        On `relative_error`.
+        Largest `relative_error` that matches.
     reference_deviation : float or None
         The largest `relative_error` of the reference's runs with random roundings; None if there were none.
     """
@@ -57,7 +59,7 @@ class OutputCheck:
         Parameters
         ----------
         what : str
-            Whose output it is, and what else is known of it, as a sentence's subject.
+            Which outputs, as the subject of the message's sentence.
         """
         if self.matches:
             return
@@ -65,7 +67,7 @@ class OutputCheck:
         deviation = self.reference_deviation
         if deviation is None:
             why = f"{self.bound:.0e}; if the network amplifies rounding, allow it with --tolerance"
-        elif MULTIPLE * deviation > LARGEST:
+        elif DEVIATION_MULTIPLE * deviation > LARGEST_BOUND:
             why = (
                 f"{self.bound:.0e}; the network amplifies rounding so much that roundings alone move the "
                 f"reference by {deviation:.1e}: try --dtype fp32, or allow it with --tolerance"

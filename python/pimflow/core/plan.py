@@ -13,14 +13,14 @@ from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
-# Fields that are lists, and what of; a region alone has none of them.
+# Fields that are lists, with the type of their items; a choice for a single region has none of them.
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
 _OPTIONAL = (*_LISTS, "primitive")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is done with one region, or with several at once.
+    """Where and how one region, or several at once, are computed.
 
     Attributes
     ----------
@@ -29,12 +29,12 @@ class Choice:
     mode : str
         One of `MODES`.
     gpu_share : float or None
-        The GPU's part of the axis of a split, the first one: output rows / all output rows by default. None
-        where rows do not tell.
+        The GPU's share of the axis of a split, which is its first part: of the output rows by default. None
+        for pipelines, whose shares differ by region.
     schedule : str
         Loop order of the PIM program.
     axis : str
-        Along what a region is split: one of `core.split.AXES`.
+        Axis along which a region is split: one of `core.split.AXES`.
     latency_ns : float
         Predicted, the transition into it included.
     reason : str
@@ -69,7 +69,7 @@ class Choice:
         return self.covers or (self.region,)
 
     def to_table(self) -> dict[str, object]:
-        """As a plan file has it: fields that say what everybody expects are left out."""
+        """The entry of a plan file; optional fields that are empty are left out."""
         return {name: value for name, value in self.__dict__.items() if name not in _OPTIONAL or value}
 
 
@@ -219,7 +219,7 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if choice.gpu_share is None and len(choice.regions) > 1:
         return choice
     _check_types(choice, (), ("gpu_share",), place)
-    if not 0 <= choice.gpu_share <= 1:
+    if choice.gpu_share is not None and not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice
 

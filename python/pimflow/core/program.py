@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pimflow.core.commands import (
     Affine,
     Command,
+    CommandNode,
     Comp,
     GAct,
     Gwrite,
@@ -38,10 +40,10 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
-# Of buffers smaller than a row, whose every COMP is looked at; devices have tens.
+# Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
-# The words of `Storage` in ``simulators/src/lanes.h``.
+# The enumeration `Storage` of ``simulators/src/lanes.h``.
 _STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 
 
@@ -82,8 +84,8 @@ class PimProgram:
     tile_gangs : int
         The first so many gangs hold weights, compute, and deliver results; 0 for all.
     pim_digest : str
-        Of the device (`PimSpec.digest`), where it is not the catalogue's of that name; else empty, and
-        left out of the file.
+        Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
+        empty, and left out of the file.
     """
 
     region: str
@@ -102,7 +104,7 @@ class PimProgram:
     rows: int
     channels: tuple[tuple[Node, ...], ...]
     schedule: str = ""
-    buffer_columns: int | None = None
+    buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
     tile_gangs: int = 0
     pim_digest: str = ""
@@ -126,7 +128,7 @@ class PimProgram:
         yield from expand(self.channels[channel], (), self.readres_bursts)
 
     def table(self, channel: int) -> np.ndarray:
-        """The same as an array; see `expand_table`."""
+        """The channel's commands as an array; see `expand_table`."""
         return expand_table(self.channels[channel], self.readres_bursts)
 
     def encoded(self, channel: int) -> np.ndarray:
@@ -191,8 +193,8 @@ class PimProgram:
     def printed(cls, text: str) -> PimProgram | None:
         """The program that `to_json` printed as `text` and that still lives, validated; None if none does.
 
-        Modules carry programs as text: to read what this process has just printed takes as long as the
-        rest of code generation.
+        Modules carry programs as text. To parse text that this process has just printed would take as long
+        as the rest of code generation.
 
         Raises
         ------
@@ -225,7 +227,7 @@ class PimProgram:
             _check_names("field of 'geometry',", table["geometry"], ConvGeometry)
             if not isinstance(table["channels"], list):
                 raise ValueError("field 'channels' is not a list")
-            geometry = {
+            geometry: dict[str, Any] = {  # `validate` looks at the values
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in table.pop("geometry").items()
             }
@@ -239,7 +241,7 @@ class PimProgram:
         return program
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> PimProgram:
+    def load(cls, path: str | os.PathLike[str]) -> PimProgram:
         """Read a ``.pimprog`` file; raises `TraceError`."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -300,7 +302,7 @@ class PimProgram:
                 "field 'geometry.groups' is not 1: a grouped convolution is no matrix-vector product"
             )
 
-    def _validate_node(self, node: Node, extents: tuple[int, ...]) -> None:
+    def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
             low = high = affine.base
             if affine.coefficients:

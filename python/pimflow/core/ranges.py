@@ -139,8 +139,8 @@ class RangeMap:
             repeat=self.repeat,
         )
 
-    def unsplittable(self, at: int) -> str:
-        """Why outputs cannot be computed in two parts, before and from `at` on; empty if they can."""
+    def split_obstacle(self, at: int) -> str:
+        """Why outputs cannot be computed in two parts, ``[0, at)`` and the rest; empty if they can."""
         total = self.output_extent
         if not 0 < at < total:
             return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {at}"

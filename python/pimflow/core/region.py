@@ -1,4 +1,4 @@
-"""What the search places: layers and fused groups, and the GPU kernels they become."""
+"""Regions: the layers and fused groups that the search places, and the GPU kernels that they become."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.liveness import Buffers, Liveness
+from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
-# Of one stored element.
+# Bytes of one stored element.
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
-# Of one result that READRES returns: products of int8 add up in int32.
+# Bytes of one result that READRES returns: products of int8 are summed in int32.
 RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
 # Storage types that networks are compiled in.
 NETWORK_DTYPES = ("fp16", "fp32")
-# What is aligned in their smallest element is aligned in all.
+# A part that is aligned when elements are of the smallest of them is aligned with all.
 STORED_BYTES = min(ELEMENT_BYTES[dtype] for dtype in NETWORK_DTYPES)
 # Operators that read parts of tensors, or join them.
 GATHERS = ("concat", "strided_slice")
 
-# Operators that move elements: what they follow does not keep its rows.
+# Operators that move elements: the rows of their operand are not those of their result.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 
-JOINED = ".concat"  # behind the name of a region: the concatenation in front of it
+# The concatenation in front of a region, as a region of its own, has the region's name with this behind.
+CONCAT_SUFFIX = ".concat"
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
 
@@ -144,18 +145,19 @@ class Kernel:
     input_bytes, weight_bytes, output_bytes : int
         Unique footprints; fused operands such as a residual count as input.
     geometry : ConvGeometry, optional
-        Of the convolution or FC that it computes.
+        Geometry of the convolution or FC that it computes.
     layers : int
-        That it does one after the other, each when all threads of a block have done the one before; those
-        that come in chunks count once for each.
+        Number of layers that it computes, each after all threads of a block have finished the one before; a
+        layer that is computed in chunks counts once for each chunk.
     blocks : int
-        Thread blocks among which the work is dealt; 0 for as many as suit the GPU.
+        Thread blocks that share the work; 0 for as many as suit the GPU.
     again_bytes : int
-        Loaded by several blocks, but for the first time, which is in `input_bytes` and `weight_bytes`.
+        Bytes that are loaded again because several blocks read them; the first load of each is in
+        `input_bytes` and `weight_bytes`.
     tile : tuple of int, optional
         Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
     primitive : str
-        The convolution primitive that it is a launch of; empty for what the operator's own kernel is.
+        The convolution primitive of which it is a launch; empty for the operator's own kernel.
     """
 
     kind: str
@@ -185,7 +187,7 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
     Parameters
     ----------
     fused_input_bytes : int
-        What its epilogue reads besides.
+        Bytes that its epilogue reads besides.
     """
     element, taps = ELEMENT_BYTES[dtype], geometry.kh * geometry.kw
     stride, depthwise = max(geometry.stride), geometry.depthwise
@@ -215,13 +217,13 @@ class Region:
     Attributes
     ----------
     name : str
-        Of the ONNX node it came from.
+        Name of the ONNX node it came from.
     operator : str
         ``conv2d``, ``depthwise``, ``grouped``, ``fc`` or the name of the first operator otherwise.
     operators : tuple of str
         Every operator, in order.
     geometry : ConvGeometry, optional
-        Of the convolution or FC; None for other operators.
+        Geometry of the convolution or FC; None for other operators.
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
     epilogue : tuple of str
@@ -232,20 +234,20 @@ class Region:
     input_shapes : tuple of tuple of int
         Their shapes.
     operands : int
-        How many of `inputs` the anchor reads, itself or through what is fused before it.
+        Number of `inputs` that the anchor reads, itself or through what is fused before it.
     kept_inputs : tuple of int
-        Positions of those `inputs` that are no results, but what their regions keep beside them.
+        Positions of those `inputs` that are not a region's result, but a tensor that it keeps beside it.
     output_shape : tuple of int
     weight_elements : int
     kept_elements : int
-        Of results before its anchor that other regions read too: outputs beside its own.
+        Elements of tensors before its anchor that other regions read too: outputs beside its result.
     anchored : bool
         False if every operator is elementwise or moves data.
     view : bool
-        Whether it is no kernel at all: a slice that lies inside its operand, or a concatenation that its
-        operands lie inside.
+        True for a region without a kernel: a slice that lies inside its operand, or a concatenation whose
+        operands lie inside it.
     padding_copied : str
-        Why rows of zeros beside its input take a copy of it; empty if they do not, or it pads no rows.
+        Why padding its input by rows of zeros takes a copy of it; empty if it does not, or none are padded.
     role : str
         One of `ROLES`; only a decomposition sets it.
     pooling : ConvGeometry, optional
@@ -286,12 +288,12 @@ class Region:
 
     @property
     def results_read(self) -> tuple[str, ...]:
-        """Of `inputs`, those whose results it reads."""
+        """Those of `inputs` that are results of regions, or graph inputs."""
         return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)
 
     @property
     def first_result(self) -> str:
-        """Whose result its first input is; empty if it is what a region keeps beside its own."""
+        """The first of `inputs`; empty if that is no result, but a tensor kept beside one."""
         return "" if 0 in self.kept_inputs else self.inputs[0]
 
 
@@ -302,16 +304,16 @@ class RegionGraph:
     Attributes
     ----------
     name : str
-        Of the network.
+        Name of the network.
     regions : tuple of Region
     outputs : tuple of str
         Regions of which the network returns something.
     kept_outputs : tuple of str
-        Those of them whose own results it does not return, but what they keep beside them.
+        Those of `outputs` of which it does not return the result, but a tensor kept beside it.
     runs : tuple of tuple of str
         Regions, one behind the other, that may be one kernel on the GPU.
     fusible : tuple of str
-        Regions that may be part of a kernel which does several in tiles, whichever stand side by side.
+        Regions of which any that are neighbours may be one kernel, computed in tiles.
     """
 
     name: str
@@ -338,19 +340,19 @@ class RegionGraph:
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """By region, the regions that read its result or what it keeps beside it, once for each."""
+        """By region, the regions that read its result or a tensor kept beside it, once for each read."""
         return self._reading({region.name: region.inputs for region in self.regions})
 
     def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {region.name: [] for region in self.regions}
+        readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
         for reader, names in reads.items():
             for name in names:
-                if name in found:
-                    found[name].append(reader)
-        return {name: tuple(readers) for name, readers in found.items()}
+                if name in readers:
+                    readers[name].append(reader)
+        return {name: tuple(of_region) for name, of_region in readers.items()}
 
     def tensor_bytes(self, dtype: str) -> dict[str, int]:
-        """Of the graph's inputs and the regions' results, with what each stores beside its own."""
+        """Bytes of the graph's inputs and of the regions' results, with what each keeps beside its result."""
         element = ELEMENT_BYTES[dtype]
         sizes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         for region in self.regions:
@@ -359,16 +361,17 @@ class RegionGraph:
                     sizes[name] = elements * element
         return sizes
 
-    def buffers(self, dtype: str) -> Buffers:
+    def buffers(self, dtype: str) -> BufferUses:
         """The regions' results and the graph's inputs, a step a region.
 
-        Views take no bytes: who reads one reads the tensor that it lies inside, or all of its parts, which
-        share the bytes of the whole.
+        Views take no bytes: a region that reads one reads the tensor that it lies inside, or all its parts,
+        which share the bytes of the whole.
         """
         own = self.tensor_bytes(dtype)
         inputs = [name for name in own if name.startswith("%")]
-        size_bytes, aliases, steps = dict(own), {}, []
-        held = {name: (name,) for name in inputs}
+        size_bytes, aliases = dict(own), dict[str, str]()
+        steps: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        held: dict[str, tuple[str, ...]] = {name: (name,) for name in inputs}
         for region in self.regions:
             name = region.name
             reads = tuple(dict.fromkeys(buffer for each in region.inputs for buffer in held[each]))
@@ -381,17 +384,17 @@ class RegionGraph:
                 aliases |= dict.fromkeys(parts, name)
                 size_bytes |= dict.fromkeys(parts, sum(own[part] for part in region.inputs))
         outputs = tuple(dict.fromkeys(buffer for name in self.outputs for buffer in held[name]))
-        return Buffers(
+        return BufferUses(
             steps=steps, size_bytes=size_bytes, inputs=tuple(inputs), outputs=outputs, aliases=aliases
         )
 
     def liveness(self, dtype: str) -> Liveness:
         """Lifetimes of `buffers`."""
-        found = self.buffers(dtype)
-        live = Liveness.of(found.steps, found.size_bytes, inputs=found.inputs, outputs=found.outputs)
-        return live.with_aliases(found.aliases)
+        uses = self.buffers(dtype)
+        live = Liveness.of(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
+        return live.with_aliases(uses.aliases)
 
     @property
     def digest(self) -> str:
-        """Of everything a plan depends on: names, shapes, order. Weights do not matter."""
+        """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
         return hashlib.sha256(repr((self.regions, self.outputs, self.kept_outputs)).encode()).hexdigest()[:16]

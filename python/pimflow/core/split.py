@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import STORED_BYTES, ConvGeometry
 
 AXES = ("rows", "channels", "reduction", "batch")
@@ -30,15 +30,15 @@ class Split:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, axis: str, gpu_share: float) -> Split:
-        """The one that leaves the GPU `gpu_share` of the axis, to the nearest whole part."""
+        """The split that leaves the GPU `gpu_share` of the axis, to the nearest whole number."""
         return cls(axis, round(gpu_share * cls(axis).extent(geometry)))
 
     def extent(self, geometry: ConvGeometry) -> int:
-        """Of the whole axis."""
+        """Extent of the whole axis."""
         extents = (geometry.oh, geometry.oc, geometry.c, geometry.n)
         return dict(zip(AXES, extents))[self.axis]
 
-    def problem(self, geometry: ConvGeometry) -> str:
+    def obstacle(self, geometry: ConvGeometry) -> str:
         """Why `geometry` cannot be split so; empty if it can."""
         total = self.extent(geometry)
         if self.axis == "rows" and geometry.n > 1:
@@ -46,25 +46,25 @@ class Split:
         if not 0 < self.gpu < total:
             return f"a split needs 1 to {total - 1} of {total} {self.axis} on the GPU, not {self.gpu}"
         if self.axis == "rows":
-            return geometry.rows.unsplittable(self.gpu)
+            return geometry.rows.split_obstacle(self.gpu)
         if self.axis != "batch" and geometry.groups != 1:
             return f"only dense layers are split along {self.axis}"
         if self.axis == "reduction":
             if (geometry.kh, geometry.kw) != (1, 1):
                 return "only windows of one pixel are split along the reduction"
-            return self.apart((geometry.n, geometry.h, geometry.w, geometry.c))
+            return self.view_obstacle((geometry.n, geometry.h, geometry.w, geometry.c))
         return ""
 
     def gpu_part(self, geometry: ConvGeometry) -> ConvGeometry:
         """What the GPU computes."""
         if self.axis == "rows":
             return geometry.first_rows(self.gpu)
-        return replace(geometry, **{self._field: self.gpu})
+        return self._with_extent(geometry, self.gpu)
 
     def pim_part(self, geometry: ConvGeometry) -> ConvGeometry:
         """The convolution of which PIM computes the output pixels from `pixel_begin` on."""
         if self.axis in ("channels", "reduction"):
-            return replace(geometry, **{self._field: self.extent(geometry) - self.gpu})
+            return self._with_extent(geometry, self.extent(geometry) - self.gpu)
         return geometry
 
     def pixel_begin(self, geometry: ConvGeometry) -> int:
@@ -78,28 +78,30 @@ class Split:
         return (part.pixels - self.pixel_begin(geometry)) * part.oc
 
     def pim_filters(self, filters: np.ndarray) -> np.ndarray:
-        """Of a layer's filters, [OC, K], those of PIM's part."""
+        """Filters of PIM's part, of a layer's filters, [OC, K]."""
         if self.axis == "channels":
             return filters[self.gpu :]
         return filters[:, self.gpu :] if self.axis == "reduction" else filters
 
     def pending(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
-        """What makes one result of the two and is work of some kernel; `views` is `System.views`."""
+        """Operators that join the two results and take a kernel's time; `views` is `System.views`."""
         if not self.gpu:
             return ()
         if self.axis == "reduction":
             return ("add",)
         shape = (geometry.n, geometry.oh, geometry.ow, geometry.oc)
-        return ("concat",) if not views or self.apart(shape) else ()
+        return ("concat",) if not views or self.view_obstacle(shape) else ()
 
-    def apart(self, shape: tuple[int, int, int, int]) -> str:
-        """Why the second part of an NHWC tensor cannot lie inside it; empty if it can."""
+    def view_obstacle(self, shape: tuple[int, int, int, int]) -> str:
+        """Why the second part of an NHWC tensor cannot be a view of it; empty if it can."""
         axis = {"batch": 0, "rows": 1}.get(self.axis, 3)
-        return apart(shape, axis, self.gpu, STORED_BYTES)
+        return view_obstacle(shape, axis, self.gpu, STORED_BYTES)
 
-    @property
-    def _field(self) -> str:
-        return {"channels": "oc", "reduction": "c", "batch": "n"}[self.axis]
+    def _with_extent(self, geometry: ConvGeometry, extent: int) -> ConvGeometry:
+        """`geometry` with another extent of the axis, which is not that of rows."""
+        if self.axis == "channels":
+            return replace(geometry, oc=extent)
+        return replace(geometry, c=extent) if self.axis == "reduction" else replace(geometry, n=extent)
 
 
 WHOLE = Split()

@@ -1,4 +1,4 @@
-"""Pipelines: a run of regions in stages along rows, and which rows each stage computes."""
+"""Pipelines: a run of regions, computed in stages along rows, and the rows of each stage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pimflow.core.ranges import RangeMap
 
 
 def stage_name(name: str, stage: int) -> str:
-    """What the part of region or variable `name` that a stage computes is called."""
+    """Name of the part of region or variable `name` that a stage computes."""
     return f"{name}__stage{stage}"
 
 
 def whole_name(name: str) -> str:
-    """Of what `stage_name` names a part; `name` itself if it names none."""
+    """The region or variable whose part `name` is, by `stage_name`; `name` itself if it is no such part."""
     return re.sub(r"__stage\d+$", "", name)
 
 
@@ -42,18 +42,14 @@ class Pipeline:
     def steps(self) -> tuple[tuple[int, int], ...]:
         """(Region, stage), by position, in the order in which they are issued.
 
-        A region runs a stage behind the one before if that is on the other device, so that on neither
-        device a part waits for the other device while there is something to do.
+        A region on another device than the one before runs one stage behind it: otherwise its device would
+        wait for the stage, while it could compute the stage before.
         """
-        behind = [sum(a != b for a, b in zip(self.modes[: i + 1], self.modes[1 : i + 1])) for i in self._all]
-        stages = range(len(self.cuts) + 1)
+        positions, stages = range(len(self.regions)), range(len(self.cuts) + 1)
+        behind = [sum(a != b for a, b in zip(self.modes[: i + 1], self.modes[1 : i + 1])) for i in positions]
         return tuple(
-            sorted(((i, s) for i in self._all for s in stages), key=lambda at: behind[at[0]] + at[1])
+            sorted(((i, s) for i in positions for s in stages), key=lambda at: behind[at[0]] + at[1])
         )
-
-    @property
-    def _all(self) -> range:
-        return range(len(self.regions))
 
 
 StageRows = tuple[tuple[tuple[int, int], ...], ...]
@@ -80,7 +76,7 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
     return _stage_rows(tuple(maps), tuple(cuts))
 
 
-# Layers of a network come up again, for other ways to deal them to the devices and in other searches.
+# The same layers are asked for again: with other modes, and in other searches.
 @functools.lru_cache(maxsize=1 << 14)
 def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
     for before, after in itertools.pairwise(maps):
@@ -89,7 +85,7 @@ def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
     ends = [*cuts, maps[-1].output_extent]
     if len(ends) < 2 or any(a >= b for a, b in zip([0, *ends], ends)):
         raise ValueError(f"stages end at ascending rows of 1 to {ends[-1] - 1}, not at {list(cuts)}")
-    found: list[tuple[tuple[int, int], ...]] = []
+    by_region: list[tuple[tuple[int, int], ...]] = []
     for position in reversed(range(len(maps))):
         rows = tuple(zip([0, *ends], ends))
         empty = next((at for at, (begin, end) in enumerate(rows) if begin >= end), None)
@@ -98,8 +94,8 @@ def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
         for begin, end in rows:
             if not len(maps[position].inputs(begin, end)):
                 raise ValueError(f"output rows {begin}..{end - 1} of region {position} read only padding")
-        found.insert(0, rows)
+        by_region.insert(0, rows)
         ends = [maps[position].inputs(0, end).end for end in ends]
     if ends[0] == maps[0].extent:
         raise ValueError("the first stage reads all rows")
-    return tuple(found)
+    return tuple(by_region)

@@ -1,4 +1,4 @@
-"""Regions from what files have of them."""
+"""Region graphs, read back from JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 
 def stored_graph(plain: Mapping[str, Any]) -> RegionGraph:
-    """From what `dataclasses.asdict` makes of one, through JSON or not."""
+    """The graph that `dataclasses.asdict` made into `plain`, whether it went through JSON since or not."""
     regions = tuple(_region(region) for region in plain["regions"])
     optional = ("runs", "fusible", "kept_outputs")
     more = {name: _frozen(list(plain.get(name, ()))) for name in optional}
@@ -26,5 +26,5 @@ def _region(plain: Mapping[str, Any]) -> Region:
 
 
 def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
+    """`value` with JSON's lists made into tuples again."""
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

@@ -1,1 +1,1 @@
-"""Networks of decomposed layers: made, chosen, judged; their skip connections and activations."""
+"""Decomposition of layers into chains of smaller ones (TeMCO); skip connections and activations."""

@@ -1,4 +1,4 @@
-"""Decomposed networks without the tensors of full size between one chain and the next."""
+"""Fused activations: no full-size tensors between one chain of a decomposed network and the next."""
 
 from __future__ import annotations
 

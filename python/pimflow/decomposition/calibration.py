@@ -1,4 +1,4 @@
-"""How often a decomposed network says what the original says, on data that a user gives."""
+"""Agreement of a decomposed network with the original, on data that a user gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 
 LABELS = "labels"
-FIVE = 5  # of classes: what is called top-5
+TOPS = (1, 5)  # of the classes by score, as many count: top-1 and top-5
 
 Data = str | os.PathLike | Mapping[str, np.ndarray]
 
@@ -32,7 +32,7 @@ class Calibration:
     batch : int
         Samples that the network takes at once.
     classes : int
-        Of the network.
+        Classes of the network.
     maps : bool
         Whether it gives every pixel a class ([batch, classes, height, width]), or the sample one.
     """
@@ -184,14 +184,14 @@ class _Classes:
             self._count("accuracy_original", original, labels[:, 0])
 
     def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
-        found = _order(scores) == wanted[:, None]
-        self.hits[name] = self.hits[name] + [found[:, 0].sum(), found[:, :FIVE].sum()]
+        hits = _order(scores) == wanted[:, None]
+        self.hits[name] = self.hits[name] + [hits[:, :top].sum() for top in TOPS]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
         return {
             f"top{top}_{name}": int(hits[i]) / self.samples if labelled or name == "agreement" else None
             for name, hits in self.hits.items()
-            for i, top in enumerate((1, FIVE))
+            for i, top in enumerate(TOPS)
         }
 
 
@@ -203,8 +203,8 @@ def _order(scores: np.ndarray) -> np.ndarray:
 class _Maps:
     """Counts over pixels of maps [n, classes, pixels].
 
-    Of one channel, what is in front lies above 1/2 if all scores of the original are in [0, 1], else above
-    0: both are counted until that is known.
+    With one channel, foreground is what lies above 1/2 if all scores of the original are in [0, 1], else what
+    lies above 0. Both are counted until that is known.
     """
 
     def __init__(self, classes: int) -> None:
@@ -241,5 +241,5 @@ def _classes_of(scores: np.ndarray, at: float | None) -> np.ndarray:
 
 
 def _dice(both: np.ndarray, sizes: np.ndarray) -> float:
-    there = sizes > 0
-    return float(np.mean(both[there] / sizes[there])) if there.any() else 1.0
+    present = sizes > 0
+    return float(np.mean(both[present] / sizes[present])) if present.any() else 1.0

@@ -1,4 +1,4 @@
-"""Which of the layers that may be decomposed are: those for which a search finds it cheaper."""
+"""The choice of layers to decompose: those for which a search finds the chain cheaper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settled(
     fuse: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecomposedNetwork | None:
-    """`change` with the layers decomposed that are to be: with ``where=pays`` those that are cheaper so.
+    """`change` with its final choice of decomposed layers: with ``where=pays`` those that are cheaper.
 
     Parameters
     ----------

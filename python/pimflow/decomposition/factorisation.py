@@ -48,7 +48,7 @@ def decompose(
         One of `factors.METHODS`.
     rule : RankRule
     upsampling : Upsampling, optional
-        Of a transposed convolution, whose filter is decomposed as such.
+        Given for a transposed convolution, whose filter is decomposed as such.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
 
 
 def _phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
-    """What `joined` joined, apart again."""
+    """The inverse of `joined`."""
     (sh, sw), (oc, kh, kw, c) = scale, core.shape
     phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
     return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)
 
 
 def _distance(filters: np.ndarray, chain: Chain) -> float:
-    """Sum of squares of what a chain misses, with one array as large as the filter."""
+    """Squared distance between a filter and its chain, computed with one array as large as the filter."""
     difference = chain.filters()
     difference -= filters
     return float(np.vdot(difference, difference))

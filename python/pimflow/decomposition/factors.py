@@ -23,7 +23,7 @@ ALS_SWEEPS = 60
 # Sweeps end where one changes the share of the norm that is kept by less.
 _HOOI_CHANGE = 1e-4
 _ALS_CHANGE = 1e-5
-# Of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
+# Share of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
 _RIDGE = 1e-10
 
 
@@ -34,11 +34,11 @@ class Chain:
     Attributes
     ----------
     first : ndarray, [R, C]
-        Of the 1x1 convolution at the beginning.
+        Filters of the 1x1 convolution at the beginning.
     cores : tuple of ndarray
         [RO, KH, KW, RI], or [R, KH, KW] of a depthwise one; each axis of the window is in one of them.
     last : ndarray, [OC, R]
-        Of the 1x1 convolution at the end.
+        Filters of the 1x1 convolution at the end.
     ranks : tuple of int
         As `RankRule.ranks`.
     """
@@ -86,15 +86,15 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
 
 
 def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
-    """A mode's rows."""
+    """The unfolding of a tensor along a mode: one row for each index of the mode."""
     return np.moveaxis(filters, mode, 0).reshape(filters.shape[mode], -1)
 
 
 def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
     """The largest ranks that a filter [OC, KH, KW, C] can have, in the order of `RankRule.ranks`.
 
-    Of a 1x1 filter, which is a matrix: its rank. Tucker: of the input and the output channels. CP: the
-    number of components that always suffice. Tensor train: of the cuts from the input on.
+    A 1x1 filter is a matrix and has one rank. Tucker: ranks of the input and the output channels. CP: the
+    number of components that always suffice. Tensor train: ranks of the cuts from the input on.
     """
     oc, kh, kw, c = shape
     if kh * kw == 1:
@@ -115,8 +115,8 @@ def ranks(method: str, groups: list[np.ndarray], rule: RankRule) -> tuple[int, .
     """
     if rule.ranks:
         return rule.ranks
-    found = [_ranks(method, filters, rule) for filters in groups]
-    return tuple(max(each) for each in zip(*found))
+    by_filters = [_ranks(method, filters, rule) for filters in groups]
+    return tuple(max(each) for each in zip(*by_filters))
 
 
 def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
@@ -128,24 +128,24 @@ def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
         cut = _cut(filters)
         bonds = [math.prod(cut.shape[:i]) for i in range(1, cut.ndim)]
         matrices = [cut.reshape(rows, -1) for rows in bonds]
-        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
-        return consistent(found, cut.shape)
+        ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
+        return consistent(ranks, cut.shape)
     modes = [unfolded(filters, mode) for mode in (3, 0)]
     if rule.kind == "ratio":  # of the channels, however few the rest of the filter has
-        found = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
+        ranks = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
     else:
-        found = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
-    return tuple(found) if method == "tucker" else (min(max(found), *limits("cp", filters.shape)),)
+        ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
+    return tuple(ranks) if method == "tucker" else (min(max(ranks), *limits("cp", filters.shape)),)
 
 
-def consistent(found: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def consistent(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of cuts, none above what its neighbours and the mode between them allow."""
-    found = [1, *found, 1]
-    for i in range(1, len(found) - 1):
-        found[i] = min(found[i], found[i - 1] * sizes[i - 1])
-    for i in range(len(found) - 2, 0, -1):
-        found[i] = min(found[i], found[i + 1] * sizes[i])
-    return tuple(found[1:-1])
+    ranks = [1, *ranks, 1]
+    for i in range(1, len(ranks) - 1):
+        ranks[i] = min(ranks[i], ranks[i - 1] * sizes[i - 1])
+    for i in range(len(ranks) - 2, 0, -1):
+        ranks[i] = min(ranks[i], ranks[i + 1] * sizes[i])
+    return tuple(ranks[1:-1])
 
 
 def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain:
@@ -291,7 +291,7 @@ def _solved(right: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarr
 
 
 def _balance(factors: list[np.ndarray]) -> None:
-    """Give every mode the same share of a component's size."""
+    """Scale factors so that every mode has the same norm for each component."""
     norms = [np.maximum(np.linalg.norm(f, axis=0), np.finfo(float).tiny) for f in factors]
     mean = np.exp(np.mean(np.log(norms), axis=0))
     for mode, norm in enumerate(norms):

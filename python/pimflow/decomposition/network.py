@@ -1,4 +1,4 @@
-"""Networks whose layers are decomposed, and how far they are from the original."""
+"""Networks with decomposed layers, and their distance from the original."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
-from pimflow.relay_passes.decomposition.decompose import Decompose, Layer, decomposable_layers
+from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
 Decomposing = Request | str
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposedNetwork:
-    """A network and what became of its layers.
+    """A network with decomposed layers.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class DecomposedNetwork:
     layers : tuple of Decomposed
         In execution order.
     weight_bytes, weight_bytes_original : int
-        Of all constants, fp32.
+        Bytes of all constants in fp32.
     kept : tuple of str
         Layers that were asked for and stay as they came, because that is cheaper.
     alone_ns : dict of str to (float, float)
@@ -76,7 +76,7 @@ class DecomposedNetwork:
         inputs : mapping of str to ndarray, optional
             What the original network is run on, to be compared; it is not without them.
         outputs : sequence of ndarray
-            Of the decomposed network for the same inputs.
+            Outputs of the decomposed network for the same inputs.
         """
         difference = None
         if inputs is not None:
@@ -111,7 +111,7 @@ class DecomposedNetwork:
 
 
 def requested(request: Decomposing | None) -> Request | None:
-    """`request` in the form that `decomposed` needs: what is wrong with its text is said before the work."""
+    """`request` in the form that `decomposed` needs; parsed early, so that errors come before the work."""
     return Request.parse(request) if isinstance(request, str) else request
 
 
@@ -162,8 +162,8 @@ def decompose(
             )
     except DecompositionError as error:  # ranks are in a file
         raise DecompositionError(f"{request.path}: {error}") from error
-    found = _factorised(chosen, request.method, rules)
-    return _with_layers(network, request, found)
+    chains = _factorised(chosen, request.method, rules)
+    return _with_layers(network, request, chains)
 
 
 def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
@@ -200,7 +200,7 @@ def _rules(network: Network, request: Request) -> dict[str, RankRule]:
 
 
 def _factorised(
-    layers: Sequence[Layer], method: str, rules: Mapping[str, RankRule]
+    layers: Sequence[DecomposableLayer], method: str, rules: Mapping[str, RankRule]
 ) -> tuple[Decomposed, ...]:
     """Every layer's chain, a thread a layer: BLAS' own threads only wait on matrices as small as these."""
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)
@@ -212,7 +212,7 @@ def _factorised(
             for x in largest_first
         ]
         try:
-            found = {future.result().layer: future.result() for future in waiting}
+            by_layer = {future.result().layer: future.result() for future in waiting}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    return tuple(found[layer.name] for layer in layers)
+    return tuple(by_layer[layer.name] for layer in layers)

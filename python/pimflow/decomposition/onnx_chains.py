@@ -14,7 +14,7 @@ from pimflow.core.chains import Decomposed, Link
 from pimflow.decomposition.factorisation import joined
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_roles import ROLES_KEY
-from pimflow.relay_passes.decomposition.decompose import Layer
+from pimflow.relay_passes.decomposition.decompose import DecomposableLayer
 from pimflow.relay_passes.flat import unused
 
 # Largest difference of filters in the file, scaled by row, from those of the layer, over the latter's norm.
@@ -25,7 +25,7 @@ _DIRECTIONS = ("strides", "dilations", "output_padding")
 def with_chains(
     model: onnx.ModelProto,
     layers: Sequence[Decomposed],
-    given: Mapping[str, Layer],
+    given: Mapping[str, DecomposableLayer],
     pushed: Mapping[str, np.ndarray],
 ) -> onnx.ModelProto:
     """`model` with the nodes of decomposed layers as chains of nodes.
@@ -40,7 +40,7 @@ def with_chains(
     model : ModelProto
         As `zoo.load_model` makes it; left unchanged.
     layers : sequence of Decomposed
-    given : mapping of str to Layer
+    given : mapping of str to DecomposableLayer
         By name, the layers as they came.
     pushed : mapping of str to ndarray
         See `Canonicalise`.
@@ -81,7 +81,7 @@ class _Writer:
         self,
         model: onnx.ModelProto,
         chains: dict[str, Decomposed],
-        given: Mapping[str, Layer],
+        given: Mapping[str, DecomposableLayer],
         pushed: Mapping[str, np.ndarray],
     ) -> None:
         self.chains, self.given, self.pushed = chains, given, pushed
@@ -97,14 +97,14 @@ class _Writer:
         self.values = {name for node in graph.node for name in (*node.input, *node.output)}
 
     def nodes(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """What stands for `node`: itself, if it is no decomposed layer."""
+        """The nodes that replace `node`; itself if it is no decomposed layer."""
         chain = self.chains.pop(node.name, None)
         if chain is None:
             return [node]
         arrays, scale = self._arrays(node, chain)
         self.replaced.add(node.input[1])
         bias, added = self._bias(node, chain, scale)
-        found, x = [], node.input[0]
+        nodes, x = [], node.input[0]
         for position, (link, array) in enumerate(zip(chain.links, arrays, strict=True)):
             last = position == len(arrays) - 1
             name = self._new(f"{node.name}.{link.name}", self.named)
@@ -114,12 +114,12 @@ class _Writer:
             self.roles[name] = link.role
             kind, attributes = _operator(node, chain, position)
             operands = [x, weight, *bias] if last else [x, weight]
-            found.append(helper.make_node(kind, operands, [y], name=name, **attributes))
+            nodes.append(helper.make_node(kind, operands, [y], name=name, **attributes))
             x = y
         if added:
             name = self._new(f"{node.name}.bias", self.named)
-            found.append(helper.make_node("Add", [x, added], node.output[:1], name=name))
-        return found
+            nodes.append(helper.make_node("Add", [x, added], node.output[:1], name=name))
+        return nodes
 
     def _bias(self, node: onnx.NodeProto, chain: Decomposed, scale: np.ndarray) -> tuple[list[str], str]:
         """The bias of the last link, and what else is to be added to its result: a product takes no bias."""
@@ -202,22 +202,22 @@ def _rows(node: onnx.NodeProto, filters: np.ndarray) -> np.ndarray:
 
 
 def _kernel(
-    node: onnx.NodeProto, of: Decomposed | Link, groups: int, filters: np.ndarray, taps: tuple[int, ...]
+    node: onnx.NodeProto, link: Decomposed | Link, groups: int, filters: np.ndarray, taps: tuple[int, ...]
 ) -> np.ndarray:
     """Canonical filters [OC, KH, KW, C] as [OC, C, *taps]: of a transposed convolution its own."""
-    scale = of.scale if isinstance(of, Link) else of.upsampling.scale if of.upsampling else None
+    scale = link.scale if isinstance(link, Link) else link.upsampling.scale if link.upsampling else None
     if scale is None:
         return filters.transpose(0, 3, 1, 2)
     (sh, sw), dilation = scale, _attributes(node).get("dilations", [1, 1])
-    found = []
+    parts = []
     for each in np.split(filters, groups):
         oc, height, width, c = joined(each, scale).shape
         phases = joined(each, scale).reshape(oc, sh, height // sh, sw, width // sw, c)
         # Pixel u sums x[u // s - t] * w[u % s + s * t]: taps are turned round in each phase.
         kernel = phases[:, :, ::-1, :, ::-1].transpose(0, 5, 2, 1, 4, 3).reshape(oc, c, height, width)
         reach = [(n - 1) * (d if n > 1 else 1) + 1 for n, d in zip(taps, dilation)]
-        found.append(kernel[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]])
-    return np.concatenate(found)
+        parts.append(kernel[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]])
+    return np.concatenate(parts)
 
 
 def _row_scale(name: str, filters: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -265,30 +265,30 @@ def _along(chain: Decomposed, position: int) -> tuple[bool, bool]:
 
 def _operator(node: onnx.NodeProto, chain: Decomposed, position: int) -> tuple[str, dict[str, Any]]:
     """Operator and attributes of a link: those of `node`, in the directions that it goes."""
-    given, count = _attributes(node), len(chain.links)
+    attributes, count = _attributes(node), len(chain.links)
     first, last = position == 0, position == count - 1
     if node.op_type == "MatMul":
         return "MatMul", {}
     if node.op_type == "Gemm":
-        shared = {name: given[name] for name in ("alpha", "beta") if name in given and last}
-        return "Gemm", shared | ({"transA": 1} if first and given.get("transA") else {}) | {"transB": 1}
+        shared = {name: attributes[name] for name in ("alpha", "beta") if name in attributes and last}
+        return "Gemm", shared | ({"transA": 1} if first and attributes.get("transA") else {}) | {"transB": 1}
     link = chain.links[position]
     groups = {"group": link.geometry.groups}
     moves = first if count == 2 else not (first or last)
     if not moves:
         return "Conv", groups
     along = (True, True) if count == 2 else _along(chain, position)
-    kept = {name: given[name] for name in ("auto_pad",) if name in given}
+    kept = {name: attributes[name] for name in ("auto_pad",) if name in attributes}
     for name in _DIRECTIONS:
-        if name in given:
+        if name in attributes:
             still = 0 if name == "output_padding" else 1
-            kept[name] = [value if there else still for value, there in zip(given[name], along)]
-    if "pads" in given:
-        kept["pads"] = [value if there else 0 for value, there in zip(given["pads"], along * 2)]
-    if "output_shape" in given:
+            kept[name] = [value if there else still for value, there in zip(attributes[name], along)]
+    if "pads" in attributes:
+        kept["pads"] = [value if there else 0 for value, there in zip(attributes["pads"], along * 2)]
+    if "output_shape" in attributes:
         if count > 3:
             raise UnsupportedOpError(
                 f"layer '{node.name}': two cores cannot share its output_shape; decompose it by tucker"
             )
-        kept["output_shape"] = given["output_shape"]
+        kept["output_shape"] = attributes["output_shape"]
     return node.op_type, kept | groups

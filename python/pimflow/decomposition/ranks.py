@@ -1,4 +1,4 @@
-"""How many components of a layer are kept: rules for ranks, and the spectra that some of them read."""
+"""Rules for ranks, which say how many components of a layer are kept, and the spectra that they read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECTRUM_FLOOR = 1e-15
 
 @dataclass(frozen=True, kw_only=True)
 class RankRule:
-    """How ranks are found.
+    """A rule for ranks.
 
     Attributes
     ----------
@@ -64,12 +64,12 @@ class RankRule:
         """
         most = min(extents)
         if self.kind == "ratio":
-            found = math.floor(self.share * most + 0.5)
+            rank = math.floor(self.share * most + 0.5)
         elif self.kind == "energy":
-            found = energy_rank(squares(), self.share)
+            rank = energy_rank(squares(), self.share)
         else:
-            found = vbmf_rank(squares(), extents)
-        return min(max(found, 1), most)
+            rank = vbmf_rank(squares(), extents)
+        return min(max(rank, 1), most)
 
 
 def spectrum(matrix: np.ndarray) -> np.ndarray:
@@ -123,7 +123,10 @@ def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
 
 
 def _free_energy(x: np.ndarray, alpha: float, threshold: float) -> float:
-    """Of a noise variance, up to a constant; `x` are squared singular values over it and the long side."""
+    """Free energy of a noise variance, up to a constant.
+
+    `x` are squared singular values, divided by the variance and the long side.
+    """
     signal, noise = x[x > threshold], x[x <= threshold]
     centred = signal - (1 + alpha)
     tau = (centred + np.sqrt(centred**2 - 4 * alpha)) / 2

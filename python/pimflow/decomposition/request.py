@@ -1,4 +1,4 @@
-"""What ``--decompose`` asks for, as text and as a file of ranks."""
+"""The argument of ``--decompose``: text, or a file of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Request:
     method : str
         ``tucker``, ``cp`` or ``tt``.
     rule : RankRule, optional
-        Of all layers; None where a file gives `layers`.
+        Rule for all layers; None where a file gives `layers`.
     layers : dict of str to RankRule
         The layers to decompose, each by its own rule, if there is no `rule`.
     path : str

@@ -1,4 +1,4 @@
-"""Which skip connections of a decomposed network wait in their reduced form, and how they meet others."""
+"""Skip connections of a decomposed network that are kept in reduced form, and how they are joined."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SkipOptimisation(Rewritten):
     criterion : str
         One of `CRITERIA`.
     copies : tuple of Skip
-        Of what copies were made.
+        Skip connections whose layers were copied.
     transformation : str
         One of `TRANSFORMATIONS`.
     sites : tuple of str
@@ -55,7 +55,7 @@ class SkipOptimisation(Rewritten):
     flops_given, flops : int
         `layer_flops.flops` of both networks.
     weight_bytes : int
-        Of `network`: merged layers have zeros in their filters.
+        Weights of `network`, with the zeros in filters of merged layers.
     """
 
     criterion: str
@@ -158,9 +158,9 @@ def find(
             f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
             "add --decompose"
         )
-    found = skips(network.module, distance=distance, original_flops=originals)
+    every = skips(network.module, distance=distance, original_flops=originals)
     fold = criterion == "pool"  # which the paper does not do
-    form = _Forms(network.module, system, fuse_activations, fold).best(found, criterion)
+    form = _Forms(network.module, system, fuse_activations, fold).best(every, criterion)
     changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
         given=network,
@@ -171,7 +171,7 @@ def find(
         transformation=form.transformation,
         sites=form.sites,
         folded=form.folded,
-        candidates=len(found),
+        candidates=len(every),
         flops_given=flops(network.module),
         flops=flops(form.module),
         weight_bytes=relax_module.weight_bytes(form.module),
@@ -206,20 +206,20 @@ class _Forms:
         self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), module)
         self._forms: dict[tuple, _Form] = {}
 
-    def best(self, found: Sequence[Skip], criterion: str) -> _Form:
-        """By `criterion`; of equal ones that with less done."""
-        plain, some = self._transformed([]), [skip for skip in found if skip.worthwhile()]
+    def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
+        """The best form by `criterion`; of equal ones, the one with fewer changes."""
+        plain, some = self._transformed([]), [skip for skip in skips if skip.worthwhile()]
         if criterion == "paper":
             return self._transformed(some) if some else plain
         best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
-        if len(some) < len(found):
-            whole = self._written(found, best.transformation or "split")
+        if len(some) < len(skips):
+            whole = self._written(skips, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
         best = _thinned(best, best.sites, self._with_sites)
         return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
-        """With `copies`, and the transformation that costs least."""
+        """The form with `copies` and the transformation that costs least."""
         forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
 

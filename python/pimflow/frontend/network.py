@@ -1,4 +1,4 @@
-"""Networks into the canonical Relax form, wherever they come from."""
+"""Load networks of any source into canonical Relax form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Network:
         From inputs by name to the outputs that they should give, computed by what shares no code with
         ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
     table_rows : dict of str to int
-        Of inputs that pick rows of a table, such as token ids, how many rows it has; see
+        For inputs that pick rows of a table, such as token ids, how many rows it has; see
         `zoo.index_bounds`.
     perturbed : Perturbed, optional
         The reference with random roundings, which reads the model anew; None of Relax modules and of
@@ -131,7 +131,7 @@ def load(
 
 
 def _stem(model: object) -> str:
-    """What to call a network by."""
+    """The default name of a network."""
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)

@@ -197,10 +197,10 @@ def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool 
     _check_control_flow(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), without_tvm_warnings():
         warnings.simplefilter("ignore")
-        found = _imported(model, weights, keep_params)
-    if isinstance(found, PimflowError):
-        raise found
-    return found
+        imported = _imported(model, weights, keep_params)
+    if isinstance(imported, PimflowError):
+        raise imported
+    return imported
 
 
 def _imported(
@@ -241,13 +241,13 @@ def _check_control_flow(model: onnx.ModelProto) -> None:
     if node is None:
         return
     makers = {output: maker for maker in model.graph.node for output in maker.output}
-    wanted, found = list(node.input[: _DECIDED_BY[node.op_type]]), set()
+    wanted, seen = list(node.input[: _DECIDED_BY[node.op_type]]), set()
     while wanted:
         name = wanted.pop()
-        if name not in found and name in makers:
+        if name not in seen and name in makers:
             wanted += makers[name].input
-        found.add(name)
-    inputs = ", ".join(f"'{value.name}'" for value in model.graph.input if value.name in found)
+        seen.add(name)
+    inputs = ", ".join(f"'{value.name}'" for value in model.graph.input if value.name in seen)
     what = f"model '{model.graph.name}': {node.op_type} of node '{_called(node)}'"
     if not inputs:
         raise UnsupportedOpError(f"{what} is not supported; unroll it in the file")
@@ -308,11 +308,11 @@ def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path
         for tensor in model.graph.initializer:
             values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
             large = len(values) >= PAGE_BYTES
-            of = (tensor.name, tensor.dims, tensor.data_type)
-            light.graph.initializer.append(_external(file, [values], *of) if large else tensor)
+            described = (tensor.name, tensor.dims, tensor.data_type)
+            light.graph.initializer.append(_external(file, [values], *described) if large else tensor)
         for value in filter(zoo.is_weight, model.graph.input):
-            of = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
-            light.graph.initializer.append(_external(file, zoo.weight_values(value), *of))
+            described = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
+            light.graph.initializer.append(_external(file, zoo.weight_values(value), *described))
     path = folder / "model.onnx"
     path.write_bytes(light.SerializeToString())
     return path

@@ -16,7 +16,7 @@ from pimflow.frontend.recurrent import unrolled
 
 
 def known_operators() -> set[str]:
-    """What the importer has a rule for."""
+    """Names of the operators that the importer supports."""
     # What it calls Attention is com.microsoft's.
     return (set(onnx_frontend._get_convert_map()) | {"Constant", "If"}) - {"Attention"}
 
@@ -46,7 +46,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network in an opset that the importer knows: it takes some older operators for newer ones."""
+    """The network in an opset that the importer supports. It reads some older operators as newer ones."""
     if opset_of(model) >= 13:
         return model
     try:

@@ -11,7 +11,7 @@ from pimflow.core.region import ROLES
 from pimflow.errors import ModelError
 from pimflow.relay_passes.flat import layer_name, main_bindings, roles, with_roles
 
-# Of the model's metadata: a JSON object, from names of nodes to `core.region.ROLES`.
+# Key of the model's metadata. Its value is a JSON object from names of nodes to `core.region.ROLES`.
 ROLES_KEY = "pimflow.roles"
 
 
@@ -23,11 +23,11 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
     ModelError
         If they are not what `ROLES_KEY` says.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), None)
-    if text is None:
+    metadata = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), None)
+    if metadata is None:
         return mod
     try:
-        stored = json.loads(text)
+        stored = json.loads(metadata)
     except ValueError:
         stored = None
     if not isinstance(stored, dict) or not all(role in ROLES for role in stored.values()):
@@ -35,6 +35,6 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
             f"model '{model.graph.name}': its metadata '{ROLES_KEY}' has no role of {', '.join(ROLES[1:])} "
             "for each node that it names; remove it"
         )
-    there = {layer_name(mod, binding.var) for binding in main_bindings(mod)}
-    found = {layer: role for layer, role in stored.items() if layer in there}
-    return with_roles(mod, roles(mod) | found) if found else mod
+    layers = {layer_name(mod, binding.var) for binding in main_bindings(mod)}
+    present = {layer: role for layer, role in stored.items() if layer in layers}
+    return with_roles(mod, roles(mod) | present) if present else mod

@@ -97,7 +97,7 @@ def _run(
 
 
 def _operators() -> dict[str, Operator]:
-    """Those of the zoo, by their ONNX names, with the attributes that they take."""
+    """The operators of the zoo, by ONNX name, with the attributes that they take."""
     torch = _torch()
     call = torch.nn.functional
     return {
@@ -168,7 +168,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
 
 
 def _moves(torch: Any) -> dict[str, Operator]:
-    """What changes shapes and places."""
+    """Operators that only move elements."""
 
     def cut(x, starts, ends, axes=None, steps=None):
         names = range(len(starts)) if axes is None else axes.tolist()

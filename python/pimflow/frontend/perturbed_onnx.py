@@ -132,7 +132,7 @@ class _Perturbing:
         self.nodes.append(helper.make_node("Add", [product, added], [final]))
 
     def _after(self, node: onnx.NodeProto, change) -> None:
-        """`node`, what it computes in floating point changed before others read it."""
+        """`node`, followed by nodes that perturb its floating-point results."""
         self.nodes.append(node)
         for index, final in enumerate(node.output):
             if final in self.floats and final in self.computed:
@@ -173,7 +173,7 @@ class _Perturbing:
         return len(readers) != 1 or readers[0].op_type not in _ELEMENTWISE
 
     def _terms(self, node: onnx.NodeProto) -> int:
-        """Of the sums that `node` forms; 1 if it forms none, or their length is not known."""
+        """Terms of the sums that `node` forms; 1 if it forms none, or their length is not known."""
         operand = self.shapes.get(node.input[0], ()) if node.input else ()
         weights = self.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
         if node.op_type == "Conv":
@@ -193,12 +193,12 @@ class _Perturbing:
 
 
 def _computed(graph: onnx.GraphProto) -> set[str]:
-    """What depends on the values of inputs."""
-    found = {value.name for value in graph.input}
+    """Names of the tensors that depend on the values of inputs."""
+    names = {value.name for value in graph.input}
     for node in graph.node:
-        if node.op_type not in _SHAPES and any(name in found for name in node.input):
-            found.update(node.output)
-    return found
+        if node.op_type not in _SHAPES and any(name in names for name in node.input):
+            names.update(node.output)
+    return names
 
 
 def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
@@ -208,10 +208,10 @@ def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[s
     after a dot. Of a layer whose node is not found, all products are the nodes.
     """
     kinds = {node.name: node.op_type for node in nodes}
-    found: set[str] = set()
+    names: set[str] = set()
     for layer in layers:
         parts = layer.split(".")
         begins = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         name = next((begin for begin in begins if begin in kinds), None)
-        found |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
-    return found
+        names |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
+    return names

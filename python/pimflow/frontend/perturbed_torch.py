@@ -82,8 +82,10 @@ def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[t
     from pimflow.frontend.torch_program import path_of
 
     products = [node for node in nodes if _operator(node) in _PRODUCTS]
-    found = set()
+    perturbed = set()
     for layer in layers:
-        of = {n for n in products if layer == (path := path_of(n)) or (path and layer.startswith(f"{path}."))}
-        found |= of or set(products)
-    return found
+        of_layer = {
+            n for n in products if layer == (path := path_of(n)) or (path and layer.startswith(f"{path}."))
+        }
+        perturbed |= of_layer or set(products)
+    return perturbed

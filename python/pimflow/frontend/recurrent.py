@@ -1,4 +1,4 @@
-"""Recurrent layers of ONNX step by step."""
+"""Recurrent layers of ONNX, unrolled step by step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Layer:
-    """The nodes that a recurrent one stands for, and the constants that they read."""
+    """The nodes that replace a recurrent one, and the constants that they read."""
 
     def __init__(
         self,

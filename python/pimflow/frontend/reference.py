@@ -1,4 +1,4 @@
-"""What a network should give, and how far roundings move that."""
+"""References of a network's outputs, and how far roundings move them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reference:
     prepared: Callable[[], Run]
 
     def __call__(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Once, and nothing is kept."""
+        """Outputs for `values`; nothing is kept between calls."""
         return self.prepared()(values)
 
 

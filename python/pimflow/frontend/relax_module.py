@@ -27,7 +27,7 @@ def canonical(
     Parameters
     ----------
     name : str
-        Of the network, for messages.
+        Name of the network, for messages.
     pushed : dict of str to ndarray, optional
         See `Canonicalise`.
 
@@ -39,10 +39,10 @@ def canonical(
     main(mod)
     with warnings.catch_warnings(), without_tvm_warnings():
         warnings.simplefilter("ignore")
-        found = _canonical(mod, name, pushed)
-    if isinstance(found, PimflowError):
-        raise found
-    return found
+        made = _canonical(mod, name, pushed)
+    if isinstance(made, PimflowError):
+        raise made
+    return made
 
 
 def _canonical(
@@ -59,10 +59,10 @@ def _canonical(
 
 def main(mod: tvm.IRModule) -> relax.Function:
     """The network itself; raises `ModelError` if there is none."""
-    found = next((mod[gv] for gv in mod.get_global_vars() if gv.name_hint == "main"), None)
-    if not isinstance(found, relax.Function):
+    function = next((mod[gv] for gv in mod.get_global_vars() if gv.name_hint == "main"), None)
+    if not isinstance(function, relax.Function):
         raise ModelError("the module has no Relax function 'main'")
-    return found
+    return function
 
 
 def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
@@ -92,7 +92,7 @@ def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm
 
 def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of every input of ``main``; raises `ModelError` for one whose shape is open."""
-    found = {}
+    types = {}
     for var in main(mod).params:
         if not isinstance(var.ty, relax.TensorType):
             raise UnsupportedOpError(f"input '{var.name}' is no tensor")
@@ -102,8 +102,8 @@ def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:
                 f"input '{var.name}' has dynamic shape {dims}; fix it, "
                 f"for example --shape {var.name}=1,3,224,224"
             )
-        found[var.name] = (tuple(dims), str(var.ty.dtype))
-    return found
+        types[var.name] = (tuple(dims), str(var.ty.dtype))
+    return types
 
 
 def sizes(tensor: relax.TensorType) -> list[int | str] | None:
@@ -120,7 +120,7 @@ def outputs(mod: tvm.IRModule) -> int:
 
 
 def output_shapes(mod: tvm.IRModule) -> list[tuple[int, ...]]:
-    """Of all tensors that ``main`` returns, of a module whose shapes are fixed."""
+    """Shapes of all tensors that ``main`` returns; the module's shapes are fixed."""
     result = main(mod).ret_ty
     fields = result.fields if isinstance(result, relax.TupleType) else [result]
     return [tuple(sizes(field) or ()) for field in fields]
@@ -128,15 +128,15 @@ def output_shapes(mod: tvm.IRModule) -> list[tuple[int, ...]]:
 
 def weight_bytes(mod: tvm.IRModule) -> int:
     """Bytes of all constants of ``main``."""
-    found = 0
+    total = 0
 
     def add(expr: relax.Expr) -> None:
-        nonlocal found
+        nonlocal total
         if isinstance(expr, tvm.ir.GenericConst):
-            found += math.prod(expr.value.shape) * np.dtype(str(expr.value.dtype)).itemsize
+            total += math.prod(expr.value.shape) * np.dtype(str(expr.value.dtype)).itemsize
 
     relax.analysis.post_order_visit(main(mod), add)
-    return found
+    return total
 
 
 def reference(mod: tvm.IRModule) -> Reference:

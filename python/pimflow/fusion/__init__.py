@@ -9,13 +9,11 @@ from pimflow.fusion.group import REUSES, Group, Placement, place
 from pimflow.fusion.growing import Growing
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import unfolded
-from pimflow.fusion.overlap import Overlap, overlap
 from pimflow.fusion.plan import FusionPlan
 from pimflow.fusion.region_layers import folded
-from pimflow.fusion.replay import replay
 from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
-from pimflow.fusion.tiling import TILES, Tiling
-from pimflow.fusion.tiling_candidates import Candidates
+from pimflow.fusion.tiling import TILES, GroupTiling
+from pimflow.fusion.tiling_candidates import TilingCandidates
 
 __all__ = [
     "HALOS",
@@ -25,21 +23,18 @@ __all__ = [
     "SEARCHES",
     "TILES",
     "Accelerator",
-    "Candidates",
     "FusionPlan",
     "Group",
+    "GroupTiling",
     "Growing",
     "Layer",
     "LayerGraph",
-    "Overlap",
     "Placement",
-    "Tiling",
+    "TilingCandidates",
     "folded",
     "fuse_layers",
-    "overlap",
     "parse_bytes",
     "parse_rate",
     "place",
-    "replay",
     "unfolded",
 ]

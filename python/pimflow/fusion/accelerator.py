@@ -59,7 +59,7 @@ class Accelerator:
         return operations / self.operations_per_second * 1e9
 
     def energy_pj(self, traffic_bytes: float, operations: float) -> float:
-        """Of DRAM traffic and arithmetic, an operation half a multiply-accumulate; on-chip memory is free."""
+        """Energy of DRAM traffic and arithmetic; an operation is half a MAC, on-chip memory is free."""
         prices = self.energy.energy
         return traffic_bytes * prices["dram_pj_per_byte"] + operations / 2 * prices[f"mac_{self.dtype}_pj"]
 
@@ -84,15 +84,15 @@ def parse_rate(text: str, option: str, units: tuple[str, ...], example: str) -> 
 
 
 def _parse(text: str, option: str, units: tuple[str, ...], example: str) -> float:
-    found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
+    match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
     try:
-        number = float(found.group(1)) if found else math.nan
+        number = float(match.group(1)) if match else math.nan
     except ValueError:
         number = math.nan
     scales = {prefix + unit: scale for unit in units for prefix, scale in _PREFIXES.items()}
-    if math.isnan(number) or found.group(2) not in scales:
+    if math.isnan(number) or match.group(2) not in scales:
         raise UsageError(f"{option} {text}: unknown number or unit; write it as {example}")
-    value = number * scales[found.group(2)]
+    value = number * scales[match.group(2)]
     if not 0 < value < math.inf:
         raise UsageError(f"{option} {text}: give a positive number")
     return value

@@ -71,7 +71,7 @@ def sums_channels(layer: Layer) -> bool:
 
 
 def slice_elements(layer: Layer) -> int:
-    """Weights that one channel of the operand meets, where results are sums over channels."""
+    """Weights that one channel of the operand is multiplied with, if results are sums over channels."""
     return layer.maps[0][1].window * layer.maps[0][2].window * layer.filters
 
 
@@ -85,14 +85,14 @@ def run_weights(layer: Layer, sums: bool) -> int:
 
 def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> frozenset[str]:
     """Tensors of which one channel at a time is on chip."""
-    found: set[str] = set()
+    names: set[str] = set()
     for run in runs:
-        found |= {layers[step].name for step in run.forming} | _operands(layers, run)
-    return frozenset(found)
+        names |= {layers[step].name for step in run.forming} | _operands(layers, run)
+    return frozenset(names)
 
 
 def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
-    """What the run loads a channel at a time: it alone reads it, and nothing in it needs all channels."""
+    """Tensors that the run loads a channel at a time: only it reads them, and never all channels at once."""
     made = {layer.name for layer in layers}
     inside = layers[run.begin : run.end]
     whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
@@ -101,7 +101,7 @@ def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
 
 
 def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
-    """Every run that these layers can be done in.
+    """All runs of these layers that can go channel by channel.
 
     Parameters
     ----------
@@ -140,14 +140,14 @@ def fitting_runs(
     capacity: int,
     sums: bool,
 ) -> tuple[tuple[ChannelRun, ...], int] | None:
-    """The fewest runs with which untiled layers fit, and what they take; None if they do not.
+    """The fewest runs with which untiled layers fit, and the memory that they take; None if none fit.
 
     Every filter comes when it is needed, and nothing lies over anything else that is alive.
 
     Parameters
     ----------
     elements : mapping of str to int
-        Of each tensor, all channels.
+        Elements of each tensor, all channels together.
     channels : callable
         How many a tensor has.
     capacity : int

@@ -15,11 +15,11 @@ import numpy as np
 
 from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.run_costs import Costed, Costs
+from pimflow.fusion.run_costs import Costed, RunCosts
 
 # Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
 MAX_SETS = 4000
-# Of covers that differ by less than this share of the unfused network, the one with fewer groups.
+# If covers differ by less than this share of the unfused network, the one with fewer groups is taken.
 TIE = 1e-9
 
 Links = tuple[tuple[int, ...], ...]
@@ -31,7 +31,7 @@ class ConvexCover:
     Where a graph has no more than `MAX_SETS` convex sets of layers, they are all tried.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: RunCosts) -> None:
         self.costs = costs
         self.links: Links = tuple((position,) for position in range(len(costs)))
         self.sets, complete = convex_sets(costs.graph, self.links)
@@ -42,10 +42,10 @@ class ConvexCover:
 
     @property
     def beyond_runs(self) -> bool:
-        """Whether any of the sets is no run."""
+        """Whether any of the sets is not a run."""
         return any(_gap(self._positions(each)) for each in self.sets)
 
-    def best(self, costs: Costs) -> list[Costed]:
+    def best(self, costs: RunCosts) -> list[Costed]:
         """The cover of the least objective, in an order in which it can run."""
         least = _cuts(costs)
         runs = [each for end in range(1, len(costs) + 1) for each in costs.ending(end) if each]
@@ -66,7 +66,7 @@ class ConvexCover:
         return tuple(position for link in links for position in self.links[link])
 
     def _costed(self) -> Iterator[Costed]:
-        """Every set that fits and pays; each grows from the one without its first link."""
+        """Sets that fit and are no slower than their layers alone, grown from sets without the first link."""
         larger = defaultdict(list)
         for each in self.sets:
             larger[each[1:]].append(each)
@@ -110,11 +110,11 @@ def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[li
     for index in reversed(range(len(links))):
         for other in _bits(readers[index]):
             reached[index] |= reached[other] | 1 << other
-    found, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
+    sets, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
     while level:
-        found += [each[0] for each in level]
-        if len(found) > MAX_SETS:
-            return found[:MAX_SETS], False
+        sets += [each[0] for each in level]
+        if len(sets) > MAX_SETS:
+            return sets[:MAX_SETS], False
         level = [
             ((index, *one), mask | 1 << index, touched | tensors[index])
             for one, mask, touched in level
@@ -122,7 +122,7 @@ def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[li
             if (not near or tensors[index] & touched)
             and not any(reached[other] & mask for other in _bits(readers[index] & ~mask))
         ]
-    return found, True
+    return sets, True
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -134,22 +134,22 @@ def _bits(mask: int) -> Iterator[int]:
 
 def _links(graph: LayerGraph) -> Links:
     """Layers, each with those behind it that alone read what is before them, and change it in place."""
-    found: list[list[int]] = []
+    links: list[list[int]] = []
     for position, layer in enumerate(graph.layers):
         before = graph.layers[position - 1].name
         follows = position and layer.in_place and set(layer.inputs) == {before}
         if follows and graph.readers[before] == (position,) and before not in graph.outputs:
-            found[-1].append(position)
+            links[-1].append(position)
         else:
-            found.append([position])
-    return tuple(map(tuple, found))
+            links.append([position])
+    return tuple(map(tuple, links))
 
 
 def _gap(positions: Sequence[int]) -> bool:
     return positions[-1] - positions[0] >= len(positions)
 
 
-def _cuts(costs: Costs) -> np.ndarray:
+def _cuts(costs: RunCosts) -> np.ndarray:
     """By first layer and length, the least objective of a run cut into shorter ones, or of one layer."""
     count = len(costs)
     whole = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
@@ -169,7 +169,7 @@ def _cuts(costs: Costs) -> np.ndarray:
     return least
 
 
-def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float:
+def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> float:
     """Least objective of the layers, as groups of which each is a run."""
     total, begin = 0.0, 0
     for index in range(1, len(positions) + 1):
@@ -182,7 +182,7 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: Costs) -> float
     return total
 
 
-def _cover(columns: list[Costed], costs: Costs) -> list[Costed]:
+def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
     """The exact cover of the least objective that can run."""
     from scipy import optimize, sparse  # no command waits for it that solves nothing
 
@@ -195,15 +195,15 @@ def _cover(columns: list[Costed], costs: Costs) -> list[Costed]:
     values = np.array([each.objective for each in columns])
     scaled = values / sum(each.objective for each in costs.alone) + TIE
     while True:
-        found = optimize.milp(
+        result = optimize.milp(
             scaled,
             constraints=constraints,
             integrality=np.ones(len(columns)),
             bounds=optimize.Bounds(0, 1),
             options={"mip_rel_gap": 0.0},
         )
-        assert found.x is not None, found.message  # single layers are a cover
-        chosen = np.flatnonzero(found.x > 0.5)
+        assert result.x is not None, result.message  # single layers are a cover
+        chosen = np.flatnonzero(result.x > 0.5)
         order, circle = _order([columns[index] for index in chosen], costs.graph)
         if not circle:
             return order

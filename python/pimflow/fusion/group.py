@@ -1,4 +1,4 @@
-"""A fused group: what it moves and computes, and where its tiles lie on chip."""
+"""A fused group: its traffic and arithmetic, and the placement of its tiles on chip."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import ChannelRun, by_channel, run_weights
-from pimflow.fusion.layers import AXES, Layer, LayerGraph, Shape
+from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling import Spans, Tiling, transfer
+from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
 REUSES = ("none", "lifetime", "deep")
 
@@ -27,7 +27,7 @@ class Group:
     ----------
     graph : LayerGraph
     begin, end : int
-    tiling : Tiling
+    tiling : GroupTiling
     reuse : str
         One of `REUSES`: every tile its own memory; shared by tiles that do not live at once, and by weights
         of layers that run one after the other; results over what was consumed of their operands, too.
@@ -42,7 +42,7 @@ class Group:
     graph: LayerGraph
     begin: int
     end: int
-    tiling: Tiling = field(default_factory=Tiling)
+    tiling: GroupTiling = field(default_factory=GroupTiling)
     reuse: str = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()
@@ -56,17 +56,17 @@ class Group:
     def spans(self) -> tuple[dict[str, Spans], dict[str, Spans], dict[str, Spans]]:
         """Along n, h and w: spans of every tensor."""
         cut, limits = self.tiling, (self.graph, self.begin, self.end)
-        found = (
+        by_axis = (
             transfer(*limits, 0, cut.n),
             transfer(*limits, 1, cut.h, cut.retain),
             transfer(*limits, 2, cut.w),
         )
         if self.single and cut.tiles == 1:  # counted as the unfused layer, which reads all of its operands
-            for axis, spans in enumerate(found):
+            for axis, spans in enumerate(by_axis):
                 for name in self.layers[0].inputs:
                     whole = ((0, self.graph.shapes[name][axis]),)
                     spans[name] = Spans(held=whole, fresh=whole)
-        return found
+        return by_axis
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -139,13 +139,13 @@ class Group:
         size_bytes = {name: math.prod(self.tile(name)) * element_bytes for name in self.spans[0]}
         live = Liveness.of(steps, size_bytes, inputs=self.loaded)
         first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
-        found = []
+        lifetimes = []
         for life in live.lifetimes:
             if self.reuse == "none" or self.spans[1][life.name].retained:
                 life = replace(life, begin=0, end=len(layers))
             elif life.name in self.loaded:
                 life = replace(life, begin=first[life.name])
-            found.append(self._over_runs(replace(life, pinned=False)))
+            lifetimes.append(self._over_runs(replace(life, pinned=False)))
         for step, layer in enumerate(layers):
             if not layer.weight_elements or not self.weights_placed:
                 continue
@@ -160,11 +160,11 @@ class Group:
                 end=len(layers) if held else step + 1,
                 size_bytes=size * element_bytes,
             )
-            found.append(self._over_runs(life))
-        return tuple(found)
+            lifetimes.append(self._over_runs(life))
+        return tuple(lifetimes)
 
     def _over_runs(self, life: Lifetime) -> Lifetime:
-        """It over all steps of the runs that it is part of: they go round together."""
+        """The lifetime extended over the whole channel run, whose steps repeat for every channel."""
         for run in self.channel_runs:
             if life.begin < run.end and life.end > run.begin:
                 life = replace(life, begin=min(life.begin, run.begin), end=max(life.end, run.end))
@@ -175,7 +175,7 @@ class Group:
         if self.reuse != "deep":
             return {}
         lives = {life.name: life for life in self.lifetimes(element_bytes)}
-        found = {}
+        joins = {}
         for step, layer in enumerate(self.layers):
             if self.channel_run(step):
                 continue
@@ -184,13 +184,13 @@ class Group:
                 continue
             name = dying[0]
             if layer.in_place and self.tile(name) == self.tile(layer.name):
-                found[step] = (name, 0)
+                joins[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
                 rows = layer.maps[0][1]
                 lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
-                found[step] = (name, int(lead) * element_bytes)
-        return found
+                joins[step] = (name, int(lead) * element_bytes)
+        return joins
 
     def _kept(self, tensor: str) -> bool:
         return self.spans[1][tensor].retained
@@ -210,7 +210,7 @@ class Placement:
     ----------
     on_chip_bytes : int
     offsets_bytes : mapping of str to int
-        Of tensors' tiles, and of ``NAME.weights``.
+        Offsets of tensors' tiles, and of weights as ``NAME.weights``.
     lifetimes : tuple of Lifetime
         Results over consumed operands share an alias class.
     """
@@ -265,11 +265,11 @@ class _Classes:
 
     def join(self, result: str, operand: str, lead_bytes: int) -> None:
         """Lay `operand` `lead_bytes` above `result`."""
-        own, other = self.members(result), self.members(operand)
-        if own[0].alias and own[0].alias == other[0].alias:
+        below, other = self.members(result), self.members(operand)
+        if below[0].alias and below[0].alias == other[0].alias:
             return
         shift = self.lives[result].within_bytes + lead_bytes - self.lives[operand].within_bytes
-        moved = own + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
+        moved = below + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
         low = min(life.within_bytes for life in moved)
         key = moved[0].alias or moved[0].name
         for life in moved:
@@ -277,20 +277,15 @@ class _Classes:
 
     def blocks(self) -> tuple[Lifetime, ...]:
         """One lifetime a class: its largest extent from its first step to its last."""
-        found: dict[str, Lifetime] = {}
+        blocks: dict[str, Lifetime] = {}
         for life in self.lives.values():
             key = life.alias or life.name
             size = life.within_bytes + life.size_bytes
-            block = found.get(key, Lifetime(name=key, begin=life.begin, end=life.end, size_bytes=size))
-            found[key] = replace(
+            block = blocks.get(key, Lifetime(name=key, begin=life.begin, end=life.end, size_bytes=size))
+            blocks[key] = replace(
                 block,
                 begin=min(block.begin, life.begin),
                 end=max(block.end, life.end),
                 size_bytes=max(block.size_bytes, size),
             )
-        return tuple(found.values())
-
-
-def tile_text(shape: Shape) -> dict[str, int]:
-    """A tile by axis."""
-    return dict(zip(AXES, shape))
+        return tuple(blocks.values())

@@ -15,7 +15,7 @@ import numpy as np
 from pimflow.fusion.group import overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling_candidates import Candidates, Hull, hull, read
+from pimflow.fusion.tiling_candidates import Hull, TilingCandidates, hull, read
 
 # Longest group that is tried.
 MAX_LAYERS = 64
@@ -44,7 +44,7 @@ class Tile:
 class Growing:
     """A group that grows from its last layer towards the front, each layer before all that it has."""
 
-    def __init__(self, graph: LayerGraph, candidates: Candidates, reuse: str) -> None:
+    def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
         self.positions: list[int] = []  # of its layers, the last first
         count = len(candidates.tiles)
@@ -66,7 +66,7 @@ class Growing:
         self.untiled = True  # whether whole maps may still fit, channel by channel
 
     def copy(self) -> Growing:
-        """One that grows on its own."""
+        """A copy that grows independently."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray | dict | list):
@@ -74,7 +74,7 @@ class Growing:
         return other
 
     def grow(self, position: int) -> None:
-        """Take a layer that runs before the group into it."""
+        """Add a layer in front of the group."""
         layer, step = self.graph.layers[position], len(self.positions)
         name, shape = layer.name, self.graph.shapes[layer.name]
         self.positions.append(position)
@@ -117,12 +117,12 @@ class Growing:
         return tile, fresh
 
     def _of_rows(self, kept: np.ndarray) -> np.ndarray:
-        """Of a value by cut of the rows: by combination."""
+        """A value per cut of the rows, expanded to one per combination of cuts."""
         images, _, columns = (np.ones(len(axis.parts), bool) for axis in self.candidates.axes)
         return self.candidates.product(images, kept, columns)
 
     def _need(self, source: str, parts: list[Hull], step: int) -> None:
-        """Widen a tensor that is, so far, made outside."""
+        """Widen the spans of a tensor that comes from outside so far."""
         have = self.wanted.get(source, (None, None, None))
         self.wanted[source] = tuple(hull(a, b) for a, b in zip(have, parts))
         tile, _ = self._tile(self.wanted[source], self.graph.shapes[source][3])
@@ -146,7 +146,7 @@ class Growing:
             self.live[rows] += sign * (tile.elements - always)
 
     def _save(self, layer: Layer, tile: Tile, step: int) -> None:
-        """What the result saves by lying over an operand that dies with it; as `Group.joins`."""
+        """Elements saved if the result lies over an operand that is not needed later; as `Group.joins`."""
         if len(set(layer.inputs)) < len(layer.inputs):
             return
         dying = [name for name in layer.inputs if self.last[name] == step]

@@ -112,11 +112,11 @@ class LayerGraph:
     @functools.cached_property
     def readers(self) -> dict[str, tuple[int, ...]]:
         """Positions of the layers that read a tensor, ascending."""
-        found: dict[str, list[int]] = {name: [] for name in self.shapes}
+        readers: dict[str, list[int]] = {name: [] for name in self.shapes}
         for position, layer in enumerate(self.layers):
             for name in dict.fromkeys(layer.inputs):
-                found[name].append(position)
-        return {name: tuple(positions) for name, positions in found.items()}
+                readers[name].append(position)
+        return {name: tuple(positions) for name, positions in readers.items()}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,12 +145,12 @@ class LayerGraph:
 
     def ancestors(self, positions: Sequence[int]) -> set[int]:
         """Layers outside that these depend on, directly or not."""
-        found, left = set(), list(positions)
+        ancestors, left = set(), list(positions)
         while left:
-            more = self.sources[left.pop()] - found - set(positions)
-            found |= more
+            more = self.sources[left.pop()] - ancestors - set(positions)
+            ancestors |= more
             left += more
-        return found
+        return ancestors
 
     def ordered(self, positions: Sequence[int]) -> LayerGraph:
         """The same layers in another order in which they can run; itself for its own."""

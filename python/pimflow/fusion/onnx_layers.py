@@ -74,10 +74,10 @@ class _Reader:
             raise ModelError(
                 f"model '{self.model.graph.name}': tensor '{name}' has shape {dims}; fix its shape"
             )
-        found = [1, 1, 1, 1]
+        shape = [1, 1, 1, 1]
         for axis, size in zip(NHWC_PLACES[len(dims)], dims):
-            found[axis] = size
-        return tuple(found)
+            shape[axis] = size
+        return tuple(shape)
 
     def _add(self, node: onnx.NodeProto) -> None:
         data = [name for name in node.input if not self._constant(name)]
@@ -99,8 +99,10 @@ class _Reader:
     def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
         sources = [self.alias.get(each, each) for each in data]
         fitting = [
-            own if self.shapes[source] == tuple(m.extent for m in own) else whole(self.shapes[source], shape)
-            for source, own in zip(sources, maps)
+            axes
+            if self.shapes[source] == tuple(m.extent for m in axes)
+            else whole(self.shapes[source], shape)
+            for source, axes in zip(sources, maps)
         ]
         moved = any(a is not b for a, b in zip(fitting, maps))
         counts["in_place"] = counts.get("in_place", False) and not moved
@@ -126,7 +128,7 @@ def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -
     strides = attributes.get("strides", [1, 1])
     dilations = attributes.get("dilations", [1, 1])
     pads = attributes.get("pads", [0, 0, 0, 0])
-    found = []
+    windows = []
     for axis in (0, 1):
         extent, outputs = x[1 + axis], result[1 + axis]
         reach = (kernel[axis] - 1) * dilations[axis] + 1
@@ -135,7 +137,7 @@ def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -
         if attributes.get("auto_pad", b"NOTSET").startswith(b"SAME"):
             total = max(0, covered - extent)
             before = total - total // 2 if attributes["auto_pad"] == b"SAME_LOWER" else total // 2
-        found.append(
+        windows.append(
             RangeMap(
                 extent=extent,
                 window=kernel[axis],
@@ -145,7 +147,7 @@ def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -
                 pad_after=covered - extent - before,
             )
         )
-    return tuple(found)
+    return tuple(windows)
 
 
 def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):

@@ -15,7 +15,7 @@ from pimflow.core.ranges import RangeMap
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Operand and result of one layer in shared memory, in elements.
+    """Placement of the operand and the result of one layer in the same memory, in elements.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Overlap:
 
     @property
     def size(self) -> int:
-        """Elements that both take together."""
+        """Elements that operand and result take together."""
         return max(self.lead + self.operand, self.result)
 
     @property
@@ -48,7 +48,7 @@ def overlap(
     Parameters
     ----------
     rows, columns : RangeMap
-        Of the window.
+        Input rows and columns that the window reads.
     channels, filters : int
         Channels of operand and result.
     strict : bool

@@ -1,4 +1,4 @@
-"""A network cut into groups: what it moves, and how long that takes."""
+"""A network cut into groups, with its DRAM traffic, time and energy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FusionPlan:
 
     @property
     def energy_pj(self) -> float:
-        """Of DRAM traffic and arithmetic; see `Accelerator.energy_pj`."""
+        """Energy of DRAM traffic and arithmetic; see `Accelerator.energy_pj`."""
         return sum(
             self.accelerator.energy_pj(
                 group.traffic_elements * self.accelerator.element_bytes, group.operations

@@ -37,7 +37,7 @@ def folded(regions: RegionGraph) -> LayerGraph:
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
-    """As (n, h, w, c): what is missing in the middle is 1, what is too much lies along h."""
+    """Shape as (n, h, w, c): missing axes in the middle are 1, further ones are folded into h."""
     if len(dims) > 3:
         return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
     return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
@@ -46,7 +46,7 @@ def _shape(dims: tuple[int, ...]) -> Shape:
 
 
 def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
-    """Of a network input; a layer transforms its layout to NHWC itself."""
+    """NHWC shape of a network input; the layer that reads it transforms the layout."""
     window = region.geometry or region.pooling
     if window is not None and len(dims) == 4 and (window.h, window.w, window.c) == (*dims[2:], dims[1]):
         return (window.n, window.h, window.w, window.c)
@@ -74,8 +74,8 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
         else:
             maps.append(broadcast(x, result))
     maps = [
-        own if tuple(axis.output_extent for axis in own) == result else whole(shapes[name], result)
-        for name, own in zip(region.inputs, maps)
+        axes if tuple(axis.output_extent for axis in axes) == result else whole(shapes[name], result)
+        for name, axes in zip(region.inputs, maps)
     ]
     geometry = region.geometry
     filters = geometry.oc if geometry else 1
@@ -99,7 +99,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
 
 
 def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
-    """A mean over a map needs its own channel alone; of others nothing is known."""
+    """Axes of a reduction. A mean over a map needs only its own channel; others need the whole operand."""
     if region.operators == ("mean",) and (x[0], x[3]) == (result[0], result[3]):
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])

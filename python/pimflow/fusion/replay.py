@@ -1,4 +1,4 @@
-"""A placed group, executed element by element: is whatever is read still there, and what moves?
+"""Element-by-element execution of a placed group: checks that what is read is still there, counts traffic.
 
 Shares no count with the search: memory is an array that says which element of which tensor each place holds.
 """
@@ -26,7 +26,7 @@ Box = tuple[Span, Span, Span, Span]
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What an execution did, in elements.
+    """Counts of an execution, in elements.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class _Replay:
         return (*axes, (0, self.graph.shapes[name][3]))
 
     def _places(self, name: str, box: Box) -> np.ndarray:
-        """Where the elements of a box lie; rows go round where some are retained."""
+        """Addresses of the elements of a box; rows wrap around where some are retained."""
         size = self.group.tile(name)
         indices = []
         for axis, (begin, end) in enumerate(box):
@@ -145,7 +145,7 @@ class _Replay:
                 self.loaded += _volume(box)
 
     def _channel(self, name: str, box: Box) -> Box:
-        """The part of a box that the channel at hand is."""
+        """The part of a box that belongs to the current channel."""
         return (*box[:3], self.held[name][3]) if name in self.group.by_channel else box
 
     def _by_channel(self, run: ChannelRun, tile: tuple[int, int, int], first: dict[str, int]) -> None:
@@ -190,9 +190,9 @@ class _Replay:
             self._load_weights(layer, part)
 
     def _form(self, layer: Layer, pixel: tuple[int, int, int], sums: bool) -> None:
-        """The channel at hand of a pixel, or its part of the sums of all channels."""
-        own = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
-        result = (*((i, i + 1) for i in pixel), own)
+        """Compute a pixel for the current channel, or add this channel's part to the sums of all channels."""
+        channels = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
+        result = (*((i, i + 1) for i in pixel), channels)
         for name, maps in zip(layer.inputs, layer.maps):
             self._check(name, self._channel(name, tuple(_read(m, span) for m, span in zip(maps, result))))
         if layer.weight_elements:

@@ -1,4 +1,4 @@
-"""What groups of layers cost under their best tiling: every run of the order, and any others on request."""
+"""Costs of groups of layers under their best tiling: runs of the layers' order, and other sets on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pimflow.fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
 from pimflow.fusion.group import Group
 from pimflow.fusion.growing import MAX_LAYERS, Growing
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.tiling import Tiling
-from pimflow.fusion.tiling_candidates import Candidates
+from pimflow.fusion.tiling import GroupTiling
+from pimflow.fusion.tiling_candidates import TilingCandidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class Costed:
     Attributes
     ----------
     positions : tuple of int
-        Of its layers in the graph, ascending.
-    tiling : Tiling
+        Positions of its layers in the graph, ascending.
+    tiling : GroupTiling
     resident : frozenset of str
     channel_runs : tuple of ChannelRun
         See `Group`.
@@ -37,13 +37,13 @@ class Costed:
 
     positions: tuple[int, ...]
     objective: float
-    tiling: Tiling = field(default_factory=Tiling)
+    tiling: GroupTiling = field(default_factory=GroupTiling)
     resident: frozenset[str] = frozenset()
     channel_runs: tuple[ChannelRun, ...] = ()
     bound_elements: int = 0
 
     def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
-        """It in a graph where its layers are those from `begin` on."""
+        """The same group in a graph where its layers begin at `begin`."""
         return Group(
             graph=graph,
             begin=begin,
@@ -73,7 +73,7 @@ class Objective:
         return np.maximum(moving, self.accelerator.compute_ns(operations))
 
 
-class Costs:
+class RunCosts:
     """Best group of every run of layers, by its last layer; made when first asked for. And of other sets.
 
     A group pays if it is no slower than its layers by themselves.
@@ -93,7 +93,7 @@ class Costs:
         progress: Callable[[float], None],
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
-        self.candidates = Candidates.of(graph, halo)
+        self.candidates = TilingCandidates.of(graph, halo)
         # by layers, the least bound that could not be placed: only what is below it is tried
         self._refused: dict[tuple[int, ...], int] = {}
         self._refused_untiled: set[tuple[int, ...]] = set()
@@ -131,7 +131,7 @@ class Costs:
         return Growing(self.graph, self.candidates, self.reuse)
 
     def grown(self, growing: Growing, positions: Iterable[int]) -> tuple[bool, Costed | None]:
-        """Let a group grow by layers, the last first: whether it fits with any tiling, and it if it pays."""
+        """Grow a group by layers, the last first. Gives whether a tiling fits, and the group if it pays."""
         for position in positions:
             growing.grow(position)
         key = tuple(reversed(growing.positions))
@@ -152,7 +152,7 @@ class Costs:
         return self.grown(self.growing(), reversed(positions))[1]
 
     def refuse(self, groups: Iterable[Costed]) -> None:
-        """Give other tilings of these from now on: some that take less."""
+        """From now on give these layers only tilings that take less memory."""
         for each in groups:
             if each.channel_runs:
                 self._refused_untiled.add(each.positions)
@@ -161,7 +161,7 @@ class Costs:
             self._columns.pop(each.positions[-1] + 1, None)
 
     def refuses(self, costed: Costed) -> bool:
-        """Whether it was given before it, or one that takes less, could not be placed."""
+        """Whether this tiling, or one that takes less memory, could not be placed."""
         if costed.channel_runs:
             return costed.positions in self._refused_untiled
         return costed.bound_elements >= self._refused.get(costed.positions, math.inf)
@@ -176,17 +176,17 @@ class Costs:
         wanted = growing.untiled and self.reuse != "none" and pays
         if not wanted or (best and best.objective <= value):
             return None
-        found = fitting_runs(
+        fitting = fitting_runs(
             [self.graph.layers[position] for position in positions],
             {name: int(tile.elements[0]) for name, tile in growing.tiles.items()},
             lambda name: self.graph.shapes[name][3],
             objective.capacity_elements,
             objective.accelerator.element_bytes >= SUM_BYTES,
         )
-        growing.untiled = found is not None  # with more layers, too
-        if found is None or not found[0] or positions in self._refused_untiled:
+        growing.untiled = fitting is not None  # with more layers, too
+        if fitting is None or not fitting[0] or positions in self._refused_untiled:
             return None
-        runs, bound = found
+        runs, bound = fitting
         return Costed(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
 
     def _best(

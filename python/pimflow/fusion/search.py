@@ -12,7 +12,7 @@ from pimflow.fusion.convex import ConvexCover
 from pimflow.fusion.group import REUSES, Placement, place
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.plan import FusionPlan
-from pimflow.fusion.run_costs import Costed, Costs, Objective
+from pimflow.fusion.run_costs import Costed, Objective, RunCosts
 
 SEARCHES = ("greedy", "runs", "optimal")
 HALOS = ("recompute", "retain")
@@ -65,7 +65,7 @@ def fuse_layers(
             raise UnknownNameError(kind, name, known)
     accelerator = accelerator or Accelerator()
     _check_smallest_tiles(graph, accelerator)
-    costs = Costs(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
+    costs = RunCosts(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
     groups, placed = _placeable(_greedy if search == "greedy" else _runs, costs)
     if search == "optimal" and (cover := ConvexCover(costs)).beyond_runs:
         groups, placed = min((groups, placed), _placeable(cover.best, costs), key=_value)
@@ -86,8 +86,8 @@ def _value(cut: Cut) -> float:
     return sum(each.objective for each in cut[0])
 
 
-def _placeable(choose: Callable[[Costs], list[Costed]], costs: Costs) -> Cut:
-    """What `choose` finds best of the groups whose tiles can be placed."""
+def _placeable(choose: Callable[[RunCosts], list[Costed]], costs: RunCosts) -> Cut:
+    """The result of `choose` among the groups whose tiles can be placed."""
     placed: dict[Costed, Placement | None] = {}
     while True:
         groups = choose(costs)
@@ -97,7 +97,7 @@ def _placeable(choose: Callable[[Costs], list[Costed]], costs: Costs) -> Cut:
         costs.refuse(failed)
 
 
-def _placed(costed: Costed, costs: Costs, placed: dict[Costed, Placement | None]) -> bool:
+def _placed(costed: Costed, costs: RunCosts, placed: dict[Costed, Placement | None]) -> bool:
     if costed in placed:
         return True
     accelerator, graph, begin = costs.objective.accelerator, costs.graph, costed.positions[0]
@@ -137,7 +137,7 @@ def _check_smallest_tiles(graph: LayerGraph, accelerator: Accelerator) -> None:
         )  # fmt: skip
 
 
-def _greedy(costs: Costs) -> list[Costed]:
+def _greedy(costs: RunCosts) -> list[Costed]:
     groups, begin = [], 0
     while begin < len(costs):
         best, end = costs.alone[begin], begin + 1
@@ -151,7 +151,7 @@ def _greedy(costs: Costs) -> list[Costed]:
     return groups
 
 
-def _runs(costs: Costs) -> list[Costed]:
+def _runs(costs: RunCosts) -> list[Costed]:
     """Shortest path over the positions between layers; of equals, the one with fewer groups."""
     best: list[tuple[float, int]] = [(0.0, 0)]
     last: list[Costed] = []

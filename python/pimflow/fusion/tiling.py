@@ -16,8 +16,8 @@ TILES = "tiles"  # what the text of a tiling begins with
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Tiling:
-    """Into how many parts the results of a group are cut along each axis.
+class GroupTiling:
+    """The number of parts that a group's results are cut into along each axis.
 
     Attributes
     ----------
@@ -37,16 +37,16 @@ class Tiling:
         return self.n * self.h * self.w
 
     def __str__(self) -> str:
-        """As plans have it; `parse` reads it."""
+        """The form in plans, which `parse` reads."""
         return f"{TILES} {self.n}x{self.h}x{self.w}" + (" retained" if self.retain else "")
 
     @classmethod
-    def parse(cls, text: str) -> Tiling:
+    def parse(cls, text: str) -> GroupTiling:
         """Read what `str` writes; raises `ValueError` for anything else."""
-        found = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
-        if not found:
+        match = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
+        if not match:
             raise ValueError(f"'{text}' is no tiling; write it as 'tiles 1x8x4'")
-        return cls(n=int(found[1]), h=int(found[2]), w=int(found[3]), retain=bool(found[4]))
+        return cls(n=int(match[1]), h=int(match[2]), w=int(match[3]), retain=bool(match[4]))
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
         """Tiles in the order in which they run, as (n, h, w)."""
@@ -95,15 +95,15 @@ def transfer(
     What a tile needs of a tensor with several readers is the hull of what they need.
     """
     wanted: dict[str, list[Span]] = {}
-    found: dict[str, Spans] = {}
+    spans: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):
         layer = graph.layers[position]
         if graph.stored(layer.name, range(begin, end)):
             _widen(wanted, layer.name, pieces(graph.shapes[layer.name][axis], parts))
-        found[layer.name] = _spans(wanted.pop(layer.name), retain)
+        spans[layer.name] = _spans(wanted.pop(layer.name), retain)
         for name, maps in zip(layer.inputs, layer.maps):
-            _widen(wanted, name, [_read(maps[axis], span) for span in found[layer.name].fresh])
-    return found | {name: _spans(held, retain) for name, held in wanted.items()}
+            _widen(wanted, name, [_read(maps[axis], span) for span in spans[layer.name].fresh])
+    return spans | {name: _spans(held, retain) for name, held in wanted.items()}
 
 
 def _read(window: RangeMap, span: Span) -> Span:
@@ -126,7 +126,7 @@ def _widen(wanted: dict[str, list[Span]], name: str, more: list[Span] | tuple[Sp
 
 
 def _spans(wanted: list[Span], retain: bool) -> Spans:
-    """What tiles want is new to them, or was kept since one before: for as long as any wants it."""
+    """Held and fresh spans of every tile. With `retain`, a span is kept while a later tile reads it."""
     if not retain:
         return Spans(held=tuple(wanted), fresh=tuple(wanted))
     later, lowest = [], math.inf

@@ -1,4 +1,4 @@
-"""Tilings that the search tries, and shape transfer for all of them at once."""
+"""Tilings that the search tries, and shape transfer for all of them together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.tiling import Tiling
+from pimflow.fusion.tiling import GroupTiling
 
 # Parts that an axis is cut into, as far as it has as many: fine where maps are small, then by about a
 # seventh. Rows more than columns: whole rows lie together in DRAM, and halos are then in one direction.
@@ -70,14 +70,14 @@ class AxisParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class TilingCandidates:
     """Every combination of cuts along n, h and w."""
 
     axes: tuple[AxisParts, AxisParts, AxisParts]
 
     @classmethod
-    def of(cls, graph: LayerGraph, halo: str) -> Candidates:
-        """What can be tried for a network; `halo` as in `search.HALOS`."""
+    def of(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
+        """The tilings to try for a network; `halo` is one of `search.HALOS`."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
@@ -92,17 +92,17 @@ class Candidates:
         )
 
     def product(self, n: np.ndarray, h: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Of a value by cut of each axis: by combination."""
+        """Products of a value per cut of each axis, one for each combination of cuts."""
         return (n[:, None, None] * h[None, :, None] * w[None, None, :]).ravel()
 
     @functools.cached_property
     def tiles(self) -> np.ndarray:
         return self.product(*(axis.parts for axis in self.axes))
 
-    def tiling(self, index: int) -> Tiling:
+    def tiling(self, index: int) -> GroupTiling:
         n, h, w = np.unravel_index(index, [len(axis.parts) for axis in self.axes])
         rows = self.axes[1]
-        return Tiling(
+        return GroupTiling(
             n=int(self.axes[0].parts[n]),
             h=int(rows.parts[h]),
             w=int(self.axes[2].parts[w]),
@@ -115,7 +115,7 @@ class Candidates:
 
 
 def hull(one: Hull | None, other: Hull) -> Hull:
-    """What either needs, by tile; the empty need nothing."""
+    """By tile, the hull of two spans; an empty span adds nothing."""
     if one is None:
         return other
     (b1, e1), (b2, e2) = one, other

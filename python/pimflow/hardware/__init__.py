@@ -3,6 +3,6 @@
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import Constraint, PimSpec
 from pimflow.hardware.reader import spec_names
-from pimflow.hardware.system import System, system
+from pimflow.hardware.systems import System, system
 
 __all__ = ["Constraint", "GpuSpec", "PimSpec", "System", "spec_names", "system"]

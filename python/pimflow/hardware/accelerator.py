@@ -1,4 +1,4 @@
-"""Energies of an accelerator with on-chip memory before DRAM."""
+"""Energies of an accelerator that computes from on-chip memory, in front of DRAM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENERGY = ("dram_pj_per_byte", *(f"mac_{dtype}_pj" for dtype in ELEMENT_BYTES))
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorEnergy:
-    """What moving and computing cost.
+    """Energies of data movement and of computing.
 
     Attributes
     ----------
@@ -33,12 +33,12 @@ class AcceleratorEnergy:
         not_negative(**{f"energy.{key}": value for key, value in self.energy.items()})
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> AcceleratorEnergy:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> AcceleratorEnergy:
         """The embedded accelerator of that name, or a TOML file of the same form."""
         stem, table = read_toml("accelerator", name_or_path)
-        found = build(cls, table, f"accelerator '{stem}'", name=stem)
-        for key in sorted(found.energy.keys() - set(ENERGY)):
+        accelerator = build(cls, table, f"accelerator '{stem}'", name=stem)
+        for key in sorted(accelerator.energy.keys() - set(ENERGY)):
             raise SpecError(f"accelerator '{stem}': unknown field 'energy.{key}'; {hint(key, ENERGY)}")
-        for key in sorted(set(ENERGY) - found.energy.keys()):
+        for key in sorted(set(ENERGY) - accelerator.energy.keys()):
             raise SpecError(f"accelerator '{stem}': missing field 'energy.{key}'")
-        return found
+        return accelerator

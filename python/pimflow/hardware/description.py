@@ -1,4 +1,4 @@
-"""The embedded devices, and what one is: its values with units and sources, its rules, what follows.
+"""The embedded devices, and the description of one: values with units and sources, rules, derived figures.
 
 A device is described as one JSON-like dictionary, shown as text or, for the PIM devices of
 docs/devices.md, as Markdown.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pimflow.errors import UnknownNameError
@@ -18,9 +18,9 @@ from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
 from pimflow.hardware.pim import ENERGY, TIMING
 from pimflow.hardware.reader import read_toml
 
-LOADERS = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
-KINDS = {"pim": "PIM device", "gpu": "GPU", "system": "system"}
 Spec = PimSpec | GpuSpec | System
+LOADERS: dict[str, Callable[[str], Spec]] = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
+KINDS = {"pim": "PIM device", "gpu": "GPU", "system": "system"}
 
 _PIM_FIELDS = {
     "tCK_ps": "command clock period",
@@ -37,7 +37,7 @@ _PIM_FIELDS = {
     "activation_unit": "the device applies activations",
     "dtypes": "storage types",
 }
-# By the end of a name, the longest that fits.
+# Units by the end of a field's name; the longest end that fits counts.
 _UNITS = {
     "_ps": "ps",
     "_ns": "ns",
@@ -64,7 +64,7 @@ def catalogue() -> list[dict[str, str]]:
     ]
 
 
-def load(name_or_path: str | os.PathLike) -> Spec:
+def load(name_or_path: str | os.PathLike[str]) -> Spec:
     """An embedded device or system of any kind, or a TOML file of one.
 
     Raises
@@ -85,7 +85,7 @@ def load(name_or_path: str | os.PathLike) -> Spec:
 
 
 def describe(spec: Spec) -> dict[str, Any]:
-    """Everything that is known of a device.
+    """Everything that its file says of a device, and what follows.
 
     Returns
     -------
@@ -100,18 +100,18 @@ def describe(spec: Spec) -> dict[str, Any]:
         if isinstance(spec, cls)
     )
     values = list(_values(spec))
-    found = {"kind": kind, "name": spec.name, "description": spec.description, "values": values}
+    description = {"kind": kind, "name": spec.name, "description": spec.description, "values": values}
     if isinstance(spec, PimSpec):
-        found["constraints"] = [
+        description["constraints"] = [
             dataclasses.asdict(rule)
             | {"cycles": spec.timing[rule.latency]}
             | {"per_burst_cycles": spec.timing[rule.per_burst] if rule.per_burst else 0}
             for rule in spec.constraints
         ]
-        found["derived"] = _derived(spec)
-        found["not_modelled"] = list(spec.not_modelled)
-    found["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
-    return found
+        description["derived"] = _derived(spec)
+        description["not_modelled"] = list(spec.not_modelled)
+    description["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
+    return description
 
 
 def _values(spec: Spec) -> Iterator[dict[str, Any]]:
@@ -179,7 +179,7 @@ def _derived(pim: PimSpec) -> list[dict[str, Any]]:
 
 
 def _number(value: object) -> str:
-    """For people: no tail of digits, thousands apart."""
+    """`value` as text: six digits at most, words for truth values."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -210,25 +210,25 @@ _HEADS = {
 }
 
 
-def _tables(found: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
+def _tables(description: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
     """Headings and rows of every table of a description."""
-    values = [[row["field"], _quantity(row), row["meaning"], row["source"]] for row in found["values"]]
+    values = [[row["field"], _quantity(row), row["meaning"], row["source"]] for row in description["values"]]
     yield _HEADS["values"], values
-    if "constraints" in found:
-        yield _HEADS["constraints"], [_rule_cells(rule) for rule in found["constraints"]]
-    if "derived" in found:
-        yield _HEADS["derived"], [[row["what"], _quantity(row)] for row in found["derived"]]
+    if "constraints" in description:
+        yield _HEADS["constraints"], [_rule_cells(rule) for rule in description["constraints"]]
+    if "derived" in description:
+        yield _HEADS["derived"], [[row["what"], _quantity(row)] for row in description["derived"]]
 
 
-def text(found: dict[str, Any]) -> str:
+def description_text(description: dict[str, Any]) -> str:
     """A description for a terminal."""
-    lines = [f"{KINDS[found['kind']]} {found['name']}: {found['description']}"]
-    for head, rows in _tables(found):
+    lines = [f"{KINDS[description['kind']]} {description['name']}: {description['description']}"]
+    for head, rows in _tables(description):
         kept = [i for i, title in enumerate(head) if any(row[i] for row in rows)]
         lines += ["", *_aligned([[row[i] for i in kept] for row in (head, *rows)])]
-    lines += ["", f"assumed: {', '.join(found['assumed']) or 'nothing'}"]
-    if "not_modelled" in found:
-        lines += ["", "not modelled:", *(f"- {sentence}" for sentence in found["not_modelled"])]
+    lines += ["", f"assumed: {', '.join(description['assumed']) or 'nothing'}"]
+    if "not_modelled" in description:
+        lines += ["", "not modelled:", *(f"- {sentence}" for sentence in description["not_modelled"])]
     return "\n".join(lines)
 
 
@@ -242,22 +242,22 @@ def catalogue_text() -> str:
     return "\n".join(_aligned([["kind", "name", "description"], *([*row.values()] for row in catalogue())]))
 
 
-def markdown(found: dict[str, Any]) -> str:
+def description_markdown(description: dict[str, Any]) -> str:
     """A description for a page of documentation."""
-    lines = [f"{found['description']}."]
-    for head, rows in _tables(found):
+    lines = [f"{description['description']}."]
+    for head, rows in _tables(description):
         lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    lines += ["", f"Assumed: {', '.join(f'`{field}`' for field in found['assumed']) or 'nothing'}."]
-    if "not_modelled" in found:
-        lines += ["", "Not modelled:", "", *(f"- {sentence}" for sentence in found["not_modelled"])]
+    lines += ["", f"Assumed: {', '.join(f'`{field}`' for field in description['assumed']) or 'nothing'}."]
+    if "not_modelled" in description:
+        lines += ["", "Not modelled:", "", *(f"- {sentence}" for sentence in description["not_modelled"])]
     return "\n".join(lines)
 
 
-def page(content: str) -> str:
-    """A page of documentation with every PIM device's description, between its marks, written anew."""
+def updated_page(content: str) -> str:
+    """`content`, a page of documentation, with the description of every PIM device between its marks."""
     for name in spec_names("pim"):
         marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-        body = markdown(describe(load(name)))
-        content = re.sub(marks, lambda m, body=body: f"{m[1]}{body}\n{m[2]}", content, flags=re.DOTALL)
+        body = description_markdown(describe(load(name))).replace("\\", r"\\")
+        content = re.sub(marks, rf"\g<1>{body}\n\g<2>", content, flags=re.DOTALL)
     return content

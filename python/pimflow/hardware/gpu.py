@@ -1,4 +1,4 @@
-"""GPUs: what an analytic model needs to know of one."""
+"""GPUs: the figures of one that its analytic model needs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GpuSpec:
     energy : dict of str to float
         Those of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
     cuda_names : tuple of str
-        What the driver calls the cards that this describes: those that ``gpu=cuda`` may measure for it.
+        Names by which the driver knows the cards of this kind: ``gpu=cuda`` measures on these alone.
     sources : dict of str to str
         Where each field's value comes from.
     """
@@ -93,7 +93,7 @@ class GpuSpec:
         not_negative(launch_ns=self.launch_ns, **energies, **constants)
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> GpuSpec:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
         """The embedded GPU of that name, or a TOML file of the same form."""
         stem, table = read_toml("gpu", name_or_path)
         gpu = build(cls, table, f"gpu '{stem}'", name=stem)

@@ -8,11 +8,12 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, positive, read_toml, spec_names
+from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
 LEVELS = ("channel", "gang", "buffer")
@@ -34,10 +35,10 @@ TIMING = {
     "nTREE": "COMP to READRES of its results",
     "nTURN": "turnaround of the bus, from the last burst",
 }
-# Those that nothing can happen in zero cycles of.
+# Latencies that cannot be zero.
 _AT_LEAST_ONE = ("nBL", "nCCDS", "nCL", "nREFI")
-# Gangs and buffers of which the simulators keep a state each.
-_MOST = 256
+# Bound on gangs, and on buffers: the simulators keep a state for each.
+_MOST_STATES = 256
 
 # Energies that every device file gives, and what each is charged for; `simulators.pim.energy` does so.
 ENERGY = {
@@ -101,7 +102,7 @@ class Constraint:
 
     @property
     def rule(self) -> tuple[object, ...]:
-        """What it says, whatever the order of its commands and its source."""
+        """The rule as a key for comparison: without its source, and with commands in no order."""
         latency = (self.latency, self.per_burst, self.window)
         return (self.level, frozenset(self.before), frozenset(self.after), *latency)
 
@@ -142,7 +143,7 @@ class PimSpec:
     energy : dict of str to float
         Those of `ENERGY`.
     not_modelled : tuple of str
-        What the device does that neither this file nor the simulators describe, a sentence each.
+        Behaviour of the device that neither this file nor the simulators have, a sentence each.
     sources : dict of str to str
         Where each field's value comes from.
     """
@@ -198,7 +199,7 @@ class PimSpec:
                     )
 
     def _check_buffers(self) -> None:
-        """Programs cut a row into buffers; `PimProgram` bounds those that are shorter than a row."""
+        """Raise `ValueError` unless buffers divide a row and keep to `PimProgram`'s bound on shorter ones."""
         columns, row = self.buffer_columns, self.columns_per_row
         if columns > row:
             raise ValueError(f"field 'buffer_columns': {columns} is more than the {row} columns of a row")
@@ -227,20 +228,21 @@ class PimSpec:
                 )
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> PimSpec:
+    def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
         """The embedded device of that name, or a TOML file of the same form."""
         return cls.from_table(*read_toml("pim", name_or_path))
 
     @classmethod
-    def from_table(cls, stem: str, table: dict) -> PimSpec:
+    def from_table(cls, stem: str, table: Table) -> PimSpec:
         """The device that the table of a TOML file describes, under the name `stem`."""
         where = f"pim '{stem}'"
         table = dict(table)
-        if not isinstance(table.get("constraints"), list):
+        constraints = table.pop("constraints", None)
+        if not isinstance(constraints, list):
             raise SpecError(f"{where}: field 'constraints' is not a list of tables")
         rules = tuple(
             build(Constraint, rule, f"{where}: constraint {index + 1}")
-            for index, rule in enumerate(table.pop("constraints"))
+            for index, rule in enumerate(constraints)
         )
         spec = build(cls, table, where, name=stem, constraints=rules)
         for fault in spec.faults():
@@ -248,14 +250,14 @@ class PimSpec:
         return spec
 
     def to_json(self) -> str:
-        """All of it, as a compiled directory keeps it."""
+        """All fields as JSON, the form in a compiled directory."""
         return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> PimSpec:
         """The inverse of `to_json`."""
 
-        def plain(table: dict) -> dict:
+        def plain(table: dict[str, Any]) -> dict[str, Any]:
             return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
         table = plain(json.loads(text))
@@ -263,24 +265,24 @@ class PimSpec:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what programs, clocks and energies follow from: not of names, sources, descriptions."""
+        """SHA-256 of all that decides programs, cycles and energies: not of names, sources, descriptions."""
         rules = tuple(replace(rule, source="") for rule in self.constraints)
         plain = replace(self, name="", description="", not_modelled=(), sources={}, constraints=rules)
         text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @functools.cached_property
-    def own_digest(self) -> str:
-        """`digest` where the catalogue has no such device by this name; else empty, as the name tells all."""
+    def uncatalogued_digest(self) -> str:
+        """`digest`; empty for a device that the catalogue has under this name, which then suffices."""
         catalogued = self.name in spec_names("pim") and PimSpec.load(self.name).digest == self.digest
         return "" if catalogued else self.digest
 
-    def lowered(self, program: PimProgram) -> bool:
-        """Whether `program` says that it is for this device: by name, and where it has one by digest."""
+    def is_target_of(self, program: PimProgram) -> bool:
+        """Whether `program` was lowered for this device, by its name and, if it has one, its digest."""
         return program.pim == self.name and program.pim_digest in ("", self.digest)
 
     def faults(self) -> Iterator[str]:
-        """What a device made in Python may leave out or repeat, but one of a file or a sweep must not."""
+        """What is wrong with a device of a file or a sweep; one made in Python may leave such fields out."""
         named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
         for section, needed, given, others in (
             ("timing", TIMING, self.timing, named),
@@ -291,8 +293,8 @@ class PimSpec:
             for key in sorted(needed.keys() - given.keys()):
                 yield f"missing field '{section}.{key}': {needed[key]}"
         for key in ("gangs", "global_buffers"):
-            if getattr(self, key) > _MOST:
-                yield f"field '{key}': {getattr(self, key)} is more than {_MOST}"
+            if getattr(self, key) > _MOST_STATES:
+                yield f"field '{key}': {getattr(self, key)} is more than {_MOST_STATES}"
         for key in _AT_LEAST_ONE:
             if self.timing[key] < 1:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
@@ -334,18 +336,18 @@ class PimSpec:
 
     @property
     def row_switch_cycles(self) -> int:
-        """From the last COMP on a row to the first on another one, in all gangs, nRAS long past."""
+        """Cycles from the last COMP on a row to the first on another, in all gangs; nRAS does not bind."""
         switch_cycles = self.timing["nRTP"] + self.timing["nRP"] + self._open_cycles(closed=False)
         return max(switch_cycles, self.timing["nCCDS"])
 
     @property
     def reopen_cycles(self) -> int:
-        """From the activation of a row to the first COMP on it, with a refresh in between."""
+        """Cycles from a row's activation to the first COMP on it, with a refresh in between."""
         closing = self.timing["nRAS"] + self.gangs + self.timing["nRP"]
         return closing + self.timing["nRFC"] + self._open_cycles(closed=True)
 
     def _open_cycles(self, closed: bool) -> int:
-        """From the first gang's G_ACT to a COMP; gangs that are still open are closed one by one."""
+        """Cycles from the first gang's G_ACT to a COMP; gangs not `closed` are closed one by one before."""
         rules = [
             (self.timing[rule.latency], rule.window)
             for rule in self.constraints

@@ -17,15 +17,20 @@ from pathlib import Path
 
 from pimflow.errors import SpecError, UnknownNameError, hint
 
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+Table = dict[str, object]  # of a TOML file
+Built = typing.TypeVar("Built", bound="DataclassInstance")
 SPECS = Path(__file__).parent / "specs"
-# What the simulators count in 64 bits must not overflow when multiplied.
+# Products of two integers must fit the simulators' 64-bit counters.
 INTEGER_LIMIT = 1 << 31
-FLOAT_LIMIT = 1e18  # nor must products of a few reach infinity
+FLOAT_LIMIT = 1e18  # products of a few numbers must stay finite
 
 
 def spec_names(kind: str) -> list[str]:
@@ -33,8 +38,8 @@ def spec_names(kind: str) -> list[str]:
     return sorted(path.stem for path in (SPECS / kind).glob("*.toml"))
 
 
-def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
-    """The table behind an embedded name or a path, and the name it goes by."""
+def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
+    """Name and table of an embedded device, or of the TOML file at a path."""
     text = os.fspath(name_or_path)
     if text in spec_names(kind):
         path = SPECS / kind / f"{text}.toml"
@@ -52,10 +57,7 @@ def read_toml(kind: str, name_or_path: str | os.PathLike) -> tuple[str, dict]:
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:
-    """`entry`, with the values of the device that it begins as in place of the device's name.
-
-    Each value then has a source of its own.
-    """
+    """`entry`, with the values of the device that its ``as`` names; each value has a source of its own."""
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
     where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
@@ -77,7 +79,7 @@ def _inherited(path: Path, field: str, entry: object) -> object:
     return {key: {"value": value, "source": sources[key]} for key, value in values.items()}
 
 
-def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
+def build(cls: type[Built], table: object, where: str, **extra: object) -> Built:
     """An instance of dataclass `cls` from a TOML table.
 
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
@@ -90,7 +92,8 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
         f.name: f for f in dataclasses.fields(cls) if f.init and f.name != "sources" and f.name not in extra
     }
     hints = typing.get_type_hints(cls)
-    values, sources = dict(extra), {}
+    values = dict(extra)
+    sources: dict[str, str] = {}
     for key, value in table.items():
         if key not in fields:
             raise SpecError(f"{where}: unknown field '{key}'; {hint(key, fields)}")
@@ -100,8 +103,8 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
         if typing.get_origin(hints[key]) is dict:
             if not isinstance(value, dict):
                 raise SpecError(f"{where}: field '{key}' is not a table")
-            value, of_each = _section(value)
-            sources |= {f"{key}.{name}": each for name, each in of_each.items()}
+            value, value_sources = _section(value)
+            sources |= {f"{key}.{name}": of_value for name, of_value in value_sources.items()}
         values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
     missing = [
         name
@@ -121,13 +124,13 @@ def build(cls: type, table: dict, where: str, **extra: object) -> typing.Any:
 
 
 def sourced(value: object) -> tuple[object, str | None]:
-    """What a file gives for a value, and the source it carries; None if it is bare."""
+    """Value and source of an entry of a file; the source of a bare value is None."""
     if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
         return value["value"], str(value.get("source", ""))
     return value, None
 
 
-def _section(table: dict) -> tuple[dict, dict[str, str]]:
+def _section(table: Table) -> tuple[Table, dict[str, str]]:
     """The values of a section, and the sources of those that carry one."""
     entries = {key: sourced(value) for key, value in table.items()}
     sources = {key: source for key, (_, source) in entries.items() if source is not None}
@@ -156,7 +159,7 @@ def _checked(value: object, kind: object, where: str) -> object:
 
 
 def out_of_range(value: object) -> str:
-    """Why no device has such a number; empty if it may. NaN and infinity are for `positive` to refuse."""
+    """Why `value` is too large or small for a device; empty if not. `positive` refuses NaN and infinity."""
     if type(value) is int and abs(value) >= INTEGER_LIMIT:
         return f"{value!a:.40} is not below {INTEGER_LIMIT}"
     if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):

@@ -1,17 +1,19 @@
-"""What of a system a sweep sets: fields of the system and of its devices, with the values that they take."""
+"""Settings of a sweep: fields of a system and of its devices, each with the values that it takes."""
 
 from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System
 from pimflow.hardware.reader import out_of_range
 
 ELLIPSES = ("…", "...")
-MOST = 10_000  # values of a progression: a search for each
+MOST_VALUES = 10_000  # of a progression: each is a search
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
+_LOADERS = {"gpu": GpuSpec.load, "pim": PimSpec.load}
 _NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
 Value = int | float | bool | str
 
@@ -23,11 +25,11 @@ class Setting:
     Attributes
     ----------
     name : str
-        As it was given.
+        The setting's name as the user wrote it.
     owner : str
         ``system``, ``gpu`` or ``pim``.
     field, key : str
-        Field of the owner, and key in it where that is a table of values.
+        Field of the owner, and the key where the field is a table of values.
     values : tuple
     """
 
@@ -52,7 +54,7 @@ class Setting:
         if not (name and equals and listed):
             raise UsageError(f"--set {text}: write NAME=VALUE,VALUE,…")
         owner, field, key, kind = _field(name)
-        values = tuple(_value(part, kind, text) for part in _listed(listed.split(","), text))
+        values = tuple(_value(part, kind, text) for part in _expanded(listed.split(","), text))
         if len(set(values)) != len(values):
             raise UsageError(f"--set {text}: a value is there twice")
         return cls(name=name, owner=owner, field=field, key=key, values=values)
@@ -61,8 +63,9 @@ class Setting:
         """`system` with that value; raises `UsageError` if they do not go together."""
         try:
             if self.owner == "system":
-                loader = _OWNERS.get(self.field)
-                return replace(system, **{self.field: loader.load(value) if loader else value})
+                loader = _LOADERS.get(self.field)
+                change: dict[str, Any] = {self.field: loader(str(value)) if loader else value}
+                return replace(system, **change)
             device = getattr(system, self.owner)
             if self.key and self.key not in getattr(device, self.field):
                 raise UnknownNameError(
@@ -75,23 +78,23 @@ class Setting:
 
 
 def _field(name: str) -> tuple[str, str, str, type]:
-    """Owner, field, key in it and type of what `name` says."""
+    """Owner, field, key and type of the setting `name`."""
     first, *rest = name.split(".")
     if first in ("gpu", "pim") and rest:
         owners, path = [first], rest
     else:
         owners, path = list(_OWNERS), [first, *rest]
-    found = []
+    matches = []
     for owner in owners:
         kind = typing.get_type_hints(_OWNERS[owner]).get(path[0])
         if kind is None or path[0] in _NOT_SET:
             continue
         table = typing.get_origin(kind) is dict
         if len(path) == (2 if table else 1):
-            found.append(
+            matches.append(
                 (owner, path[0], path[1] if table else "", typing.get_args(kind)[1] if table else kind)
             )
-    if not found:
+    if not matches:
         known = [
             field if owner == "system" else f"{owner}.{field}"
             for owner, cls in _OWNERS.items()
@@ -99,14 +102,14 @@ def _field(name: str) -> tuple[str, str, str, type]:
             if field not in _NOT_SET
         ]
         raise UnknownNameError("setting", name, known)
-    if len(found) > 1:
-        choices = " or ".join(f"{owner}.{name}" for owner, *_ in found)
+    if len(matches) > 1:
+        choices = " or ".join(f"{owner}.{name}" for owner, *_ in matches)
         raise UsageError(f"--set {name}: say {choices}")
-    return found[0]
+    return matches[0]
 
 
-def _listed(parts: list[str], text: str) -> list[str]:
-    """`parts`, a progression such as 0,4,…,28 written out."""
+def _expanded(parts: list[str], text: str) -> list[str]:
+    """`parts` with progressions such as 0,4,…,28 written out."""
     if not any(part in ELLIPSES for part in parts):
         return parts
     try:
@@ -118,10 +121,10 @@ def _listed(parts: list[str], text: str) -> list[str]:
     step = second - first
     if step == 0 or (last - second) % step or (last - second) // step < 1:
         raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
-    if (last - second) // step > MOST:
-        raise UsageError(f"--set {text}: more than {MOST} values")
+    if (last - second) // step > MOST_VALUES:
+        raise UsageError(f"--set {text}: more than {MOST_VALUES} values")
     between = [str(value) for value in range(second + step, last, step)]
-    return parts[:dots] + between + _listed(parts[dots + 1 :], text)
+    return parts[:dots] + between + _expanded(parts[dots + 1 :], text)
 
 
 def _value(text: str, kind: object, whole: str) -> Value:

@@ -1,1 +1,1 @@
-"""This process and machine: the C++ library, Ctrl-C, files, pictures, kept results, workers; without TVM."""
+"""This process and machine: the C++ library, Ctrl-C, files, pictures, cached results, workers; no TVM."""

@@ -1,4 +1,4 @@
-"""Who does independent work: this process, several, or machines behind a Dask scheduler."""
+"""Executors of independent work: this process, several processes, or the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.host import without_torch
 from pimflow.host.result_cache import sources_digest
 
+if TYPE_CHECKING:
+    import distributed
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-ATTEMPTS = 3  # pools, or runs of an item, before workers that die are given up on
+ATTEMPTS = 3  # process pools, or runs of an item on Dask, before workers that die are an error
 DASK = "dask://"
 CONNECT_SECONDS = 10.0
-PRELOAD = ["pimflow.placement.costs.pim_runs"]
+PRELOAD = ["pimflow.placement.costs.pim_runs"]  # imported once, in the server that workers fork from
 
 
 class Executor(Protocol):
     """Applies a function to items that do not depend on each other."""
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-        """Positions of the items with their results, as they come.
+        """(Position of an item, its result), in the order in which results are ready.
 
         Raises whatever `function` raises, and `ProfilerError` if workers die again and again.
         """
@@ -50,7 +53,7 @@ class Processes:
     Parameters
     ----------
     jobs : int
-        How many.
+        Number of processes.
     """
 
     jobs: int
@@ -121,11 +124,11 @@ class Dask:
                     raise ProfilerError(f"executor '{DASK}{self.address}': {error}") from error
                 yield futures[future], result
 
-    def _check_workers(self, client: Any) -> None:
-        theirs = client.run(sources_digest)
-        if not theirs:
+    def _check_workers(self, client: distributed.Client) -> None:
+        digests = client.run(sources_digest)
+        if not digests:
             raise ProfilerError(f"executor '{DASK}{self.address}': the scheduler has no workers")
-        others = sorted(worker for worker, digest in theirs.items() if digest != sources_digest())
+        others = sorted(worker for worker, digest in digests.items() if digest != sources_digest())
         if others:
             raise ProfilerError(
                 f"executor '{DASK}{self.address}': another pimflow than here runs on {', '.join(others)}"
@@ -161,5 +164,5 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     without_torch.install()

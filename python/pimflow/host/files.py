@@ -9,7 +9,7 @@ from pathlib import Path
 from pimflow.errors import OutputError
 
 
-def replace_file(path: str | os.PathLike, data: bytes) -> None:
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to a scratch file beside `path`, and rename it; a pipe or device is written to.
 
     Raises

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, out of the way of work that makes many objects and no cycles."""
+"""Pauses Python's collector of cyclic garbage during work that makes many objects and no cycles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No collection meanwhile; as before afterwards.
+    """The collector is off inside the block, and as before afterwards.
 
-    Whenever the objects there have grown by a quarter, the collector goes through all of them. A search, or
-    the code of a network, makes hundreds of thousands that live until the end: a sixth of its time was that.
+    It walks all objects whenever their number has grown by a quarter. A search, or the code generation of a
+    network, makes hundreds of thousands that live until the end: the walks were a sixth of its time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
-"""Ctrl-C while C++ code runs that calls Python back.
+"""Ctrl-C during C++ code that calls Python functions.
 
-tvm-ffi hands a callback its arguments one by one. A signal handler that raises meanwhile makes it release a
-string twice (0.1.14: `TVMFFIPyCallbackArgSetterObject_` lets go of what the half-made string owns already),
-and the process dies of it, then or later.
+tvm-ffi converts the arguments of a callback one by one. If a signal handler raises meanwhile, it releases a
+string twice (0.1.14: `TVMFFIPyCallbackArgSetterObject_` releases what the unfinished string owns already),
+and the process crashes, then or later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Hold:
-    """Keeps `KeyboardInterrupt` back until it can be raised; see `held`."""
+    """Defers `KeyboardInterrupt` until it can be raised; see `held`."""
 
     def __init__(self) -> None:
         self.waiting = False
@@ -34,7 +34,7 @@ class Hold:
             raise KeyboardInterrupt
 
     def releasing(self, callback: Callable[P, T]) -> Callable[P, T]:
-        """`callback`, in whose body interrupts are raised as usual, one that waits at once."""
+        """`callback`, in whose body interrupts are raised at once, a deferred one first."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             self._released = True
@@ -50,10 +50,10 @@ class Hold:
 
 @contextlib.contextmanager
 def held() -> Iterator[Hold]:
-    """Around a call of C++ code that calls Python back: `KeyboardInterrupt` is raised when it is over.
+    """For a call of C++ code that calls Python functions: `KeyboardInterrupt` is raised after the call.
 
-    Callbacks made with `Hold.releasing` end the call sooner. Concerns the signals that raise
-    `KeyboardInterrupt`, and only the main thread, which alone gets them.
+    Callbacks made with `Hold.releasing` end the call sooner. Only signals whose handler raises
+    `KeyboardInterrupt` are deferred, and only in the main thread: Python delivers signals to no other.
     """
     hold = Hold()
     here = threading.current_thread() is threading.main_thread()
@@ -70,6 +70,6 @@ def held() -> Iterator[Hold]:
 
 
 def ignore() -> None:
-    """When all is done: Python's own end would die of a signal, and not say that the work is there."""
+    """After the work is done: a signal during Python's shutdown would turn success into a failure code."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

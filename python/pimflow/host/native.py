@@ -1,6 +1,6 @@
 """The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi.
 
-It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes longer than all else.
+It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes more than a second.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pimflow import errors
 
+if TYPE_CHECKING:
+    import tvm_ffi
+
 LIBRARY = Path(__file__).parents[1] / "libpimflow_core.so"
 
-# A pass runs below TVM, which hands on only the errors that it knows; others become RuntimeError.
+# TVM calls the passes, and raises only errors that are registered with it; others become RuntimeError.
 _ERRORS = (
     errors.UsageError,
     errors.UnknownNameError,
@@ -32,7 +35,7 @@ _ERRORS = (
 
 
 @functools.cache
-def load() -> Any:
+def load() -> tvm_ffi.Module:
     """The library, with everything that it registers; raises `ImportError` if it is not built."""
     import tvm_ffi
 
@@ -40,8 +43,8 @@ def load() -> Any:
         raise ImportError(f"{LIBRARY.name} is not built; install pimflow with 'pip install -e .'")
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for error in _ERRORS:
-        tvm_ffi.register_error(error.__name__, error)  # what it is called on the way down
-        tvm_ffi.register_error(error.__name__, _restored(error))  # what comes back up
+        tvm_ffi.register_error(error.__name__, error)  # a Python error to its name in C++
+        tvm_ffi.register_error(error.__name__, _restored(error))  # the name to a Python error again
     return tvm_ffi.load_module(str(LIBRARY))
 
 
@@ -49,19 +52,19 @@ def get(name: str) -> Callable[..., Any]:
     """The function that the library, or TVM, registers as `name`; looked up when it is first called."""
 
     @functools.cache
-    def found() -> Callable[..., Any]:
+    def registered() -> Callable[..., Any]:
         load()
         import tvm_ffi
 
         return tvm_ffi.get_global_func(name)
 
-    return lambda *arguments: found()(*arguments)
+    return lambda *arguments: registered()(*arguments)
 
 
 def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
     """`kind`, made from its message alone, whatever its constructor takes."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self: errors.PimflowError, message: str) -> None:
         Exception.__init__(self, message)
 
     return type(kind.__name__, (kind,), {"__init__": __init__})

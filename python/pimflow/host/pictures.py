@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".html")
 
 
-def check_format(path: str | os.PathLike) -> str:
+def check_format(path: str | os.PathLike[str]) -> str:
     """Suffix of `path`, or UsageError if no picture can be written there."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -35,8 +35,8 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def save(path: str | os.PathLike, picture: Figure, title: str) -> None:
-    """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises what `write` does."""
+def save(path: str | os.PathLike[str], picture: Figure, title: str) -> None:
+    """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises `OutputError`."""
     replace_file(path, rendered(picture, check_format(path), title))
 
 
@@ -46,7 +46,7 @@ def rendered(picture: Figure, suffix: str, title: str) -> bytes:
 
     kind = "png" if suffix == ".png" else "svg"
     data = io.BytesIO()
-    # Without a salt of its own and with a date, the same plan would give other bytes every time.
+    # With a random salt, or a date, the same picture would be other bytes every time.
     with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         picture.savefig(data, format=kind, dpi=150, metadata=metadata)
@@ -55,7 +55,7 @@ def rendered(picture: Figure, suffix: str, title: str) -> bytes:
 
 def _page(title: str, svg: bytes) -> bytes:
     source = base64.b64encode(svg).decode()
-    text = html.escape(title)
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text}</title></head>'
-    body = f'<body><img alt="{text}" src="data:image/svg+xml;base64,{source}"></body>'
+    escaped = html.escape(title)
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped}</title></head>'
+    body = f'<body><img alt="{escaped}" src="data:image/svg+xml;base64,{source}"></body>'
     return f"{head}{body}</html>\n".encode()

@@ -1,7 +1,7 @@
-"""What profilers found, kept on disk.
+"""A cache on disk of the results of profilers.
 
-One SQLite file: it survives a kill, and several processes may use it at once. What cannot be read or stored
-costs time, never the result: the cache then says what is wrong with it (`ResultCache.flaw`) and is not used.
+It is one SQLite file, which survives a kill and which several processes may use at once. A cache that cannot
+be read or written costs time, never the result: `ResultCache.flaw` says what is wrong, and it is not used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pimflow.host import native
 
 WAIT_SECONDS = 30.0  # for another process that is writing
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
-# What decides a result besides its key.
+# Packages whose code decides a result, besides its key.
 COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
 
 
 def default_path() -> Path:
-    """Where results are kept: ``PIMFLOW_CACHE``, else a file under the user's cache directory."""
+    """The cache's file: ``PIMFLOW_CACHE``, else one under the user's cache directory."""
     chosen = os.environ.get("PIMFLOW_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(chosen) if chosen else Path(home) / "pimflow" / "profiles.sqlite"
@@ -33,8 +33,10 @@ def default_path() -> Path:
 
 @functools.cache
 def sources_digest(parts: tuple[str, ...] = COMPUTED_BY) -> str:
-    """Of the Python sources of packages and modules, and of models trained for them: the same on every
-    machine."""
+    """Hash of the Python sources of packages and modules, and of the trained models among them.
+
+    It is the same on every machine.
+    """
     digest = hashlib.sha256()
     for part in parts:
         spec = importlib.util.find_spec(f"pimflow.{part}")
@@ -54,7 +56,7 @@ def source_files(folder: Path) -> list[tuple[str, Path]]:
 
 @functools.cache
 def code_digest() -> str:
-    """Of all code that computes results: what other code computed is not taken for its."""
+    """Hash of all code that computes results: results of other code have other keys."""
     return hashlib.sha256(sources_digest().encode() + native.LIBRARY.read_bytes()).hexdigest()
 
 
@@ -69,10 +71,10 @@ class ResultCache:
     Attributes
     ----------
     flaw : str
-        What keeps results from being read or stored; empty while nothing does.
+        Why results cannot be read or stored; empty while they can.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.flaw = ""
         self._connection: sqlite3.Connection | None = None
@@ -93,11 +95,12 @@ class ResultCache:
         Parameters
         ----------
         code : str, optional
-            What decides results besides their keys; by default, all code that computes any (`code_digest`).
+            Hash of the code that computed them; by default of all code that computes any (`code_digest`).
         """
         keys = list(keys)
         by_digest = {_digest(key, code): key for key in keys}
-        digests, found = list(by_digest), {}
+        digests = list(by_digest)
+        found: dict[object, Any] = {}
         for begin in range(0, len(digests), KEYS_AT_ONCE):
             if self._connection is None:
                 break
@@ -111,7 +114,7 @@ class ResultCache:
         return found
 
     def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
-        """Keep `values`, all of them or none; if that fails, what was there can still be read."""
+        """Store `values`, all of them or none; if that fails, what was stored before can still be read."""
         if self._connection is None or not self._stores or not values:
             return
         rows = [(_digest(key, code), json.dumps(value)) for key, value in values.items()]

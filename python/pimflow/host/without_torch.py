@@ -1,8 +1,8 @@
-"""TVM without PyTorch, for processes that are pimflow's own.
+"""Imports TVM without PyTorch, in pimflow's own commands and workers.
 
-Where PyTorch is installed, tvm-ffi and Relax import it with themselves, so that their functions know its
-tensors and types: more than a second, and no setting leaves it out (tvm-ffi 0.1.14, TVM 0.27). Commands and
-their workers hand TVM no such values; a program that imports pimflow may, and is left alone.
+Where PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
+That takes more than a second, and no setting prevents it (tvm-ffi 0.1.14, TVM 0.27). Commands and their
+workers pass no such values to TVM; a program that imports pimflow may, so this is not installed there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ IMPORTERS = ("tvm_ffi", "tvm.relax")
 
 
 def install() -> None:
-    """Keep PyTorch out of what TVM still has to import; others can import it before and after."""
-    if TORCH not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
+    """Hide PyTorch while TVM imports what it has not imported yet; it can be imported before and after."""
+    if TORCH not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Finds `IMPORTERS` as Python would, and hides PyTorch while they are loaded."""
+    """An import hook: finds `IMPORTERS` as Python would, and hides PyTorch while they are loaded."""
 
     def __init__(self) -> None:
         self.left = set(IMPORTERS)
@@ -42,12 +42,13 @@ class _Finder:
             def exec_module(module: ModuleType) -> None:
                 hidden = TORCH not in sys.modules
                 if hidden:
-                    sys.modules[TORCH] = None  # type: ignore[assignment]  # what makes an import fail
+                    sys.modules[TORCH] = None  # type: ignore[assignment]  # makes its import fail
                 try:
                     execute(module)
                 finally:
                     if hidden:
                         del sys.modules[TORCH]
 
-            spec.loader.exec_module = exec_module
+            # `exec_module` of this one loader is replaced on purpose.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -26,13 +26,13 @@ MEMORY = "pool"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
-def read(path: str | os.PathLike, alignment_bytes: int = 1) -> list[Lifetime]:
-    """Buffers of a file.
+def read(path: str | os.PathLike[str], alignment_bytes: int = 1) -> list[Lifetime]:
+    """Read the buffers of a file.
 
     Parameters
     ----------
     alignment_bytes : int
-        Of buffers without one of their own.
+        Alignment of buffers that have no alignment in the file.
 
     Raises
     ------
@@ -128,7 +128,9 @@ def _integer(cells: Mapping[str, str], column: str, where: str, least: int | Non
     return value
 
 
-def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
+def write(
+    path: str | os.PathLike[str], lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]
+) -> None:
     """Write a plan in MiniMalloc's output form; the file appears whole or not at all.
 
     ``alignment``, ``memory``, ``alias`` and ``within`` have a column where a buffer needs one.
@@ -138,13 +140,13 @@ def write(path: str | os.PathLike, lifetimes: Sequence[Lifetime], offsets_bytes:
     OutputError
         The file cannot be written.
     """
-    extra = {
+    extra: dict[str, Sequence[int | str]] = {
         "alignment": [life.alignment_bytes for life in lifetimes],
         "memory": [life.memory for life in lifetimes],
         "alias": [life.alias for life in lifetimes],
         "within": [life.within_bytes for life in lifetimes],
     }
-    defaults = {"alignment": 1, "memory": MEMORY, "alias": "", "within": 0}
+    defaults: dict[str, int | str] = {"alignment": 1, "memory": MEMORY, "alias": "", "within": 0}
     shown = [name for name, column in extra.items() if any(value != defaults[name] for value in column)]
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")

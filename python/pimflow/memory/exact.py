@@ -69,38 +69,40 @@ def solve(
         On Ctrl-C.
     """
     step = step_bytes(placed)
-    found = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    solution = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
     deadline = time.monotonic() + seconds
     rows, count = _rows(placed)
     goal = math.inf if capacity_bytes is None else capacity_bytes
     decide = capacity_bytes is not None
 
     def settled() -> bool:
-        if decide and (found.pool_bytes <= goal or found.lower_bound_bytes > goal):
+        if decide and (solution.pool_bytes <= goal or solution.lower_bound_bytes > goal):
             return True
-        return found.closed or time.monotonic() >= deadline
+        return solution.closed or time.monotonic() >= deadline
 
     nodes = _FIRST_NODES
     while not settled():
         # Below `low` nothing is known to fit, or the nodes of this round did not tell.
-        low = found.lower_bound_bytes
+        low = solution.lower_bound_bytes
         # Packed pools are multiples of `step`.
-        capacity = capacity_bytes // step * step if decide else low
-        while not settled() and low < found.pool_bytes:
-            outcome = _try(found, placed, rows, count, capacity, nodes, deadline - time.monotonic())
+        capacity = low if capacity_bytes is None else capacity_bytes // step * step
+        while not settled() and low < solution.pool_bytes:
+            outcome = _try(solution, placed, rows, count, capacity, nodes, deadline - time.monotonic())
             if outcome == _NONE:
-                found.lower_bound_bytes = max(found.lower_bound_bytes, min(capacity + step, found.pool_bytes))
+                solution.lower_bound_bytes = max(
+                    solution.lower_bound_bytes, min(capacity + step, solution.pool_bytes)
+                )
             if decide:
                 break
             if outcome != _FOUND:
                 low = capacity + step
-            capacity = low + (found.pool_bytes - low) // (2 * step) * step
+            capacity = low + (solution.pool_bytes - low) // (2 * step) * step
         nodes *= 2
-    return found
+    return solution
 
 
 def _try(
-    found: Solution,
+    solution: Solution,
     placed: Sequence[Lifetime],
     rows: np.ndarray,
     count: int,
@@ -109,11 +111,13 @@ def _try(
     seconds: float,
 ) -> int:
     offsets = np.zeros(len(placed), np.int64)
+    outcome: int
+    searched: int
     outcome, searched = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
-    found.nodes += searched
+    solution.nodes += searched
     if outcome == _FOUND:
-        found.offsets = offsets.tolist()
-        found.pool_bytes = pool_end_bytes(placed, found.offsets)
+        solution.offsets = offsets.tolist()
+        solution.pool_bytes = pool_end_bytes(placed, solution.offsets)
     return outcome
 
 

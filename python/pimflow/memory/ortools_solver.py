@@ -25,15 +25,15 @@ def solve(
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise UsageError("the planner 'ortools' needs OR-Tools; pip install 'pimflow[ortools]'") from error
-    found = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
-    if found.closed or (capacity_bytes is not None and found.pool_bytes <= capacity_bytes):
-        return found
+    solution = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    if solution.closed or (capacity_bytes is not None and solution.pool_bytes <= capacity_bytes):
+        return solution
     model = cp_model.CpModel()
-    goal = found.pool_bytes - 1 if capacity_bytes is None else min(capacity_bytes, found.pool_bytes - 1)
-    if goal < found.lower_bound_bytes:
-        return found
+    goal = solution.pool_bytes - 1 if capacity_bytes is None else min(capacity_bytes, solution.pool_bytes - 1)
+    if goal < solution.lower_bound_bytes:
+        return solution
     offsets, spans, lifetimes = [], [], []
-    pool = model.new_int_var(found.lower_bound_bytes, goal, "pool")
+    pool = model.new_int_var(solution.lower_bound_bytes, goal, "pool")
     for life in placed:
         multiple = model.new_int_var(0, goal // life.alignment_bytes, life.name)
         offset = multiple * life.alignment_bytes
@@ -51,13 +51,13 @@ def solve(
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found.offsets = [solver.value(offset) for offset in offsets]
-        found.pool_bytes = pool_end_bytes(placed, found.offsets)
+        solution.offsets = [solver.value(offset) for offset in offsets]
+        solution.pool_bytes = pool_end_bytes(placed, solution.offsets)
     if capacity_bytes is None and status == cp_model.OPTIMAL:
-        found.lower_bound_bytes = found.pool_bytes
+        solution.lower_bound_bytes = solution.pool_bytes
     elif status == cp_model.INFEASIBLE:
-        found.lower_bound_bytes = goal + 1
+        solution.lower_bound_bytes = goal + 1
     elif capacity_bytes is None:
         bound = math.ceil(solver.best_objective_bound - 1e-6)
-        found.lower_bound_bytes = min(max(found.lower_bound_bytes, bound), found.pool_bytes)
-    return found
+        solution.lower_bound_bytes = min(max(solution.lower_bound_bytes, bound), solution.pool_bytes)
+    return solution

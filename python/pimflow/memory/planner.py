@@ -1,4 +1,4 @@
-"""Planned memory: one pool a memory region, an offset for every buffer, and how far it is from the best.
+"""Memory planning: one pool a memory region, an offset for every buffer, and the gap to the best plan.
 
 `plan` places lifetimes (`core.liveness`) under one of Occamy's policies, under the best of the four, or
 with a search that proves the smallest pool; `validator.check` certifies every plan that it returns.
@@ -68,7 +68,8 @@ def plan(
     start = time.monotonic()
     regions = memories(lifetimes)
     capacities = _capacities(capacity_bytes, regions)
-    pools, offsets = [], {}
+    pools: list[Pool] = []
+    offsets: dict[str, int] = {}
     for memory, members in regions.items():
         left = max(start + seconds - time.monotonic(), 0.0)
         pool, at = _plan_region(memory, members, policy, left, capacities.get(memory))
@@ -124,7 +125,9 @@ def _place(
     return solution.offsets, solution.lower_bound_bytes, policy if improved else by
 
 
-def _capacities(capacity_bytes: int | Mapping[str, int] | None, regions: Mapping) -> dict[str, int]:
+def _capacities(
+    capacity_bytes: int | Mapping[str, int] | None, regions: Mapping[str, object]
+) -> dict[str, int]:
     if capacity_bytes is None:
         return {}
     if isinstance(capacity_bytes, int):

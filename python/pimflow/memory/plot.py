@@ -1,19 +1,24 @@
-"""Memory over time: every buffer a rectangle, its lifetime wide and its bytes high."""
+"""Pictures of plans: every buffer is a rectangle, as wide as its lifetime and as high as its bytes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pimflow.core.liveness import Lifetime
 from pimflow.host.pictures import check_format, save
 from pimflow.memory.pools import MemoryPlan, Pool
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 LABELLED = 40  # more names than these cannot be read
 
 
 def write(
-    path: str | os.PathLike, lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str = "memory"
+    path: str | os.PathLike[str], lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str = "memory"
 ) -> None:
     """Draw a plan, a panel a memory region, as .png, .svg or .html by the name of the file.
 
@@ -28,7 +33,7 @@ def write(
     save(path, figure(lifetimes, plan, title), title)
 
 
-def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str):
+def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str) -> Figure:
     """The picture, as a matplotlib Figure with one Axes a memory region."""
     from matplotlib.figure import Figure
 
@@ -40,7 +45,7 @@ def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str):
     return whole
 
 
-def _draw(axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> None:
+def _draw(axes: Axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> None:
     from matplotlib import colormaps
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -52,8 +57,8 @@ def _draw(axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> 
         if len(lifetimes) <= LABELLED and life.size_bytes:
             middle = ((life.begin + life.end) / 2, low + life.size_bytes / 2)
             axes.annotate(life.name, middle, ha="center", va="center", fontsize=7, zorder=3)
-    colours = colormaps["tab20"].colors
-    faces = [colours[index % len(colours)] for index in range(len(boxes))]
+    colours = colormaps["tab20"]
+    faces = [colours(index % colours.N) for index in range(len(boxes))]
     axes.add_collection(PatchCollection(boxes, facecolors=faces, edgecolors="black", linewidths=0.3))
     axes.axhline(pool.pool_bytes, color="black", linewidth=1, label=f"pool {pool.pool_bytes} B")
     axes.axhline(

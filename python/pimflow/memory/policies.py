@@ -69,7 +69,7 @@ def _bigger(life: Lifetime) -> tuple[int, int]:
 
 # Order and whether the smallest hole is taken. The paper leaves the order of the first two open: it is
 # here the order in which the program defines the buffers, which also breaks every tie.
-_POLICIES: dict[str, tuple[Callable, bool]] = {
+_POLICIES: dict[str, tuple[Callable[[Lifetime], int | tuple[int, int]], bool]] = {
     "first-fit": (_defined, False),
     "best-fit": (_defined, True),
     "longer-first": (_longer, False),

@@ -1,4 +1,4 @@
-"""What a memory plan is: an offset for every buffer, and a pool for every memory region."""
+"""Memory plans: an offset for every buffer, and a pool for every memory region."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Where every buffer lies.
+    """The offset of every buffer.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class MemoryPlan:
     pools : tuple of Pool
         By name of the memory region.
     offsets_bytes : dict of str to int
-        Of every buffer, in its pool.
+        Offset of every buffer in its pool.
     seconds : float
         Time that planning took.
     """
@@ -123,7 +123,7 @@ def _check(life: Lifetime) -> None:
 
 
 def alias_class(life: Lifetime) -> tuple[str, str]:
-    """What two lifetimes of one memory region share if they share their bytes."""
+    """Key of the alias class of a lifetime: equal for two of one memory region that share their bytes."""
     return ("alias", life.alias) if life.alias else ("name", life.name)
 
 
@@ -156,7 +156,7 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _block(life: Lifetime) -> Lifetime:
-    """The class of `life` as far as `life` knows it."""
+    """The buffer that the alias class of `life` must be, as far as this member says."""
     if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
         raise LifetimeError(
             f"buffer '{life.name}' lies {life.within_bytes} B into what it shares, which would begin before "
@@ -189,16 +189,17 @@ def _joined(a: Lifetime, b: Lifetime) -> Lifetime:
 
 
 def _check_fixed(fixed: Sequence[Lifetime]) -> None:
-    by_offset = sorted(fixed, key=lambda life: life.offset_bytes)
-    for index, low in enumerate(by_offset):
-        end = low.offset_bytes + low.size_bytes
-        for high in by_offset[index + 1 :]:
-            if high.offset_bytes >= end:
+    required = [(life.offset_bytes, life) for life in fixed if life.offset_bytes is not None]
+    by_offset = sorted(required, key=lambda pair: pair[0])
+    for index, (low_bytes, low) in enumerate(by_offset):
+        end = low_bytes + low.size_bytes
+        for high_bytes, high in by_offset[index + 1 :]:
+            if high_bytes >= end:
                 break
             if low.begin < high.end and high.begin < low.end:
                 raise LifetimeError(
                     f"buffers '{low.name}' and '{high.name}' are live at once, and their required offsets "
-                    f"{low.offset_bytes} and {high.offset_bytes} B make them overlap"
+                    f"{low_bytes} and {high_bytes} B make them overlap"
                 )
 
 
@@ -224,7 +225,7 @@ def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
 
 
 def step_bytes(placed: Sequence[Lifetime]) -> int:
-    """What the pool of every packed plan is a multiple of: sizes stacked, and offsets rounded up."""
+    """The number of bytes that the pool of every packed plan is a multiple of."""
     step = math.gcd(*(life.size_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
     alignments = {life.alignment_bytes for life in placed}
     while clashes := [a for a in alignments if step % a and a % step]:

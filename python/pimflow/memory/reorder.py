@@ -1,4 +1,4 @@
-"""Execution order as a lever: the order of a program's steps that needs the fewest live bytes.
+"""Execution order: the order of a program's steps that needs the fewest live bytes.
 
 `reorder` searches for it and says how far it is from the best; `reordered_pools` plans the pools of the given
 and of the found order, which is what counts in the end. The search is ``src/order_search.h``. It says for a
@@ -33,7 +33,7 @@ _BOUND_SHARE = 0.25  # of the time, at the most
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """A program whose steps may change places as far as the data flow lets them.
+    """A program whose steps may run in any order that its data flow allows.
 
     Attributes
     ----------
@@ -41,8 +41,8 @@ class StepGraph:
         Buffers that each step reads and writes, in an order in which the program is right. A workspace is a
         buffer that one step writes and nothing reads.
     size_bytes : mapping
-        Of every buffer. Where offsets have to be aligned, round sizes up before; buffers of another memory
-        region have 0 bytes here, and still order the steps.
+        Size of every buffer, rounded up where offsets have to be aligned. Buffers of another memory region
+        have 0 bytes here, and still order the steps.
     inputs : tuple of str
         Buffers that are there before the first step. Each is dead after its last reader unless it is an
         output too; one that no step reads takes no bytes.
@@ -96,30 +96,30 @@ class StepGraph:
             Whether inputs take bytes until their last reader; an executable's lie elsewhere.
         """
         waits = waits or {}
-        found = graph.buffers(dtype)
+        buffers = graph.buffers(dtype)
         awaited = dict.fromkeys(first for named in waits.values() for first in named)
         done = {name: f"{name} done" for name in awaited}
-        size_bytes = found.size_bytes | dict.fromkeys(done.values(), 0)
+        size_bytes = buffers.size_bytes | dict.fromkeys(done.values(), 0)
         if not inputs_count:
-            size_bytes |= dict.fromkeys(found.inputs, 0)
+            size_bytes |= dict.fromkeys(buffers.inputs, 0)
         steps = []
-        for region, (reads, writes) in zip(graph.regions, found.steps, strict=True):
+        for region, (reads, writes) in zip(graph.regions, buffers.steps, strict=True):
             ended = [done[first] for first in waits.get(region.name, ())]
             marks = [done[region.name]] if region.name in done else []
             steps.append(((*reads, *ended), (*writes, *marks)))
         return cls(
             steps=steps,
             size_bytes=size_bytes,
-            inputs=found.inputs,
-            outputs=found.outputs,
-            aliases=found.aliases,
+            inputs=buffers.inputs,
+            outputs=buffers.outputs,
+            aliases=buffers.aliases,
         )
 
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
         """Lifetimes of the buffers with the steps in `order`, by default the given one."""
         steps = self.steps if order is None else [self.steps[step] for step in order]
-        found = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
-        return found.with_aliases(self.aliases).lifetimes
+        liveness = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
+        return liveness.with_aliases(self.aliases).lifetimes
 
     def peak_bytes(self, order: Sequence[int] | None = None) -> int:
         """The most bytes that are live at once with the steps in `order`."""
@@ -166,7 +166,7 @@ class StepGraph:
 
     @functools.cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the C++ core takes: dependencies, storages and which steps touch them, int64.
+        """The input of the C++ core: dependencies, storages and which steps touch them, int64.
 
         A storage is an alias class or a buffer of its own: [bytes, holds an input, holds an output].
         """
@@ -322,12 +322,13 @@ class ReorderedPools:
 
     Attributes
     ----------
-    found : Order
+    searched : Order
+        The order with the fewest live bytes that the search found.
     before, after : MemoryPlan
-        Of the given order, and of the found one.
+        Plans for the given order and for `searched`.
     """
 
-    found: Order
+    searched: Order
     before: MemoryPlan
     after: MemoryPlan
 
@@ -339,7 +340,7 @@ class ReorderedPools:
     @property
     def order(self) -> tuple[int, ...]:
         """The order to take: the found one if it has the smaller pool, else the given one."""
-        return self.found.order if self.better else tuple(range(len(self.found.order)))
+        return self.searched.order if self.better else tuple(range(len(self.searched.order)))
 
     @property
     def pool_bytes(self) -> int:
@@ -349,7 +350,7 @@ class ReorderedPools:
     @property
     def optimal(self) -> bool:
         """Whether it is proved that no order and no plan has a smaller pool."""
-        return self.pool_bytes == self.found.lower_bound_bytes
+        return self.pool_bytes == self.searched.lower_bound_bytes
 
 
 def reordered_pools(
@@ -369,8 +370,8 @@ def reordered_pools(
     InfeasibleError, UnknownNameError, KeyboardInterrupt
         As `reorder` and `memory.plan`.
     """
-    found = reorder(graph, seconds=seconds)
+    order = reorder(graph, seconds=seconds)
     before = plan(graph.lifetimes(), policy, seconds=seconds)
-    changed = found.peak_bytes < found.given_peak_bytes
-    after = plan(graph.lifetimes(found.order), policy, seconds=seconds) if changed else before
-    return ReorderedPools(found=found, before=before, after=after)
+    changed = order.peak_bytes < order.given_peak_bytes
+    after = plan(graph.lifetimes(order.order), policy, seconds=seconds) if changed else before
+    return ReorderedPools(searched=order, before=before, after=after)

@@ -1,4 +1,4 @@
-"""Is a memory plan legal? Brute force over all pairs; shares nothing with what proposes plans."""
+"""Validator of memory plans: brute force over all pairs, and no code shared with the planners."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.placement.candidates import fused_groups, pipelines
@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """A plan with everything it rests on.
+    """A plan, with the network, costs and candidates that it was made from.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class Searched:
         Chosen, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
-        Of the plan, and of the same regions on the GPU with all memory channels.
+        Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
         What was searched for; where a plan was given, the default.
     given : RegionGraph, optional
-        The network as the user gave it, if `graph` is what became of it: of decomposed layers, for one.
+        The network as the user gave it, if `graph` was made from it, for example by decomposing layers.
     baseline : Evaluation
-        Of the network as the user gave it, on the GPU with all memory channels: what the plan is compared
-        with. `gpu_only` unless there is a `given`.
+        The network as the user gave it, on the GPU with all memory channels. Speed-ups compare the plan
+        with this. `gpu_only` unless there is a `given`.
     """
 
     graph: RegionGraph
@@ -78,11 +78,11 @@ class Searched:
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
-        """By region, the candidate that does it."""
+        """By region, the candidate that covers it."""
         return {name: candidate for candidate in self.candidates for name in candidate.covers}
 
     def programs(self) -> dict[str, PimProgram]:
-        """The program of every region on PIM, weights at rows of their own; of a pipeline, of every part."""
+        """Programs of all regions and pipeline parts on PIM. Each stores its weights in rows of its own."""
         return dict(self._programs)
 
     @functools.cached_property
@@ -99,7 +99,7 @@ class Searched:
         return programs
 
     def splits(self) -> dict[str, Split]:
-        """How every split region is split."""
+        """By region, how it is split."""
         return {
             candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
             for candidate in self.candidates
@@ -107,28 +107,28 @@ class Searched:
         }
 
     def fused(self) -> tuple[str, ...]:
-        """First regions of the runs that are one kernel."""
+        """First regions of the runs that are fused into one kernel without tiles."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
         return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
 
-    def tiled(self) -> dict[tuple[str, ...], Tiling]:
-        """The groups of regions that are one kernel in tiles, with these."""
+    def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
+        """Groups of regions that are one kernel in tiles, and their tilings."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
-        return {candidate.covers: Tiling.parse(candidate.rewrite.schedule) for candidate in together}
+        return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
 
     def primitives(self) -> dict[str, Primitive]:
-        """By region, what computes it on the GPU in place of the operator."""
+        """By region, the convolution primitive that replaces the operator on the GPU."""
         named = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
         return {region: PRIMITIVES[name] for region, name in named.items() if name}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """The runs that are done in stages."""
+        """Runs of regions that are pipelined in stages."""
         staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
         return tuple(pipelines.pipeline_of(candidate) for candidate in staged)
 
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
-    """Every candidate of every region with its cost."""
+    """The cost table: every candidate of every region, with its cost."""
     maker.prepare()
     runs, kernels = pipelines.candidates(maker), fused_groups.candidates(maker)
     several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}
@@ -137,7 +137,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     capable = [r for r in graph.regions if not refused[r.name]]
     table = CostTable(
         candidates=candidates,
-        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
+        costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
@@ -178,8 +178,8 @@ def search(
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
-    found = minimiser.best()
-    mixed = found if found and any(c.rewrite.mode != "GPU" for c in found.solution.candidates) else None
+    best = minimiser.best()
+    mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
     if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
         mixed = None
     if not mixed and not minimiser.allows(alone):
@@ -196,7 +196,7 @@ def as_searched(
     minimiser: Minimiser,
     given: RegionGraph | None,
 ) -> Searched:
-    """`solution` as a plan, with what the reader of a report asks about it.
+    """`solution` as a plan, evaluated, with the reason for each region that stayed on the GPU.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Layers as they came and as chains of smaller ones, in one table: which form of each is cheaper."""
+"""Which layers to decompose: a cost table with both forms, the given layers and their chains."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
-from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
 from pimflow.placement.solvers.steps import State, check_covers, reads
 
-# Pipelines are of so many neighbours at the most: graphs in which the forms of neighbours go through all
-# combinations have between them every pipeline of every mixture.
+# Longest pipeline. Mixtures in which so many neighbours take all combinations of forms contain, together,
+# every pipeline of every mixture.
 NEIGHBOURS = max(pipelines.LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forms:
-    """A network in both forms.
+    """A network in both forms: as given, and with layers decomposed.
 
     Attributes
     ----------
@@ -41,15 +41,15 @@ class Forms:
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
-        """Layers whose form concerns nobody else: their chain stands where they stood, alike to all others.
+        """Layers that can be exchanged for their chains without a change to any other region.
 
-        What a layer keeps for others, such as a concatenation, its ``fconv`` keeps.
+        If a layer keeps a tensor for others, such as a concatenation, its ``fconv`` keeps it instead.
         """
         return tuple(layer for layer in self.chains if self._exchangeable(layer))
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """The others."""
+        """Decomposed layers that are not `free`: all of them have the same form."""
         return tuple(layer for layer in self.chains if layer not in self.free)
 
     def _exchangeable(self, layer: str) -> bool:
@@ -89,7 +89,7 @@ class Forms:
         return [self._given_name(name) for name in decomposed] == list(given)
 
     def _given_name(self, name: str) -> str:
-        """Of a region of `decomposed`, what does the same in `given`."""
+        """The region of `given` that does the same as region `name` of `decomposed`."""
         return self._layer_of.get(name, name)
 
     @functools.cached_property
@@ -101,22 +101,25 @@ class Forms:
 
         Exactly those, if the form of every `bound` layer is that of all of them.
         """
-        there = {layer: layer in layers for layer in self.chains}
-        if not any(there.values()):
+        decomposed = {layer: layer in layers for layer in self.chains}
+        if not any(decomposed.values()):
             return self.given
-        if all(there.values()):
+        if all(decomposed.values()):
             return self.decomposed
-        whole = all(there[layer] for layer in self.bound)
+        whole = all(decomposed[layer] for layer in self.bound)
         base, other = (self.decomposed, self.given) if whole else (self.given, self.decomposed)
         # By the region that has a layer's result in the one, or what it keeps, the one in the other.
         results, kept = (
-            {(self.chains[x][at] if whole else x): self.chains[x][at] if there[x] else x for x in self.free}
+            {
+                (self.chains[x][at] if whole else x): self.chains[x][at] if decomposed[x] else x
+                for x in self.free
+            }
             for at in (-1, 0)
         )
         regions: list[Region] = []
         for region in base.regions:
             layer = self._layer_of.get(region.name, region.name)
-            if layer not in self.free or there[layer] == whole:
+            if layer not in self.free or decomposed[layer] == whole:
                 regions.append(region)
             elif region.name == (self.chains[layer][0] if whole else layer):
                 regions += self._exchanged(layer, base, other)
@@ -135,12 +138,12 @@ class Forms:
 
     @functools.cached_property
     def _fusible(self) -> frozenset[str]:
-        """Regions of either form that groups may have."""
+        """Regions of both forms that may be part of groups."""
         return frozenset((*self.given.fusible, *self.decomposed.fusible))
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
-        """What does `layer` in `other`, reading what it reads in `base`."""
-        here, there = (
+        """The regions for `layer` in `other`, with the operands that it has in `base`."""
+        operands, others = (
             [
                 (name, keeps)
                 for region in self._doing(layer, graph)
@@ -149,7 +152,7 @@ class Forms:
             ]
             for graph in (base, other)
         )
-        names = {own: name for own, (name, _) in zip(there, here, strict=True)}
+        names = {operand: name for operand, (name, _) in zip(others, operands, strict=True)}
         return [
             _renamed(region, lambda name, keeps: names.get((name, keeps), name))
             for region in self._doing(layer, other)
@@ -161,7 +164,7 @@ class Forms:
 
 
 def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Names of what it reads, whether that is kept beside a result, and shapes."""
+    """Of each operand: its name, whether it is kept beside a result, and its shape."""
     return [
         (name, i in region.kept_inputs, shape)
         for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
@@ -169,36 +172,36 @@ def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
 
 
 def _kept_readers(graph: RegionGraph, name: str) -> list[str]:
-    """Who reads what `name` keeps beside its result."""
+    """Regions that read what `name` keeps beside its result."""
     return [r.name for r in graph.regions for read, keeps, _ in _operands(r) if keeps and read == name]
 
 
 def _renamed(region: Region, new: Callable[[str, bool], str]) -> Region:
-    """`region`, reading what `new` says by name, and whether that is kept beside a result."""
+    """`region` with other operands: `new` maps a name, and whether it is kept beside a result."""
     return replace(region, inputs=tuple(new(name, keeps) for name, keeps, _ in _operands(region)))
 
 
 def _left_undone(region: Region) -> tuple[object, ...]:
-    """All that decides what it costs to finish a result that PIM has left."""
+    """All properties that decide the cost of the work that PIM leaves undone."""
     results = region.geometry and region.geometry.pixels * region.geometry.oc
     return region.output_shape, results, region.input_elements[region.operands :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Which layers are decomposed, and what the choice was made by.
+    """The layers that are decomposed, and the figures behind that choice.
 
     Attributes
     ----------
     layers : frozenset of str
-    found : Found
+    best : EvaluatedPlan
         The best plan for the layers so, by the table of both forms.
     alone_ns : dict of str to (float, float)
         By layer whose form was free, what it takes by itself as it came, and as a chain.
     """
 
     layers: frozenset[str]
-    found: Found
+    best: EvaluatedPlan
     alone_ns: dict[str, tuple[float, float]]
 
 
@@ -215,12 +218,12 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     results = [result for table in tables if (result := table.best())]
     if not results:
         raise tables[0].unreachable()
-    return min(results, key=lambda chosen: goal.value(chosen.found.evaluation))
+    return min(results, key=lambda chosen: goal.value(chosen.best.evaluation))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """A group of a mixture, whose maker prices it, and the layers in it that are as they came."""
+    """A group of a mixture, the mixture's `Candidates`, and the group's layers that are not decomposed."""
 
     maker: Candidates
     tiled: Tiled
@@ -228,12 +231,12 @@ class _Group:
 
 
 def _new(given: frozenset[str], seen: set[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    """Whether regions have a layer as it came, and were not `seen`; then they are."""
+    """A predicate: whether regions include a layer of `given` and are new, after which they are `seen`."""
 
     def new(names: tuple[str, ...]) -> bool:
-        found = names not in seen and not given.isdisjoint(names)
-        seen.update([names] if found else [])
-        return found
+        is_new = names not in seen and not given.isdisjoint(names)
+        seen.update([names] if is_new else [])
+        return is_new
 
     return new
 
@@ -249,28 +252,28 @@ class _Both:
         table = profile(self.graph, maker)
         plain = maker.of(forms.mixture(set(layers) - set(forms.free)))
         plain.prepare()
-        found = {name: list(candidates) for name, candidates in table.candidates.items()}
+        candidates_of = {name: list(candidates) for name, candidates in table.candidates.items()}
         for layer in forms.free:
             for candidate in plain.all(plain.graph.region(layer)):
-                self._add(found, self._as_it_came(plain, layer, candidate))
+                self._add(candidates_of, self._as_it_came(plain, layer, candidate))
         groups = list(self._groups(maker))
         for candidate, originals in self._pipelines(maker):
-            self._add(found, self._expanded(candidate, originals))
+            self._add(candidates_of, self._expanded(candidate, originals))
         for candidate in self._fused(groups, system.gpu_channels):
-            self._add(found, candidate)
-        self.table = _with(table, found)
+            self._add(candidates_of, candidate)
+        self.table = _with(table, candidates_of)
         check_covers(self.graph, self.table)
         self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
         on_gpu = self._on_gpu(maker, plain, groups)
         self.alone = Minimiser(self.graph, _with(table, on_gpu), system, goal, costs.profiling.cache)
 
-    def _add(self, found: dict[str, list[Candidate]], candidate: Candidate) -> None:
-        found[candidate.covers[0]].append(candidate)
+    def _add(self, by_region: dict[str, list[Candidate]], candidate: Candidate) -> None:
+        by_region[candidate.covers[0]].append(candidate)
 
     def _as_it_came(self, plain: Candidates, layer: str, candidate: Candidate) -> Candidate:
-        found = self._expanded(candidate, (layer,))
-        form = replace(plain.graph.region(layer), inputs=reads(self.graph, found))
-        return replace(found, form=form)
+        expanded = self._expanded(candidate, (layer,))
+        form = replace(plain.graph.region(layer), inputs=reads(self.graph, expanded))
+        return replace(expanded, original=form)
 
     def _expanded(self, candidate: Candidate, originals: Sequence[str]) -> Candidate:
         """`candidate`, which does the layers `originals` as they came, as one of `graph`."""
@@ -278,11 +281,11 @@ class _Both:
         covers = tuple(
             name for each in candidate.covers for name in (chains[each] if each in originals else (each,))
         )
-        found = replace(
+        expanded = replace(
             candidate, name=f"{candidate.name} ({', '.join(originals)} as it came)", covers=covers
         )
-        self.originals[covers[0], found.name] = tuple(originals)
-        return found
+        self.originals[covers[0], expanded.name] = tuple(originals)
+        return expanded
 
     def _pipelines(self, maker: Candidates) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
         """Pipelines in which some layers are as they came, and those.
@@ -306,15 +309,15 @@ class _Both:
             return
         seen = {channels: set[tuple[str, ...]]() for channels in fused_groups.channel_counts(maker)}
         for mixed, given in self._mixtures(maker):
-            found: dict[Tiled, None] = {}
+            groups: dict[Tiled, None] = {}
             for channels, known in seen.items():
-                found |= dict.fromkeys(mixed.tilings.search(channels, _new(given, known)))
-            for each in found:
+                groups |= dict.fromkeys(mixed.tilings.search(channels, _new(given, known)))
+            for each in groups:
                 originals = tuple(name for name in each.covers if name in given)
                 yield _Group(maker=mixed, tiled=each, originals=originals)
 
     def _mixtures(self, maker: Candidates) -> Iterator[tuple[Candidates, frozenset[str]]]:
-        """Makers of networks that have some of the free layers as they came, and those."""
+        """`Candidates` of networks with some free layers not decomposed, and the names of those layers."""
         free = self.forms.free
         for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
             given = frozenset(layer for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1)
@@ -339,36 +342,36 @@ class _Both:
     ) -> Mapping[str, list[Candidate]]:
         """By region, the candidates of a network on the GPU alone, which has all channels."""
         channels = self.system.gpu.memory_channels
-        found = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
+        by_region = {region.name: maker.on_gpu(region, channels) for region in self.graph.regions}
         for candidate in (*fused_groups.several(maker, channels), *self._fused(groups, channels)):
-            self._add(found, candidate)
+            self._add(by_region, candidate)
         for layer in self.forms.free:
             for candidate in plain.on_gpu(plain.graph.region(layer), channels):
-                self._add(found, self._as_it_came(plain, layer, candidate))
-        return found
+                self._add(by_region, self._as_it_came(plain, layer, candidate))
+        return by_region
 
     def best(self) -> Chosen | None:
         """The best choice; None if no plan keeps to the bounds."""
         mixed, alone = self.minimiser.best(), self.alone.best()
         if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
             mixed = None  # it is better with all channels
-        found = [each for each in (alone, mixed) if each]
-        if not found:
+        plans = [each for each in (alone, mixed) if each]
+        if not plans:
             return None
-        best = min(found, key=lambda each: self.goal.value(each.evaluation))
+        best = min(plans, key=lambda each: self.goal.value(each.evaluation))
         given = {
             layer
             for candidate in best.solution.candidates
             for layer in self.originals.get((candidate.covers[0], candidate.name), ())
         }
-        return Chosen(layers=frozenset(self.layers) - given, found=best, alone_ns=self._alone_ns())
+        return Chosen(layers=frozenset(self.layers) - given, best=best, alone_ns=self._alone_ns())
 
     def unreachable(self) -> Exception:
-        """What to say if none keeps to them."""
+        """The error if no plan keeps to the bounds."""
         return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation)
 
     def _alone_ns(self) -> dict[str, tuple[float, float]]:
-        found, table = {}, self.table
+        times_ns, table = {}, self.table
         order = {region.name: position for position, region in enumerate(self.graph.regions)}
         chained = {
             name: [c for c in candidates if (c.covers[0], c.name) not in self.originals]
@@ -379,15 +382,15 @@ class _Both:
             covers = self.forms.chains[layer]
             segment = (order[covers[0]], order[covers[-1]] + 1)
             ways = one_by_one(self.graph, chains, LATENCY, segment, State())
-            given = [c for c in table.candidates[covers[0]] if c.form and c.covers == covers]
-            found[layer] = (
+            given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
+            times_ns[layer] = (
                 min(table.cost(covers[0], c).latency_ns for c in given),
                 min(way.latency_ns for way in ways.values()),
             )
-        return found
+        return times_ns
 
 
 def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
     """`table` with other candidates."""
-    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
+    costs = {(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region}
     return replace(table, candidates={name: tuple(c) for name, c in candidates.items()}, costs=costs)

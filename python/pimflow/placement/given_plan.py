@@ -8,13 +8,13 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError, hint
-from pimflow.fusion import TILES, Tiling
+from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import Searched, as_searched, profile
 from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_alone import gpu_alone, known
+from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
 from pimflow.primitives import PRIMITIVES
@@ -30,7 +30,7 @@ def apply(
     max_memory_bytes: float | None = None,
     given: RegionGraph | None = None,
 ) -> Searched:
-    """An edited or stored plan on `system`.
+    """Apply an edited or stored plan on `system`.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def apply(
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    solution = known(candidates, evaluate(graph, candidates, table, system))
+    solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
 
 
@@ -129,13 +129,13 @@ def _chosen_run(
     chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
     if channels is None:
         return chosen
-    tiling = Tiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
+    tiling = GroupTiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
     return fused_groups.make(maker, chosen.covers, channels, tiling)
 
 
 def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:
     try:
-        tiling = Tiling.parse(choice.schedule)
+        tiling = GroupTiling.parse(choice.schedule)
     except ValueError as error:
         raise PlanError(f"region '{choice.region}': schedule {error}") from None
     problem = maker.tilings.problem(choice.covers, tiling)

@@ -1,4 +1,4 @@
-"""What plans are compared with: the whole network on the GPU, which has all memory channels."""
+"""The baseline of plans: the whole network on the GPU, which has all memory channels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
-from pimflow.placement.solvers.objectives import Found, Goal, Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
 
 
-def gpu_alone(maker: Candidates, goal: Goal) -> Found:
+def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
     graph, system, channels = maker.graph, maker.system, maker.system.gpu.memory_channels
     candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
@@ -23,14 +23,14 @@ def gpu_alone(maker: Candidates, goal: Goal) -> Found:
     )
     fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
-    found = Found(solution=known(fastest, evaluation), evaluation=evaluation)
+    whole = EvaluatedPlan(solution=unsearched(fastest, evaluation), evaluation=evaluation)
     if goal.max_memory_bytes is None:
-        return found
+        return whole
     within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
-    return found if within.allows(found) else within.within(LATENCY) or found
+    return whole if within.allows(whole) else within.within(LATENCY) or whole
 
 
-def known(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
-    """A plan that was not searched for, as its evaluation has it."""
+def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
+    """A solution from given candidates and their evaluation, without a search."""
     latency_ns = evaluation.latency_ns
     return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)

@@ -12,13 +12,13 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
     Parameters
     ----------
     chosen : Candidate
-        What does it.
+        The region's candidate.
     gpu_only : Evaluation
-        Of the same regions on the GPU with all memory channels.
+        The same regions on the GPU with all memory channels.
     mixed : bool
         Whether the plan has anything on PIM.
     which : str
-        What the plans are called that were searched for: of a network that was changed, of that.
+        Subject of the reason if no mixed plan won, such as "no mixed plan of the changed network".
     """
     name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":
@@ -34,6 +34,7 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
     if not others:
         return "none of the modes that were asked for does it alone in another way"
     best = min(others, key=lambda c: table.cost(name, c).latency_ns)
-    here, there = Cost.of(chosen).latency_ns, table.cost(name, best).latency_ns  # an edited plan's may be new
-    times = f"{best.name} takes {there / 1e3:.1f} us, the GPU {here / 1e3:.1f} us"
-    return times if there >= here else f"{times}, but transitions around it cost more than that saves"
+    chosen_ns = Cost.of(chosen).latency_ns  # not from the table: an edited plan's candidate may be new to it
+    best_ns = table.cost(name, best).latency_ns
+    times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
+    return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import pictures
-from pimflow.primitive_selection.problem import Problem, Sums
+from pimflow.primitive_selection.problem import SelectionProblem, Sums
 from pimflow.primitive_selection.search import Point, fastest
 from pimflow.primitive_selection.selection import Selection
 from pimflow.primitives import PRIMITIVES
@@ -29,7 +29,7 @@ TITLES = {
 WIDE_RANGE = 20  # largest over least from which an axis is logarithmic
 
 
-def write(path: str | os.PathLike, found: Selection) -> None:
+def write(path: str | os.PathLike, selection: Selection) -> None:
     """Draw a selection with a front as .png, .svg or .html, by the name of the file.
 
     Raises
@@ -40,31 +40,31 @@ def write(path: str | os.PathLike, found: Selection) -> None:
         The file cannot be written.
     """
     pictures.check_format(path)
-    pictures.save(path, figure(found), f"{found.problem.graph.name}: primitives")
+    pictures.save(path, figure(selection), f"{selection.problem.graph.name}: primitives")
 
 
-def figure(found: Selection) -> Figure:
-    """Six panels.
+def figure(selection: Selection) -> Figure:
+    """A figure of six panels.
 
     Time and memory of one primitive everywhere (Figures 1, 2 and 5), the front with the greedy's (6 to 9),
     the speed-up over the greedy by budget (10), memory over the layers, and choices by family.
     """
     from matplotlib.figure import Figure
 
-    over = "workspace" if found.objective == "workspace" else "memory"
+    over = "workspace" if selection.objective == "workspace" else "memory"
     whole = Figure(figsize=(15, 8), layout="constrained")
-    whole.suptitle(f"{found.problem.graph.name}, {found.profile.device.name}")
+    whole.suptitle(f"{selection.problem.graph.name}, {selection.profile.device.name}")
     panels = whole.subplots(2, 3).flat
-    kinds = {**found.baselines, "selected": found.selected.sums}
-    if found.greedy:
-        kinds["greedy"] = found.greedy
+    kinds = {**selection.baselines, "selected": selection.selected.sums}
+    if selection.greedy:
+        kinds["greedy"] = selection.greedy
     draw_times(next(panels), kinds)
     draw_memory(next(panels), kinds)
-    draw_front(next(panels), found.front, over, found.baselines)
-    draw_speedups(next(panels), found.front)
-    quick = fastest(found.problem).choice
-    draw_layers(next(panels), found.problem, {"fastest": quick, "selected": found.selected.choice})
-    draw_families(next(panels), found.front, over)
+    draw_front(next(panels), selection.front, over, selection.baselines)
+    draw_speedups(next(panels), selection.front)
+    quick = fastest(selection.problem).choice
+    draw_layers(next(panels), selection.problem, {"fastest": quick, "selected": selection.selected.choice})
+    draw_families(next(panels), selection.front, over)
     return whole
 
 
@@ -115,15 +115,15 @@ def draw_front(
     def taken(sums: Sums) -> float:
         return (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
 
-    own = [(taken(p.selected.sums), p.selected.sums.time_ns / 1e6) for p in points]
+    selected = [(taken(p.selected.sums), p.selected.sums.time_ns / 1e6) for p in points]
     greedily = [(taken(p.greedy), p.greedy.time_ns / 1e6) for p in points if p.greedy]
     others = [(taken(sums), sums.time_ns / 1e6) for sums in kinds.values()]
-    axes.step(*zip(*own), where="post", marker="o", markersize=4, label="integer program")
+    axes.step(*zip(*selected), where="post", marker="o", markersize=4, label="integer program")
     if greedily:
         axes.plot(*zip(*greedily), "x", color="tab:red", label="greedy")
     for number, (label, place) in enumerate(zip(kinds, others)):
         axes.plot(*place, MARKERS[number % len(MARKERS)], color="0.4", markersize=5, label=label)
-    _scaled(axes, "y", [ms for _, ms in (*own, *greedily, *others)])
+    _scaled(axes, "y", [ms for _, ms in (*selected, *greedily, *others)])
     what = "memory" if over == "memory" else "footprint of the largest layer"
     axes.set(xlabel=f"{what} (MiB)", ylabel="time (ms)", title=name or "front")
     if not name:
@@ -142,7 +142,9 @@ def draw_speedups(axes: Axes, points: Sequence[Point], name: str = "") -> None:
     axes.set(xlabel="budget (MiB)", ylabel="greedy's time / ours", title=name or "speed-up over greedy")
 
 
-def draw_layers(axes: Axes, problem: Problem, choices: Mapping[str, Mapping[str, Candidate]]) -> None:
+def draw_layers(
+    axes: Axes, problem: SelectionProblem, choices: Mapping[str, Mapping[str, Candidate]]
+) -> None:
     """Memory over the layers: what is live, or in the paper's sum each layer's footprint."""
     for label, choice in choices.items():
         if problem.memory_model == "sum":

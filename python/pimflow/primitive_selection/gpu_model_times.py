@@ -1,4 +1,4 @@
-"""How long a GPU's primitives take: by the GPU model, without a card."""
+"""Times of a GPU's primitives by the GPU model, without a card."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec
 
 
 def primitive_ns(primitive: Primitive, layer: ConvGeometry, gpu: GpuSpec) -> float:
-    """Its launches, one after the other."""
+    """Time of a primitive's launches, one after the other."""
     return sum(kernel_cost(kernel, gpu, dtype="fp32").total_ns for kernel in launches(primitive, layer))
 
 

@@ -15,7 +15,7 @@ from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
 from pimflow.placement.solvers import milp
-from pimflow.primitive_selection.problem import Budgets, Problem, Step, Sums, aligned
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionStep, Sums, aligned
 
 INFEASIBLE = 2  # scipy's status
 TIME_LIMIT_S = 60.0  # for one integer program; what is not proved by then shows in the gap
@@ -29,7 +29,7 @@ Entries = list[tuple[Column, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """A choice of candidates with its sums, and how sure it is that none is better.
+    """A choice of candidates with its sums, and the proved gap to the best one.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Selected:
         By region.
     sums : Sums
     value : float
-        Of the objective, as the program counts it: ns or bytes.
+        Value of the objective, in ns or bytes.
     gap : float
         How much better, at most, another choice may be, as a share of the objective.
     """
@@ -51,7 +51,7 @@ class Selected:
 class _Program:
     """Columns and rows of one problem under budgets."""
 
-    def __init__(self, problem: Problem, objective: str, budgets: Budgets):
+    def __init__(self, problem: SelectionProblem, objective: str, budgets: Budgets):
         self.problem, self.objective = problem, objective
         self.costs: list[float] = []
         self.upper: list[float] = []
@@ -66,7 +66,7 @@ class _Program:
         self.possible = all(self.kept.values())
         if not self.possible:
             return
-        slowest = sum(max(map(problem.time_ns, found)) for found in self.kept.values())
+        slowest = sum(max(map(problem.time_ns, candidates)) for candidates in self.kept.values())
         self.unit_ns = max(slowest, 1.0) / SPAN
         self.times: Entries = []
         self.does = {step.name: self._choice(step) for step in problem.steps}
@@ -88,14 +88,14 @@ class _Program:
         self.integral.append(integral)
         return len(self.costs) - 1
 
-    def _choice(self, step: Step) -> list[tuple[Column, Candidate]]:
+    def _choice(self, step: SelectionStep) -> list[tuple[Column, Candidate]]:
         columns = [(self._column(1.0, 1), candidate) for candidate in self.kept[step.name]]
         self.rows.append(([(column, 1.0) for column, _ in columns], 1.0, 1.0))
         self.times += [(column, self.problem.time_ns(c) / self.unit_ns) for column, c in columns]
         return columns
 
-    def _flow(self, tensor: str, step: Step) -> None:
-        """How much of `tensor` goes from each layout that it has to each in which `step` takes it."""
+    def _flow(self, tensor: str, step: SelectionStep) -> None:
+        """Add the flows of `tensor` from each layout that it may have to each in which `step` may read it."""
         table, crossing = self.problem.table, []
         given = self._by_layout(tensor, lambda c: c.output.layout)
         taken = self._by_layout(step.name, lambda c: c.input.layout)
@@ -119,10 +119,10 @@ class _Program:
     def _by_layout(self, name: str, layout_of) -> dict[str, list[Column]]:
         if name not in self.does:
             return {layout: [] for layout in self.problem.layouts(name)}
-        found: dict[str, list[Column]] = {}
+        columns: dict[str, list[Column]] = {}
         for column, candidate in self.does[name]:
-            found.setdefault(layout_of(candidate), []).append(column)
-        return found
+            columns.setdefault(layout_of(candidate), []).append(column)
+        return columns
 
     def _memory(self, budget_bytes: float) -> None:
         peak = self._column(budget_bytes / UNIT_BYTES)
@@ -138,8 +138,8 @@ class _Program:
         resident = self._column()
         filters = [
             (column, aligned(c.filter_bytes) / UNIT_BYTES)
-            for found in self.does.values()
-            for column, c in found
+            for columns in self.does.values()
+            for column, c in columns
         ]
         weights = self.problem.weight_bytes / UNIT_BYTES
         self.rows.append(([(resident, -1.0), *filters], -weights, -weights))
@@ -169,7 +169,7 @@ class _Program:
                 if not crossing:
                     continue
                 yield base, copies + crossing, copied + problem.tensor_bytes[tensor]
-                # Of what nobody reads later, the copy takes the bytes that the tensor leaves.
+                # If no later step reads the tensor, its copy takes the bytes that it leaves.
                 if problem.lifetimes[tensor].end > number + 1:
                     copies, copied = copies + crossing, copied + problem.tensor_bytes[tensor]
             spaces = [(column, aligned(c.workspace_bytes)) for column, c in self.does[step.name]]
@@ -189,28 +189,30 @@ class _Program:
         shape = (len(self.rows), len(self.costs))
         matrix = sparse.csr_matrix((factors, (numbers, columns)), shape=shape)
         low, high = ([row[side] for row in self.rows] for side in (1, 2))
-        found = milp.solve(
+        result = milp.solve(
             np.array(self.costs),
             integrality=np.array(self.integral),
             bounds=optimize.Bounds(0.0, np.array(self.upper)),
             constraints=optimize.LinearConstraint(matrix, low, high),
             options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
         )
-        if found.x is None:
+        if result.x is None:
             return None
         regions = {region.name for region in self.problem.graph.regions}
         choice = {
-            name: max(options, key=lambda each: found.x[each[0]])[1]
+            name: max(options, key=lambda each: result.x[each[0]])[1]
             for name, options in self.does.items()
             if name in regions
         }
-        value, bound = float(found.fun), float(found.mip_dual_bound)
+        value, bound = float(result.fun), float(result.mip_dual_bound)
         gap = max(0.0, (value - bound) / max(abs(value), 1e-12))
         unit = self.unit_ns if self.objective == "time" else UNIT_BYTES
         return Selected(choice=choice, sums=self.problem.evaluate(choice), value=value * unit, gap=gap)
 
 
-def worthwhile(problem: Problem, step: Step, workspace_bytes: float, memory: bool) -> list[Candidate]:
+def worthwhile(
+    problem: SelectionProblem, step: SelectionStep, workspace_bytes: float, memory: bool
+) -> list[Candidate]:
     """Candidates of `step` that some selection needs: none of the same layouts is better in everything.
 
     Parameters
@@ -239,6 +241,6 @@ def worthwhile(problem: Problem, step: Step, workspace_bytes: float, memory: boo
     return kept
 
 
-def solve(problem: Problem, objective: str, budgets: Budgets) -> Selected | None:
+def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
     """The choice of least time or memory within `budgets`; None if there is none."""
     return _Program(problem, objective, budgets).solve()

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
-from pimflow.core.region import JOINED, MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
-from pimflow.primitive_selection.profile import ANALYTIC, LAYOUTS, Move, Pool, Profile, applicable, is_free
+from pimflow.primitive_selection.profile import ANALYTIC, Move, Pool, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.layer import BLOCK, has_choice
+from pimflow.primitives.layer import BLOCK, LAYOUTS, has_choice
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 Allowed = Mapping[str, tuple[str, ...]]  # layouts that regions may give and take, by their names
@@ -27,16 +27,16 @@ def apart(graph: RegionGraph) -> RegionGraph:
     regions: list[Region] = []
     joined: dict[tuple[str, tuple[int, ...]], str] = {}
     for region in graph.regions:
-        found = {i: joined.get((region.inputs[i], region.input_shapes[i])) for i in region.kept_inputs}
+        kept = {i: joined.get((region.inputs[i], region.input_shapes[i])) for i in region.kept_inputs}
         region = replace(
             region,
-            inputs=tuple(found.get(i) or name for i, name in enumerate(region.inputs)),
-            kept_inputs=tuple(i for i, name in found.items() if not name),
+            inputs=tuple(kept.get(i) or name for i, name in enumerate(region.inputs)),
+            kept_inputs=tuple(i for i, name in kept.items() if not name),
         )
         operands = _concatenated(region)
         if operands:
             shape = _operand(region)
-            name = f"{region.name}{JOINED}"
+            name = f"{region.name}{CONCAT_SUFFIX}"
             regions.append(
                 Region(
                     name=name,
@@ -93,7 +93,7 @@ def _operand(region: Region) -> tuple[int, ...]:
 
 
 def _window(region: Region) -> ConvGeometry | None:
-    """Of a pool, or of a reduction that makes a pixel of the whole map, as of a depthwise convolution."""
+    """Window of a pool. A reduction of the whole map to a pixel is given the window of a depthwise one."""
     if region.pooling or region.operator not in REDUCTIONS or not region.anchored:
         return region.pooling
     n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
@@ -105,12 +105,12 @@ def _window(region: Region) -> ConvGeometry | None:
 
 
 def _layouts(region: Region, target: str) -> tuple[str, ...]:
-    """Those in which a region without a choice can work: elementwise operators, concatenations, pools."""
+    """Layouts in which a region without primitives can work: elementwise operators, concatenations, pools."""
     shapes = [*region.input_shapes, region.output_shape]
     window = _window(region)
     behind = region.operators
     if window and window.pixels == window.n and region.output_elements == window.n * window.oc:
-        # Of a pixel all layouts are one.
+        # A single pixel has the same bytes in all layouts.
         behind, shapes = _before(region), shapes[:-1]
     fixed = {*MOVES, "strided_slice"} & set(behind) or region.geometry or (region.anchored and not window)
     if fixed or any(len(shape) != 4 for shape in shapes):
@@ -131,7 +131,7 @@ def _fits(region: Region, layout: str) -> bool:
 
 
 def _given_as_chw(region: Region) -> bool:
-    """Whether it begins with the transform of a graph input that comes in CHW."""
+    """Whether a region begins with the transform of a graph input that comes in CHW."""
     return region.prologue[:1] == ("permute_dims",) and region.inputs[0].startswith("%")
 
 
@@ -168,12 +168,12 @@ class Layers:
 
     @functools.cached_property
     def chosen(self) -> dict[str, ConvGeometry]:
-        """Layers that have a choice."""
+        """Layers that primitives can compute."""
         return {region.name: region.geometry for region in self.graph.regions if has_choice(region)}
 
     @functools.cached_property
     def inputs(self) -> dict[str, Port]:
-        """The form in which the graph's inputs come."""
+        """The layouts of the graph's inputs."""
         first: dict[str, Port] = {}
         for region in self.graph.regions:
             for name in region.inputs:
@@ -194,23 +194,23 @@ class Layers:
             n, *rest = shape
             return shape if sum(extent > 1 for extent in rest) > 1 else (n, 1, 1, math.prod(rest))
 
-        found = {region.name: map_of(region.output_shape) for region in self.graph.regions}
+        shapes = {region.name: map_of(region.output_shape) for region in self.graph.regions}
         for region in self.graph.regions:
             for name, shape in zip(region.inputs, region.input_shapes):
                 if name.startswith("%"):
                     n, c, h, w = shape if _given_as_chw(region) else (0, 0, 0, 0)
-                    found.setdefault(name, (n, h, w, c) if n else map_of(shape))
-        return found
+                    shapes.setdefault(name, (n, h, w, c) if n else map_of(shape))
+        return shapes
 
     @functools.cached_property
     def pools(self) -> dict[str, Pool]:
         """By region without a choice, what it pools; its time depends on its layout."""
-        found = {}
+        pools = {}
         for region in self.graph.regions:
             window = None if region.name in self.chosen else _window(region)
             if window and len(self.layouts[region.name]) > 1:
-                found[region.name] = Pool(operator=region.operator, window=window)
-        return found
+                pools[region.name] = Pool(operator=region.operator, window=window)
+        return pools
 
     @property
     def pooled(self) -> list[tuple[Pool, str]]:
@@ -219,16 +219,16 @@ class Layers:
 
     @functools.cached_property
     def layouts(self) -> dict[str, tuple[str, ...]]:
-        """Those that regions may give, by their names."""
-        found = {}
+        """By region, the layouts that its result may have."""
+        layouts = {}
         for region in self.graph.regions:
             if region.name in self.chosen:
                 made = {p.layout for p in applicable(region.geometry, self.target)}
                 fitting = (layout for layout in LAYOUTS if layout in made and _fits(region, layout))
-                found[region.name] = tuple(fitting)
+                layouts[region.name] = tuple(fitting)
             else:
-                found[region.name] = _layouts(region, self.target)
-        return found
+                layouts[region.name] = _layouts(region, self.target)
+        return layouts
 
     @functools.cached_property
     def moves(self) -> dict[tuple[str, str, str], Move]:
@@ -238,7 +238,7 @@ class Layers:
     def _moves(self, layouts: Allowed) -> dict[tuple[str, str, str], Move]:
         readers = [(layouts[region.name], region.inputs) for region in self.graph.regions]
         readers += [((RETURNED.layout,), (name,)) for name in self.graph.outputs]
-        found = {}
+        moves = {}
         for wanted, names in readers:
             for tensor in names:
                 known = self.inputs.get(tensor)
@@ -246,26 +246,26 @@ class Layers:
                     for taken in wanted:
                         move = (self.shapes[tensor], given, taken)
                         if not is_free(move):
-                            found[tensor, given, taken] = move
-        return found
+                            moves[tensor, given, taken] = move
+        return moves
 
     def timed(self, profile: Profile) -> Allowed:
         """`layouts` without those of layers without a choice of which `profile` lacks a time.
 
         A profile that was stored for less knows fewer transforms, and maybe no pools.
         """
-        found = dict(self.layouts)
+        layouts = dict(self.layouts)
         for name, pool in self.pools.items():
-            known = [layout for layout in found[name] if (pool, layout) in profile.pools_ns]
-            found[name] = tuple(known) if "HWC" in known else ("HWC",)
+            known = [layout for layout in layouts[name] if (pool, layout) in profile.pools_ns]
+            layouts[name] = tuple(known) if "HWC" in known else ("HWC",)
         for region in self.graph.regions:
-            for layout in found[region.name]:
+            for layout in layouts[region.name]:
                 if region.name not in self.chosen and layout != "HWC":
-                    without = tuple(each for each in found[region.name] if each != layout)
-                    edges = self._of(region.name, layout, found)
+                    without = tuple(each for each in layouts[region.name] if each != layout)
+                    edges = self._of(region.name, layout, layouts)
                     if any(move not in profile.moves_ns for move in edges):
-                        found[region.name] = without
-        return found
+                        layouts[region.name] = without
+        return layouts
 
     def _of(self, name: str, layout: str, layouts: Allowed) -> list[Move]:
         """Transforms that a region may need because it works in `layout`."""
@@ -305,7 +305,7 @@ class Layers:
             edges[key] = EdgeCost(task=task)
         return CostTable(
             candidates=candidates,
-            costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
+            costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
             refused={},
             settle={},
             absorb={},
@@ -322,14 +322,14 @@ class Layers:
             times = {layout: profile.pools_ns.get((pool, layout), 0.0) for layout in layouts}
             least_ns = min(times.values())
             return tuple(_candidate(region, each, time_ns=ns - least_ns) for each, ns in times.items())
-        layer, found = region.geometry, []
+        layer, candidates = region.geometry, []
         for primitive in applicable(layer, self.target):
             key, known = (primitive.name, layer), Known.MEASURED
             if key not in profile.times_ns or profile.device.cpu == ANALYTIC:
                 known = Known.ANALYTIC
             ns = profile.times_ns.get(key, profile.predicted_ns.get(key))
             if ns is not None and _fits(region, primitive.layout):
-                found.append(_candidate(region, primitive.layout, primitive.name, ns, known))
-        if not found:
+                candidates.append(_candidate(region, primitive.layout, primitive.name, ns, known))
+        if not candidates:
             raise ProfileError(f"the profile has no time of any primitive for layer '{region.name}', {layer}")
-        return tuple(found)
+        return tuple(candidates)

@@ -31,7 +31,7 @@ keep_registers.register()
 SCHEME = "rpc:"
 CUDA = "cuda"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
-ANSWER_SECONDS = 10.0  # a machine that measures for somebody else does not answer before it has done that
+ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only afterwards
 LIBRARY = "primitives"
 
 
@@ -69,16 +69,16 @@ class Machine:
 
     @property
     def cpu(self) -> tvm.runtime.Device:
-        """Where tensors lie."""
+        """The device that holds the tensors."""
         return tvm.cpu()
 
     @property
     def schedule(self) -> tvm.transform.Pass:
-        """What gives kernels their loops."""
+        """The schedule rules for kernels."""
         return ScheduleCpu()
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
-        """Kernels that `schedule` gave their loops, ready to be called by their names.
+        """Compile scheduled kernels; the module calls them by their names.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Machine:
         return kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
     def require(self) -> None:
-        """Raise `ProfilerError` unless it still answers."""
+        """Raise `ProfilerError` unless the machine still answers."""
 
 
 class Card(Machine):
@@ -190,9 +190,9 @@ class Remote(Machine):
         return self._session.load_module(path.name)
 
     def _c_compiler(self) -> str:
-        """What builds C for it, before the name of its device; raises `ProfilerError` if nothing does."""
+        """Prefix of the device's name that names the C compiler; raises `ProfilerError` if there is none."""
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
-        self._compiler = builds.found_for(triple, cpu)
+        self._compiler = builds.compiler_for(triple, cpu)
         try:
             self._built_c("int pimflow_probe(void) { return 0; }\n")
         except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say
@@ -236,7 +236,7 @@ class Remote(Machine):
         return self._session.get_function(function)()
 
     def _own_target(self) -> tvm.target.Target:
-        """By what the machine's own LLVM says, if it has one."""
+        """The target as the machine's own LLVM describes it, if it has one."""
         names = ("target.llvm_get_system_triple", "target.llvm_get_system_cpu")
         try:
             triple, cpu = (str(self._asked(name)) for name in names)
@@ -266,7 +266,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Of ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
+        """Read ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
         place, slash, key = text.removeprefix(SCHEME).partition("/")
         host, _, port = place.rpartition(":")
         right = text.startswith(SCHEME) and host and port.isascii() and port.isdigit()
@@ -280,7 +280,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """What its profile says it was measured on: the key, which a tracker may give another port."""
+        """The device name in its profile: the key, since a tracker may give the machine another port."""
         return f"remote {self.key or f'{self.host}:{self.port}'}"
 
 
@@ -295,17 +295,17 @@ def machine(device: str | None, target: str = "") -> Iterator[Machine]:
     if device == CUDA:
         yield Card()
     elif is_remote(device):
-        there = Remote(Address.parse(device), target)
+        remote = Remote(Address.parse(device), target)
         try:
-            yield there
+            yield remote
         finally:
-            there.close()
+            remote.close()
     else:
         yield Machine(cpu_target(target) if target else None)
 
 
 def thread_count() -> int:
-    """That TVM's runtime uses here."""
+    """Number of threads that TVM's runtime uses on this machine."""
     return int(tvm.get_global_func("runtime.NumThreads")())
 
 
@@ -319,7 +319,7 @@ def _model_name() -> str:
 
 
 def _described(target: tvm.target.Target) -> str:
-    """What tells a target from others."""
+    """A target's kind and attributes as text, to tell it from others."""
     parts = [target.attrs.get(name) for name in ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")]
     texts = [part if isinstance(part, str) else ",".join(map(str, part)) for part in parts if part]
     return " ".join(texts) or target.kind.name
@@ -353,7 +353,7 @@ def _session(address: Address) -> rpc.RPCSession:
 
 
 def _is_tracker(address: Address) -> bool:
-    """Whether a tracker answers there: a server closes the connection of who greets it as a tracker."""
+    """Whether the address is a tracker's. A server closes the connection if it gets a tracker's greeting."""
     silent = f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
     try:
         with socket.create_connection((address.host, address.port), ANSWER_SECONDS) as connection:
@@ -369,16 +369,16 @@ def _is_tracker(address: Address) -> bool:
 
 
 def _require_free(address: Address, summary: dict) -> None:
-    """Raise unless the tracker has a machine of that name that nobody uses: a request would wait for one."""
-    there = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
-    if not there:
+    """Raise unless the tracker has a free machine of that name: a request would wait for one."""
+    keys = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
+    if not keys:
         raise ProfilerError(f"{address.text}: the tracker has no machines")
     if not address.key:
         raise UsageError(
-            f"{address.text} is a tracker: name one of its machines, such as {address.text}/{min(there)}"
+            f"{address.text} is a tracker: name one of its machines, such as {address.text}/{min(keys)}"
         )
     queues = {name: queue["free"] for name, queue in summary["queue_info"].items()}
-    if address.key not in there:
-        raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, there)
+    if address.key not in keys:
+        raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, keys)
     if not queues.get(address.key):
         raise ProfilerError(f"{address.text}: every machine of that name is in use; try again later")

@@ -16,13 +16,14 @@ from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.profile import Device, Move, Pool, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import tensor_shape
-from pimflow.primitives.kernels import kernel
+from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
     "core.fused_tile",
-    *("primitives.families", "primitives.filters", "primitives.layer", "primitives.primitive"),
+    *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
+    "primitives.primitive",
     "primitives.kernels",
     *(
         "relay_passes.schedules.fused_chain",
@@ -54,13 +55,13 @@ Progress = Callable[[float], None]
 
 
 def code_digest(*, in_c: bool = False) -> str:
-    """Of what decides how fast a primitive of given parameters is on a device."""
+    """Digest of the code that decides how fast a primitive of given parameters is on a device."""
     parts = (*MEASURED, *IN_C) if in_c else MEASURED
     return f"{sources_digest(parts)[:16]} {COLD} {compiler()}"
 
 
 def compiler() -> str:
-    """What makes machine code of kernels."""
+    """Name and version of the compiler that makes machine code of kernels."""
     llvm = tvm.get_global_func("target.llvm_version_major")()
     return f"TVM {tvm.__version__}, LLVM {llvm}"
 
@@ -99,10 +100,10 @@ def measure(
     times_kept = Measurements(cache, code, device)
     layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
     every = {layer: promising(layer, device.target) for layer in layers}
-    asked = [(p.name, layer) for layer, found in every.items() for p in found]
+    asked = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns]
     known = times_kept.get([*asked, *small])
     times = {key: known[key] for key in asked if key in known}
-    wanted = [(p.name, layer) for layer, found in every.items() for p in found[:most]]
+    wanted = [(p.name, layer) for layer, times_ns in every.items() for p in times_ns[:most]]
     missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
     untimed = [key for key in small if key not in known]
     total = len(missing) + len(untimed)
@@ -119,12 +120,12 @@ def measure(
     for begin in range(0, len(untimed), MOVES_AT_ONCE):
         part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
-            found = dict(zip(part, _small_ns(part, machine)))
+            times_ns = dict(zip(part, _small_ns(part, machine)))
         except Exception:  # whatever a broken connection raises
             machine.require()
             raise
-        known |= found
-        times_kept.put(found)
+        known |= times_ns
+        times_kept.put(times_ns)
         progress((len(missing) + begin + len(part)) / total)
     timed = {key: known[key] for key in small}
     return Profile(
@@ -138,14 +139,14 @@ def measure(
 
 
 class Measurements:
-    """What was measured on a device, in a cache: by what decides it, and by no other code.
+    """A cache of measurements on a device. The key holds all that decides a time, the code's digest included.
 
     Parameters
     ----------
     cache : ResultCache or None
         None keeps nothing.
     code : str
-        Of what decides times besides their keys and the device.
+        Digest of what decides times besides their keys and the device.
     device : Device
     """
 
@@ -155,15 +156,15 @@ class Measurements:
     def get(self, keys: Iterable) -> dict:
         """Times by those keys that have one; what is no time was not kept by this."""
         by_cause = {self._cause(key): key for key in keys}
-        found = self.cache.get(by_cause, self.code) if self.cache else {}
-        return {by_cause[cause]: ns for cause, ns in found.items() if is_duration(ns)}
+        kept = self.cache.get(by_cause, self.code) if self.cache else {}
+        return {by_cause[cause]: ns for cause, ns in kept.items() if is_duration(ns)}
 
     def put(self, times_ns: dict) -> None:
         if self.cache:
             self.cache.put({self._cause(key): ns for key, ns in times_ns.items()}, self.code)
 
     def _cause(self, key: object) -> tuple:
-        """A primitive's parameters stand for its name."""
+        """The key with the primitive's parameters in place of its name."""
         if isinstance(key, tuple) and key[0] in PRIMITIVES:
             key = (replace(PRIMITIVES[key[0]], name=""), *key[1:])
         return ("cpu", self.device, key)
@@ -183,11 +184,11 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
 
 
 def _small_ns(keys: Sequence[Move | tuple[Pool, str]], machine: Machine) -> list[float]:
-    """Of transforms, which come first, and of pools."""
+    """Times of `keys`: layout transforms, which come first, and pools."""
     moves = [key for key in keys if not isinstance(key[0], Pool)]
     pools = keys[len(moves) :]
-    found = moves_ns(moves, machine) if moves else []
-    return [*found, *(pools_ns(pools, machine) if pools else [])]
+    transforms_ns = moves_ns(moves, machine) if moves else []
+    return [*transforms_ns, *(pools_ns(pools, machine) if pools else [])]
 
 
 def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:
@@ -256,7 +257,7 @@ def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
 
 
 def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
-    """Compiled for `machine`, by the schedules and passes that a network's kernels take."""
+    """Kernels compiled for `machine` by the schedules and passes of a network's kernels."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
         scheduled = machine.schedule(tvm.IRModule(named))
@@ -266,11 +267,11 @@ def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime
 def _median_ns(
     built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]], device: tvm.runtime.Device
 ) -> float:
-    given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
+    tensors = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
 
     def median_ns(repeat: int) -> float:
         flush = COLD if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
         timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=flush)
-        return float(timed(*given).median * 1e9)
+        return float(timed(*tensors).median * 1e9)
 
     return median_ns(int(np.clip(ENOUGH_NS // max(median_ns(1), 1.0), *CALLS)))

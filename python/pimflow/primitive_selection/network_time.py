@@ -1,4 +1,4 @@
-"""A network's kernels for the CPU one by one: how long each takes alone, and so how long all of them."""
+"""Time of a network on the CPU, as the sum of its kernels, each measured alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def network_time(
     known_ns: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> NetworkTime | None:
-    """The sum of its kernels, each measured alone.
+    """Time of a network: the sum of its kernels, each measured alone.
 
     Parameters
     ----------
@@ -60,15 +60,15 @@ def _measured(
 ) -> dict[str, float]:
     code = f"{COLD} {compiler()} {sources_digest(BUILT_BY)}"
     kept = Measurements(cache, code, Machine().device)
-    found = kept.get(calls)
-    missing = [key for key in calls if key not in found]
+    times_ns = kept.get(calls)
+    missing = [key for key in calls if key not in times_ns]
     for begin in range(0, len(missing), KERNELS_AT_ONCE):
         keys = missing[begin : begin + KERNELS_AT_ONCE]
         new = dict(zip(keys, _times_ns([calls[key] for key in keys]), strict=True))
         kept.put(new)
-        found |= new
-        progress(len(found) / len(calls))
-    return found
+        times_ns |= new
+        progress(len(times_ns) / len(calls))
+    return times_ns
 
 
 def _times_ns(calls: Sequence[KernelCall]) -> list[float]:
@@ -99,16 +99,16 @@ class KernelTimer:
         tvm.register_global_func(PREPARE, prepare, override=True)
         self._timed = []
         for n, call in enumerate(calls):
-            given = arguments(call.function, tvm.cpu())
+            tensors = arguments(call.function, tvm.cpu())
             evaluate = built.time_evaluator(f"kernel{n}", tvm.cpu(), number=1, repeat=1, f_preproc=PREPARE)
-            self._timed.append((evaluate, given, [given[i] for i in call.cold]))
+            self._timed.append((evaluate, tensors, [tensors[i] for i in call.cold]))
 
     def round_ns(self) -> list[float]:
         """A time of every kernel, one after the other: so a disturbance meets many, but none often."""
         times = []
-        for evaluate, given, cold in self._timed:
+        for evaluate, tensors, cold in self._timed:
             self._cold[:] = cold
-            times.append(float(evaluate(*given).mean) * 1e9)
+            times.append(float(evaluate(*tensors).mean) * 1e9)
         return times
 
 

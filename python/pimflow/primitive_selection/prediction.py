@@ -16,8 +16,7 @@ from pimflow.errors import ProfileError
 from pimflow.primitive_selection.profile import Profile, applicable, bound_ns, macs
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
-from pimflow.primitives.layer import input_bytes
-from pimflow.primitives.primitive import LAYOUTS
+from pimflow.primitives.layer import LAYOUTS, input_bytes
 
 Key = tuple[str, ConvGeometry]
 LEAST = 30  # measured times below which trees would only repeat them
@@ -60,7 +59,7 @@ def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, 
     ProfileError
         If it has fewer than `LEAST` to learn from.
     """
-    import xgboost  # a second to import: only who predicts waits for it
+    import xgboost  # takes a second, so it is imported only to predict
 
     known = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
     if len(known) < LEAST:
@@ -75,8 +74,8 @@ def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, 
     factors = [math.log(max(ns, 1.0) / _bound(key)) for key, ns in known.items()]
     data = xgboost.DMatrix(np.array([features(*key) for key in known]), label=np.array(factors))
     trees = xgboost.train(PARAMETERS, data, num_boost_round=TREES)
-    found = trees.predict(xgboost.DMatrix(np.array([features(*key) for key in asked])))
-    return {key: _bound(key) * math.exp(float(factor)) for key, factor in zip(asked, found)}
+    predicted = trees.predict(xgboost.DMatrix(np.array([features(*key) for key in asked])))
+    return {key: _bound(key) * math.exp(float(factor)) for key, factor in zip(asked, predicted)}
 
 
 def _bound(key: Key) -> float:

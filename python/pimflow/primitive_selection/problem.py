@@ -1,7 +1,8 @@
-"""Which candidate of each layer, so that time, memory or workspace is least within budgets: data and sums.
+"""The selection problem: a candidate for each layer, with least time, memory or workspace within budgets.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses; `Problem.evaluate`
-adds up what was chosen, and shares no count with it: it asks `core.liveness` what is live when.
+Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses;
+`SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks `core.liveness` what
+is live when.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def aligned(size_bytes: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """What a selection may take at most.
+    """Upper bounds of a selection.
 
     Attributes
     ----------
@@ -41,13 +42,13 @@ class Budgets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """A region, or at the end a tensor that is handed out.
+class SelectionStep:
+    """A region in the order of execution, or at the end a tensor that the network returns.
 
     Attributes
     ----------
     name : str
-        Of the region; of what hands out a tensor, its name and ``>``.
+        The region's name. The step that returns a tensor is called by that tensor's name and ``>``.
     reads : tuple of str
         Tensors, each once.
     candidates : tuple of Candidate
@@ -74,12 +75,12 @@ class Transform:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What a choice amounts to.
+    """Time, memory and workspace of a choice.
 
     Attributes
     ----------
     time_ns : float
-        Of candidates and transforms, one after the other.
+        Time of all candidates and transforms, one after the other.
     memory_bytes : int
         In the problem's memory model.
     workspace_bytes : int
@@ -107,7 +108,7 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class SelectionProblem:
     """Layers, their candidates, and how memory is counted.
 
     Attributes
@@ -126,9 +127,9 @@ class Problem:
     memory_model: str = "liveness"
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[SelectionStep, ...]:
         regions = [
-            Step(
+            SelectionStep(
                 name=region.name,
                 reads=tuple(dict.fromkeys(region.inputs)),
                 candidates=self.table.candidates[region.name],
@@ -145,7 +146,7 @@ class Problem:
 
     @functools.cached_property
     def lifetimes(self) -> dict[str, Lifetime]:
-        """Of all tensors, over the `steps`."""
+        """Lifetimes of all tensors over the `steps`."""
         reads = [(s.reads, (s.name,) if s.name in self.table.candidates else ()) for s in self.steps]
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
         live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
@@ -153,7 +154,7 @@ class Problem:
 
     @functools.cached_property
     def weight_bytes(self) -> int:
-        """Of constants that no candidate transforms: biases, and weights of layers without a choice."""
+        """Bytes of constants that no candidate transforms: biases, and weights of layers without a choice."""
         chosen = {step.name for step in self.steps if step.chosen}
         total = 0
         for r in self.graph.regions:
@@ -162,7 +163,7 @@ class Problem:
         return total
 
     def layouts(self, tensor: str) -> tuple[str, ...]:
-        """Those that `tensor` may be made in."""
+        """The layouts that `tensor` may be produced in."""
         if tensor in self.table.inputs or tensor not in self.table.candidates:
             return (self.table.inputs.get(tensor, RETURNED).layout,)
         return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
@@ -171,10 +172,10 @@ class Problem:
         return sum(task.duration_ns for task in candidate.tasks)
 
     def copy_bytes(self, tensor: str, edge: EdgeCost) -> int:
-        """Of what a transform writes; nothing if there is none."""
+        """Bytes that a layout transform writes; 0 if there is none."""
         return self.tensor_bytes[tensor] if edge.task else 0
 
-    def footprint_bytes(self, step: Step, candidate: Candidate) -> int:
+    def footprint_bytes(self, step: SelectionStep, candidate: Candidate) -> int:
         """Figure 4's buffers of one layer: what it reads and writes, its filters, its workspace."""
         if not step.chosen:
             return 0
@@ -182,22 +183,22 @@ class Problem:
         return tensors + aligned(candidate.filter_bytes) + aligned(candidate.workspace_bytes)
 
     def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
-        found = []
+        transforms = []
         for step in self.steps:
             taken = choice[step.name].input.layout if step.name in choice else RETURNED.layout
             for tensor in step.reads:
                 given = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
                 edge = self.table.transform(tensor, given, taken)
                 if given != taken and edge.task:
-                    found.append(
+                    transforms.append(
                         Transform(
                             tensor=tensor, reader=step.name, given=given, taken=taken, time_ns=edge.latency_ns
                         )
                     )
-        return tuple(found)
+        return tuple(transforms)
 
     def evaluate(self, choice: Mapping[str, Candidate]) -> Sums:
-        """What `choice`, by region, amounts to."""
+        """Time, memory and workspace of `choice`, by region."""
         transforms = self.transforms(choice)
         times = {name: self.time_ns(candidate) for name, candidate in choice.items()}
         footprints = {s.name: self.footprint_bytes(s, choice[s.name]) for s in self.steps if s.name in choice}
@@ -246,20 +247,21 @@ class Problem:
         return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
 
     def others(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
-        """Of `choice`, layers of which no primitive is chosen, but a layout."""
+        """The part of `choice` for layers of which only the layout is chosen, no primitive."""
         return {
             step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
         }
 
-    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> Problem:
+    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> SelectionProblem:
         """The same with those candidates of each region alone that are `wanted`."""
         kept = {
-            name: tuple(c for c in found if wanted(name, c)) for name, found in self.table.candidates.items()
+            name: tuple(c for c in candidates if wanted(name, c))
+            for name, candidates in self.table.candidates.items()
         }
         return replace(self, table=replace(self.table, candidates=kept))
 
 
-def _handing_out(tensor: str) -> Step:
+def _handing_out(tensor: str) -> SelectionStep:
     candidate = Candidate(
         name="returned",
         covers=(),
@@ -269,4 +271,4 @@ def _handing_out(tensor: str) -> Step:
         tasks=(),
         rewrite=Rewrite(mode="CPU", gpu_rows=0),
     )
-    return Step(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)
+    return SelectionStep(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)

@@ -1,4 +1,4 @@
-"""How long convolution primitives and layout transforms take on a machine: figures, and their file."""
+"""Profiles: times of convolution primitives and layout transforms on a machine, and their file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pimflow.primitives.layer import FP32_BYTES, Shape, input_bytes
 
 VERSION = "pimflow-profile/1"
 ROWS = ("layers", "transforms", "pools", "kernels")  # lists of a file
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
 ANALYTIC = "analytic"  # in place of an architecture: times are those of the GPU model
 # Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
@@ -35,7 +34,7 @@ Move = tuple[Shape, str, str]  # of a tensor (batch, height, width, channels), f
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A layer that makes one of the pixels in a window, and that no primitive computes.
+    """A pooling layer, which no primitive computes.
 
     Attributes
     ----------
@@ -51,7 +50,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What a profile was measured on.
+    """The device that a profile was measured on.
 
     Attributes
     ----------
@@ -149,7 +148,7 @@ class NetworkTime:
     kernels : tuple of KernelTime
         In the order of calls.
     measured_ns : float or None
-        Of whole inferences, the median; None if none was run.
+        Median time of whole inferences; None if none was run.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -190,15 +189,15 @@ class Profile:
     times_ns : dict of (str, ConvGeometry) to float
         By primitive and layer; medians of calls.
     moves_ns : dict of Move to float
-        Of layout transforms.
+        Times of layout transforms.
     pools_ns : dict of (Pool, str) to float
         By layout.
     kernels_ns : dict of str to float
-        Of whole kernels of compiled networks, by `KernelTime.key`.
+        Times of kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str
         What could not be built, and why; not in the file.
     predicted_ns : dict of (str, ConvGeometry) to float
-        Of what was not measured, by `primitive_selection.prediction`; not in the file.
+        Times that `primitive_selection.prediction` gave to what was not measured; not in the file.
     """
 
     device: Device
@@ -211,7 +210,7 @@ class Profile:
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """What the file has, in an order that does not depend on how it was measured."""
+        """The contents of the file, in an order that does not depend on how it was measured."""
         layers: dict[ConvGeometry, dict[str, float]] = {}
         for (name, layer), ns in sorted(
             self.times_ns.items(), key=lambda item: repr(item[0][1]) + item[0][0]
@@ -284,14 +283,14 @@ class Profile:
         timed = {"times_ns": known, "moves_ns": moves, "pools_ns": pools, "kernels_ns": kernels}
         return cls(device=device, code=code, **timed)
 
-    def require(self, here: Device | None, named: str | None) -> None:
+    def require(self, device: Device | None, named: str | None) -> None:
         """Refuse a profile of another machine than `here`, or than the one that is `named`.
 
         Raises
         ------
         ProfileError
         """
-        expected = named or (here.name if here else "")
+        expected = named or (device.name if device else "")
         if self.device.name != expected:
             raise ProfileError(
                 f"the profile was measured on '{self.device.name}', not on '{expected}': measure here, or "
@@ -300,7 +299,7 @@ class Profile:
 
 
 def is_duration(ns: object) -> bool:
-    """Whether it can be a time."""
+    """Whether a value can be a time."""
     return isinstance(ns, int | float) and 0 <= ns < math.inf
 
 
@@ -311,7 +310,7 @@ def _duration(ns: float) -> float:
 
 
 def _short(layer: ConvGeometry) -> dict[str, Any]:
-    """Fields that are not what they are by default."""
+    """Fields that differ from their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
     return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
 
@@ -339,7 +338,7 @@ def macs(primitive: Primitive, layer: ConvGeometry) -> float:
 
 
 def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
-    """About how long it takes at least: arithmetic and bytes; workspaces are written and read."""
+    """A rough lower bound of the time, from arithmetic and bytes; workspaces are written and read."""
     rate = SCALAR_MACS_PER_NS
     if primitive.places:
         rate = MACS_PER_NS * min(1.0, primitive.extents(layer).places / FEW_PLACES)
@@ -370,6 +369,6 @@ def is_free(move: Move) -> bool:
 
 
 def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
-    """Of the primitives that compute `layers`, how many have no time."""
+    """How many of the primitives that compute `layers` have no time."""
     wanted = ((p.name, layer) for layer in layers for p in applicable(layer, profile.device.target))
     return sum(key not in profile.times_ns for key in wanted)

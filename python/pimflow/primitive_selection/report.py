@@ -194,16 +194,16 @@ def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
     costs, graph, choices = searched.maker.costs, searched.graph, []
     for name, primitive in searched.primitives().items():
         candidate, region = searched.doing[name], graph.region(name)
-        own = Cost.of(candidate)
+        cost = Cost.of(candidate)
         operator = searched.maker.make(region, "GPU", gpu_channels=searched.plan.gpu_channels)
         choices.append(
             PlannedPrimitive(
                 layer=name,
                 primitive=primitive.name,
                 launches=len(candidate.tasks),
-                time_ns=own.latency_ns,
+                time_ns=cost.latency_ns,
                 operator_ns=Cost.of(operator).latency_ns,
-                known=own.known["gpu"].value,
+                known=cost.known["gpu"].value,
                 workspace_bytes=candidate.workspace_bytes,
                 filter_bytes=candidate.filter_bytes,
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.primitive_selection.integer_program import Selected, solve
-from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, Problem, Sums
+from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, SelectionProblem, Sums
 
 NO_BUDGETS = Budgets()
 Progress = Callable[[float], None]
@@ -17,13 +17,13 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One of a front.
+    """A point of a front of selections.
 
     Attributes
     ----------
     selected : Selected
     budget_bytes : int
-        Of memory, or of workspace, that it keeps to.
+        The budget of memory, or of workspace, that it keeps.
     greedy : Sums or None
         What the paper's greedy selection comes to within that budget; None if it comes to nothing.
     """
@@ -41,7 +41,7 @@ def check_names(objective: str, memory_model: str) -> None:
         raise UnknownNameError("memory model", memory_model, MEMORY_MODELS)
 
 
-def minimise(problem: Problem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
+def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
     """The selection of least `objective` within `budgets`; of equally small ones the fastest.
 
     ``time`` is the paper's equation 13, ``memory`` 14, ``workspace`` 15.
@@ -57,24 +57,24 @@ def minimise(problem: Problem, objective: str = "time", budgets: Budgets = NO_BU
         raise UsageError(f"'{problem.graph.name}' has no convolution to choose a primitive for")
     if objective == "workspace":
         return _least_workspace(problem, budgets)
-    found = solve(problem, objective, budgets)
-    if found is None:
+    selected = solve(problem, objective, budgets)
+    if selected is None:
         raise _infeasible(problem, budgets)
     if objective == "time":
-        return found
-    tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, found.sums.memory_bytes))
-    return replace(solve(problem, "time", tighter) or found, gap=found.gap)
+        return selected
+    tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, selected.sums.memory_bytes))
+    return replace(solve(problem, "time", tighter) or selected, gap=selected.gap)
 
 
-def fastest(problem: Problem, budgets: Budgets = NO_BUDGETS) -> Selected:
-    """Of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
-    found = solve(problem, "time", budgets)
-    if found is None:
+def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
+    """The selection of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
+    selected = solve(problem, "time", budgets)
+    if selected is None:
         raise _infeasible(problem, budgets)
-    return found
+    return selected
 
 
-def _least_workspace(problem: Problem, budgets: Budgets) -> Selected:
+def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
     """Equation 15, as the smallest of all footprints under which equation 13 has a solution.
 
     The first stage is the fastest selection, whose workspace is enough; the second looks for the smallest
@@ -86,16 +86,16 @@ def _least_workspace(problem: Problem, budgets: Budgets) -> Selected:
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        found = solve(problem, "time", replace(budgets, workspace_bytes=sizes[middle]))
-        if found is None:
+        selected = solve(problem, "time", replace(budgets, workspace_bytes=sizes[middle]))
+        if selected is None:
             low = middle + 1
         else:
-            best, high = found, middle
+            best, high = selected, middle
     return best
 
 
-def _infeasible(problem: Problem, budgets: Budgets) -> InfeasibleError:
-    """Why nothing keeps to `budgets`: the first of them that cannot be kept, beside those before it."""
+def _infeasible(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
+    """The error if nothing keeps to `budgets`. It names the first that cannot be kept with those before."""
     name = problem.graph.name
     kept = NO_BUDGETS
     if budgets.memory_bytes < math.inf:
@@ -120,7 +120,7 @@ def _infeasible(problem: Problem, budgets: Budgets) -> InfeasibleError:
 
 
 def front(
-    problem: Problem,
+    problem: SelectionProblem,
     points: int,
     over: str = "memory",
     budgets: Budgets = NO_BUDGETS,
@@ -151,19 +151,19 @@ def front(
         raise UsageError(f"a front has at least 2 points, not {points}")
     small, quick = minimise(problem, over, budgets), minimise(problem, "time", budgets)
     low, high = _taken(small.sums, over), _taken(quick.sums, over)
-    found: list[Point] = []
+    tried: list[Point] = []
     for number in range(points):
         budget_bytes = low + (high - low) * number // (points - 1)
         ends = {0: small, points - 1: quick}
         selected = ends.get(number) or fastest(problem, _limited(budgets, over, budget_bytes))
         greedily = greedy(problem, _limited(NO_BUDGETS, over, budget_bytes))
-        found.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
+        tried.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
         progress((number + 1) / points)
-    return tuple(p for n, p in enumerate(found) if not any(_as_fast(o, p) for o in found[:n]))
+    return tuple(p for n, p in enumerate(tried) if not any(_as_fast(o, p) for o in tried[:n]))
 
 
 def _as_fast(smaller: Point, larger: Point) -> bool:
-    """Whether more room was of no use, up to rounding."""
+    """Whether a larger budget made the selection no faster, up to rounding."""
     return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
 
 
@@ -175,7 +175,7 @@ def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
     return replace(budgets, **{f"{over}_bytes": budget_bytes})
 
 
-def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
+def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
     """The paper's greedy selection (5.3.2) over the same candidates; None if it ends outside the budgets.
 
     From the fastest selection, the layer with the largest footprint takes the fastest of its candidates
@@ -198,18 +198,18 @@ def greedy(problem: Problem, budgets: Budgets) -> Sums | None:
         sums = problem.evaluate(choice)
     names = {step.name for step in layers}
     relaxed = problem.restricted(lambda name, c: name not in names or c is choice[name])
-    found = solve(relaxed, "time", space)
-    sums = found.sums if found else sums
+    selected = solve(relaxed, "time", space)
+    sums = selected.sums if selected else sums
     return sums if sums.within(budgets) else None
 
 
-def everywhere(problem: Problem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
+def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
     """One kind of primitive in every layer: the first of `wanted` that a layer has, else whatever it has.
 
-    Of several of the kind the fastest counts.
+    If a layer has several of the kind, the fastest is taken.
     """
     picked = {}
     for step in problem.steps:
-        found = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
-        picked[step.name] = found if step.chosen else lambda _: True
+        kind = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
+        picked[step.name] = kind if step.chosen else lambda _: True
     return fastest(problem.restricted(lambda name, c: picked[name](c))).sums

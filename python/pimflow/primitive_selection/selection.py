@@ -14,7 +14,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.integer_program import RELATIVE_GAP, Selected
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.options import SelectionOptions
-from pimflow.primitive_selection.problem import Budgets, Problem, Sums
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     NetworkTime,
@@ -55,26 +55,26 @@ class Selection:
 
     Attributes
     ----------
-    problem : Problem
+    problem : SelectionProblem
     objective : str
     budgets : Budgets
     profile : Profile
     selected : Selected
     greedy : Sums or None
-        Of the paper's greedy selection within the budgets and, where not time is minimised, in no more memory
-        or workspace than `selected` takes; None if it finds none.
+        The paper's greedy selection within the budgets. Where time is not minimised, it may take no more
+        memory or workspace than `selected`. None if it finds none.
     baselines : dict of str to Sums
         ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
         family in every layer that it applies to, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if none was asked for.
     solve_seconds : float
-        Of the integer programs of `selected` alone.
+        Time to solve the integer programs of `selected` alone.
     network : NetworkTime or None
-        Of all kernels that the network is compiled to; None where they were not measured.
+        Times of all kernels that the network is compiled to; None where they were not measured.
     """
 
-    problem: Problem
+    problem: SelectionProblem
     objective: str
     budgets: Budgets
     profile: Profile
@@ -87,7 +87,7 @@ class Selection:
 
     @property
     def choices(self) -> dict[str, Primitive]:
-        """By layer, what computes it."""
+        """By layer, the primitive that computes it."""
         chosen = self.selected.choice
         return {
             step.name: PRIMITIVES[chosen[step.name].rewrite.primitive]
@@ -97,18 +97,18 @@ class Selection:
 
     @property
     def layouts(self) -> dict[str, str]:
-        """In which layouts all other layers work."""
+        """By layer without a primitive, the layout that it works in."""
         others = self.problem.others(self.selected.choice)
         return {name: candidate.input.layout for name, candidate in others.items()}
 
 
-def with_network(found: Selection, network: NetworkTime | None) -> Selection:
-    """`found` and its profile with the times of a network's kernels."""
+def with_network(selection: Selection, network: NetworkTime | None) -> Selection:
+    """`selection` and its profile with the times of a network's kernels."""
     if network is None:
-        return found
+        return selection
     kernels_ns = {kernel.key: kernel.time_ns for kernel in network.kernels}
-    profile = replace(found.profile, kernels_ns=found.profile.kernels_ns | kernels_ns)
-    return replace(found, network=network, profile=profile)
+    profile = replace(selection.profile, kernels_ns=selection.profile.kernels_ns | kernels_ns)
+    return replace(selection, network=network, profile=profile)
 
 
 def select_for(
@@ -157,8 +157,8 @@ def select_for(
     )
     with source.times(layers, progress) as times:
         while True:
-            table = layers.table(times.found)
-            problem = Problem(graph=layers.graph, table=table, memory_model=options.memory_model)
+            table = layers.table(times.profile)
+            problem = SelectionProblem(graph=layers.graph, table=table, memory_model=options.memory_model)
             begin = time.perf_counter()
             selected = minimise(problem, minimize, budgets)
             solve_seconds = time.perf_counter() - begin
@@ -169,7 +169,7 @@ def select_for(
         problem=problem,
         objective=minimize,
         budgets=budgets,
-        profile=times.found,
+        profile=times.profile,
         selected=selected,
         greedy=greedy(problem, _no_larger(minimize, selected.sums, budgets)),
         baselines=baselines(problem),
@@ -186,8 +186,8 @@ def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
     return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
 
 
-def baselines(problem: Problem) -> dict[str, Sums]:
-    """What the paper compares with, by name."""
+def baselines(problem: SelectionProblem) -> dict[str, Sums]:
+    """By name, the selections that the paper compares with."""
 
     def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
         def wanted(candidate: Candidate) -> bool:
@@ -196,25 +196,25 @@ def baselines(problem: Problem) -> dict[str, Sums]:
 
         return wanted
 
-    found = {"pbqp": fastest(problem).sums}
+    by_name = {"pbqp": fastest(problem).sums}
     for name, family in EVERYWHERE.items():
         kinds = [of(family, LAYOUT_OF.get(name)), *map(of, ("direct", "depthwise", "loops", "operator"))]
-        found[name] = everywhere(problem, kinds)
-    return found
+        by_name[name] = everywhere(problem, kinds)
+    return by_name
 
 
-def summary(found: Selection) -> SelectionReport:
+def summary(selection: Selection) -> SelectionReport:
     """What ``pimflow select --json`` prints."""
-    problem, sums, choice = found.problem, found.selected.sums, found.selected.choice
+    problem, sums, choice = selection.problem, selection.selected.sums, selection.selected.choice
     others = problem.others(choice)
     known = {
         False: "measured",
-        True: ANALYTIC if found.profile.device.cpu == ANALYTIC else "predicted",
+        True: ANALYTIC if selection.profile.device.cpu == ANALYTIC else "predicted",
     }
     return SelectionReport(
         network=problem.graph.name,
-        status="optimal" if found.selected.gap <= 10 * RELATIVE_GAP else "time limit",
-        minimize=found.objective,
+        status="optimal" if selection.selected.gap <= 10 * RELATIVE_GAP else "time limit",
+        minimize=selection.objective,
         memory_model=problem.memory_model,
         **vars(_figures(sums)),
         choices=tuple(
@@ -236,30 +236,30 @@ def summary(found: Selection) -> SelectionReport:
             for name, each in others.items()
         ),
         transforms=tuple(sums.transforms),
-        greedy_time_ns=found.greedy and found.greedy.time_ns,
-        baselines={name: _figures(each) for name, each in found.baselines.items()},
-        solve_seconds=found.solve_seconds,
-        gap=found.selected.gap,
-        device=found.profile.device.name,
-        measured=_times(found),
-        network_time=found.network.summary() if found.network else None,
-        front=tuple(map(_front_point, found.front)) or None,
+        greedy_time_ns=selection.greedy and selection.greedy.time_ns,
+        baselines={name: _figures(each) for name, each in selection.baselines.items()},
+        solve_seconds=selection.solve_seconds,
+        gap=selection.selected.gap,
+        device=selection.profile.device.name,
+        measured=_times(selection),
+        network_time=selection.network.summary() if selection.network else None,
+        front=tuple(map(_front_point, selection.front)) or None,
     )
 
 
-def _times(found: Selection) -> TimesReport:
-    """How many times there are of what `found` chose from."""
-    problem, target = found.problem, found.profile.device.target
+def _times(selection: Selection) -> TimesReport:
+    """How many times there are of what `selection` chose from."""
+    problem, target = selection.problem, selection.profile.device.target
     layers = set(Layers(problem.graph, target).chosen.values())
-    missing = unmeasured(found.profile, layers)
+    missing = unmeasured(selection.profile, layers)
     possible = sum(len(applicable(layer, target)) for layer in layers)
-    others = problem.others(found.selected.choice)
+    others = problem.others(selection.selected.choice)
     every = Layers(problem.graph, target).layouts
     return TimesReport(
         primitives=possible - missing,
         of=possible,
-        predicted=len(found.profile.predicted_ns),
-        failed=len(found.profile.failed),
+        predicted=len(selection.profile.predicted_ns),
+        failed=len(selection.profile.failed),
         layouts_untimed=sum(len(every[name]) - len(problem.layouts(name)) for name in others),
     )
 
@@ -280,9 +280,9 @@ def _front_point(point: Point) -> FrontPoint:
     return FrontPoint(**vars(_figures(point.selected.sums)), greedy_time_ns=greedy_ns)
 
 
-def text(found: Selection) -> str:
+def text(selection: Selection) -> str:
     """The summary for people."""
-    row = summary(found)
+    row = summary(selection)
     width = max(len(each.layer) for each in row.choices)
     wide = max(len(each.primitive) for each in row.choices)
     lines = [f"{'layer':<{width}}  {'primitive':<{wide}}  layout  {'us':>9}  workspace KiB"]
@@ -304,7 +304,7 @@ def text(found: Selection) -> str:
         f"greedy: {_ms(row.greedy_time_ns)}",
         *(f"{name}: {each.text()}" for name, each in row.baselines.items()),
         f"{measured.primitives} times of the model (analytic), fp32, for {row.device}"
-        if found.profile.device.cpu == ANALYTIC
+        if selection.profile.device.cpu == ANALYTIC
         else f"measured {measured.primitives} of {measured.of} times of primitives that apply, "
         f"{measured.predicted} predicted, on {row.device}",
     ]

@@ -64,7 +64,7 @@ class Source:
     @contextlib.contextmanager
     def times(self, layers: Layers, progress: Progress) -> Iterator[Times]:
         """The times of `layers`; more can be measured until the block ends."""
-        # TVM: only who measures, or asks where this is, waits for it.
+        # Imports TVM, so not at the top of the file.
         from pimflow.primitive_selection.machines import is_remote, machine
 
         if self.target not in ("", "c") and not is_remote(self.device):
@@ -80,8 +80,8 @@ class Source:
         if self.profile not in MODES and self.device and not is_remote(self.device):
             yield Times(self, layers, None, progress)
             return
-        with machine(self.device, self.target) as found:
-            yield Times(self, layers, found, progress)
+        with machine(self.device, self.target) as opened:
+            yield Times(self, layers, opened, progress)
 
 
 class Times:
@@ -89,7 +89,7 @@ class Times:
 
     Attributes
     ----------
-    found : Profile
+    profile : Profile
     """
 
     def __init__(self, source: Source, layers: Layers, machine: Machine | None, progress: Progress):
@@ -99,11 +99,11 @@ class Times:
                 f"--profile {source.profile}: times of a GPU are measured, modelled, or of a file"
             )
         if source.on_gpu and machine is None:
-            self.found = self._modelled()
+            self.profile = self._modelled()
             return
-        self.found = self._of_modes(progress) if source.profile in MODES else self._given()
+        self.profile = self._of_modes(progress) if source.profile in MODES else self._given()
         if source.profile in ("predicted", "mixed"):
-            self.found = self._predicted(self.found)
+            self.profile = self._predicted(self.profile)
 
     def _modelled(self) -> Profile:
         from pimflow.primitive_selection import gpu_model_times
@@ -113,9 +113,9 @@ class Times:
         gpu = gpu if isinstance(gpu, GpuSpec) else GpuSpec.load(gpu)
         if source.profile == "measured":
             return gpu_model_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
-        found = source.profile if isinstance(source.profile, Profile) else Profile.read(source.profile)
-        found.require(gpu_model_times.device_of(gpu), None)
-        return found
+        profile = source.profile if isinstance(source.profile, Profile) else Profile.read(source.profile)
+        profile.require(gpu_model_times.device_of(gpu), None)
+        return profile
 
     def _of_modes(self, progress: Progress) -> Profile:
         from pimflow.primitive_selection import measuring
@@ -123,7 +123,7 @@ class Times:
 
         source, layers = self._source, self._layers
         most = 0 if source.profile == "predicted" else source.measure
-        found = measuring.measure(
+        profile = measuring.measure(
             layers.chosen.values(),
             layers.moves.values(),
             most,
@@ -133,20 +133,20 @@ class Times:
             pools=layers.pooled,
         )
         measured_now = is_remote(source.device) or source.on_gpu
-        found.require(self._machine.device, None if measured_now else source.device)
-        return found
+        profile.require(self._machine.device, None if measured_now else source.device)
+        return profile
 
     def _given(self) -> Profile:
         given = self._source.profile
-        found = given if isinstance(given, Profile) else Profile.read(given)
+        profile = given if isinstance(given, Profile) else Profile.read(given)
         machine = self._machine
-        found.require(machine and machine.device, None if machine else self._source.device)
-        return found
+        profile.require(machine and machine.device, None if machine else self._source.device)
+        return profile
 
-    def _predicted(self, found: Profile) -> Profile:
+    def _predicted(self, profile: Profile) -> Profile:
         from pimflow.primitive_selection.prediction import predicted_ns
 
-        return replace(found, predicted_ns=predicted_ns(found, self._layers.chosen.values()))
+        return replace(profile, predicted_ns=predicted_ns(profile, self._layers.chosen.values()))
 
     def refine(self, selected: Selected) -> bool:
         """Measure what was selected by a predicted time, if such is to be; False if there is nothing."""
@@ -156,8 +156,8 @@ class Times:
             from pimflow.primitive_selection import measuring
 
             more = measuring.measure([], [], 0, self._source.cache, named=keys, machine=self._machine)
-            times, failed = self.found.times_ns | more.times_ns, self.found.failed | more.failed
-            self.found = self._predicted(replace(self.found, times_ns=times, failed=failed))
+            times, failed = self.profile.times_ns | more.times_ns, self.profile.failed | more.failed
+            self.profile = self._predicted(replace(self.profile, times_ns=times, failed=failed))
         return bool(keys)
 
     def _guessed(self, selected: Selected) -> list[tuple[str, ConvGeometry]]:
@@ -166,4 +166,4 @@ class Times:
             for name, candidate in selected.choice.items()
             if candidate.rewrite.primitive
         }
-        return sorted((key for key in chosen if key not in self.found.times_ns), key=repr)
+        return sorted((key for key in chosen if key not in self.profile.times_ns), key=repr)

@@ -1,6 +1,8 @@
-"""Every primitive by its name."""
+"""The catalogue: every primitive by its name."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pimflow.errors import UnknownNameError
 from pimflow.primitives.families import FAMILIES
@@ -11,9 +13,9 @@ WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
 
 
 def _tiled(
-    title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: int
+    title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: Any
 ) -> list[Primitive]:
-    """One for each shape of a register tile."""
+    """One primitive for each shape of a register tile; `options` are further fields of `Primitive`."""
     stem = f"{title}-{layout.lower()}"
     return [
         Primitive(
@@ -29,7 +31,7 @@ def _tiled(
 
 
 def _all() -> list[Primitive]:
-    found = [
+    primitives = [
         Primitive(name="direct-hwc-loops", formulas=FAMILIES["loops"]),
         Primitive(name="direct-chw-loops", formulas=FAMILIES["loops"], layout="CHW"),
         *_tiled("direct", "direct", "HWC", ((1, 64), (6, 64), *WIDE)),
@@ -44,23 +46,25 @@ def _all() -> list[Primitive]:
         *_tiled("depthwise", "depthwise", "CHW", ((1, 16), (1, 32))),
     ]
     for layout, title in (("HWC", "kn2col"), ("CHW", "kn2row")):
-        found += _tiled(title, "shifted", layout, SQUARE)
-        found += _tiled(f"{title}-accumulating", "shifted", layout, SQUARE, accumulating=True)
+        primitives += _tiled(title, "shifted", layout, SQUARE)
+        primitives += _tiled(f"{title}-accumulating", "shifted", layout, SQUARE, accumulating=True)
         for tile in (2, 4):
             for directions in (1, 2):
                 name = f"winograd-{directions}d-f{tile}"
-                found += _tiled(name, "winograd", layout, SQUARE, tile=tile, directions=directions)
-        found += _tiled("fft-8", "fft", layout, SQUARE, tile=8, directions=2)
-    return [*found, *_cuda()]
+                primitives += _tiled(name, "winograd", layout, SQUARE, tile=tile, directions=directions)
+        primitives += _tiled("fft-8", "fft", layout, SQUARE, tile=8, directions=2)
+    return [*primitives, *_cuda()]
 
 
 def _cuda() -> list[Primitive]:
-    """Of GPUs, in HWC: canonical layout, in which other kernels pass tensors on."""
+    """Primitives for GPUs, in HWC, which is the layout of all other kernels."""
 
-    def tiled(title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int):
+    def tiled(
+        title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int
+    ) -> list[Primitive]:
         return _tiled(f"{title}-cuda", family, "HWC", shapes, target="cuda", **options)
 
-    found = [
+    primitives = [
         Primitive(name="operator-cuda-hwc", formulas=FAMILIES["operator"], target="cuda"),
         *tiled("direct", "direct"),
         *tiled("im2row", "windows", shared=True),
@@ -69,8 +73,8 @@ def _cuda() -> list[Primitive]:
         *tiled("depthwise", "depthwise", ((8, 32), (16, 64))),
     ]
     for tile in (2, 4):
-        found += tiled(f"winograd-2d-f{tile}", "winograd", tile=tile, directions=2, shared=True)
-    return found
+        primitives += tiled(f"winograd-2d-f{tile}", "winograd", tile=tile, directions=2, shared=True)
+    return primitives
 
 
 PRIMITIVES = {primitive.name: primitive for primitive in _all()}

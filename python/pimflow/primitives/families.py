@@ -24,7 +24,7 @@ def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, i
 
 
 def input_shape(primitive: Primitive, layer: ConvGeometry, height: int = 0, width: int = 0) -> Shape:
-    """Of the input in the primitive's layout, or of one of `height` by `width`."""
+    """Shape of the input in the primitive's layout; `height` and `width` replace the layer's."""
     return tensor_shape(primitive.layout, layer.n, layer.c, height or layer.h, width or layer.w)
 
 
@@ -99,7 +99,7 @@ def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 
 def windows_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
-    """Of the matrix of all windows; on a GPU its rows are of the whole map."""
+    """Shape of the matrix of all windows; on a GPU its rows are of the whole map."""
     pixels = primitive.extents(layer).pixels
     if primitive.target == "cuda":
         return (layer.n, pixels, _window(layer))

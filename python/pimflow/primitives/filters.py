@@ -25,16 +25,16 @@ def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) 
     Returns
     -------
     ndarray
-        Of shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
+        Shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
     """
     last = np.moveaxis(filters, 0, -1)  # I, KH, KW, O
     if primitive.family == "loops":
-        found = filters if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
+        filters_read = filters if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
     elif primitive.family == "depthwise":
-        found = _depthwise(primitive, layer, filters)
+        filters_read = _depthwise(primitive, layer, filters)
     else:
-        found = _DENSE[primitive.family](primitive, layer, last)
-    return np.ascontiguousarray(found, dtype=np.float32)
+        filters_read = _DENSE[primitive.family](primitive, layer, last)
+    return np.ascontiguousarray(filters_read, dtype=np.float32)
 
 
 def _panels(primitive: Primitive, layer: ConvGeometry, last: np.ndarray, outer: int = 0) -> np.ndarray:
@@ -109,20 +109,26 @@ def winograd_matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, 
     # Row of a point: the product of the others' factors, so that the point's value alone is left.
     data = [[*_from_roots([y for y in at if y != x]), Fraction(0)] for x in at]
     data += [_from_roots(list(at))]
-    return tuple(np.array([[float(v) for v in row] for row in matrix]) for matrix in (out, g, data))
+    return _fp64(out), _fp64(g), _fp64(data)
+
+
+def _fp64(matrix: list[list[Fraction]]) -> np.ndarray:
+    return np.array([[float(value) for value in row] for row in matrix])
 
 
 def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:
     """Product of the differences of `x` to the other points."""
-    found = Fraction(1)
+    product = Fraction(1)
     for y in at:
-        found *= x - y if y != x else 1
-    return found
+        product *= x - y if y != x else 1
+    return product
 
 
 def _from_roots(roots: list[Fraction]) -> list[Fraction]:
     """Coefficients, constant first, of the polynomial with these roots."""
-    found = [Fraction(1)]
+    coefficients = [Fraction(1)]
     for root in roots:
-        found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)])]
-    return found
+        coefficients = [
+            low - root * high for low, high in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)])
+        ]
+    return coefficients

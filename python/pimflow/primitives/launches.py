@@ -1,4 +1,4 @@
-"""What a GPU's primitives launch, as kernels that a model of the GPU takes."""
+"""Kernel launches of primitives on a GPU, in the form that GPU models take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pimflow.primitives.primitive import Primitive
 def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     """The launches of `primitive`, in order, in fp32.
 
-    Of those whose operands come through shared memory, and of the operator itself. Tiles that are not full
-    count as full.
+    Known for primitives whose operands come through shared memory, and for the operator itself. Tiles that
+    are not full count as full.
     """
     if primitive.family == "operator":
         return [convolution_kernel(layer, "fp32")]
@@ -26,7 +26,8 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
 
 
 def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
-    """Those that do a whole region: the last reads what its epilogue reads too, and stores its result."""
+    """The launches for a whole region. The last one also reads the epilogue's operands."""
+    assert region.geometry is not None, region.name  # `problem` refuses regions without one
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements
@@ -44,7 +45,7 @@ def problem(primitive: Primitive, region: Region) -> str:
         return "it is the operator, which a GPU computes where no primitive is named"
     if not primitive.shared:
         return "nothing says how long it takes"
-    if not has_choice(region) or not primitive.applies(region.geometry):
+    if region.geometry is None or not has_choice(region) or not primitive.applies(region.geometry):
         return "it does not apply to the layer"
     if region.kept_elements or {*GATHERS}.intersection(region.prologue):
         return "the kernel of the region also joins, or stores, what others read"
@@ -63,7 +64,7 @@ def computes(name: str, region: Region) -> bool:
 
 
 def usable(region: Region) -> list[Primitive]:
-    """Those that a GPU may compute `region` by."""
+    """The primitives by which a GPU may compute `region`."""
     return [primitive for primitive in PRIMITIVES.values() if not problem(primitive, region)]
 
 

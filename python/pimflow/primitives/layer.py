@@ -1,10 +1,11 @@
-"""What primitives ask of a convolution's geometry."""
+"""Properties of a convolution's geometry that primitives depend on."""
 
 from __future__ import annotations
 
 from pimflow.core.region import ConvGeometry, Region
 
 FP32_BYTES = 4
+LAYOUTS = ("HWC", "CHW", "CHWc16")  # of a primitive's input and output
 BLOCK = 16  # channels side by side in the layout CHWc16
 VECTOR = 8  # lanes come in multiples of this
 Shape = tuple[int, ...]
@@ -38,5 +39,5 @@ def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
 
 
 def input_bytes(layer: ConvGeometry) -> int:
-    """Of the input, fp32."""
+    """Bytes of the input in fp32."""
     return FP32_BYTES * layer.n * layer.h * layer.w * layer.c

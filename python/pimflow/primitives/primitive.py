@@ -1,4 +1,4 @@
-"""What a convolution primitive is: its parameters, where it applies, and the memory that it takes.
+"""Convolution primitives: parameters, applicability, and memory.
 
 Families are those of Wen et al., *TASO*, section 3: direct loops, im2row and im2col, kn2row and kn2col, MEC,
 Winograd, FFT, products for 1x1 windows, depthwise. Sums go through register tiles of some *places*, each a
@@ -16,7 +16,6 @@ from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, depthwise
 
 STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
 THREAD_PLACES = 4  # of a GPU's thread
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 Stages = dict[str, Shape]
 
 
@@ -31,8 +30,8 @@ def dealt(extent: int, most: int, multiple: int = 1) -> int:
 
 def divided(extent: int, most: int) -> int:
     """Size of equal parts of at most `most`, if more than half of that divides `extent`; else as `dealt`."""
-    found = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
-    return next(found, 0) or dealt(extent, most)
+    sizes = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
+    return next(sizes, 0) or dealt(extent, most)
 
 
 def filled(extent: int, part: int) -> int:
@@ -47,10 +46,10 @@ class Extents:
     Attributes
     ----------
     places, lanes : int
-        Of a tile.
+        Places and lanes of a register tile.
     pixels, channels : int
-        Of what is tiled, filled up to whole tiles: pixels of a row unless the family says otherwise, and
-        output channels.
+        Extents that are tiled, rounded up to whole tiles: pixels (of a row unless the family says
+        otherwise) and output channels.
     """
 
     places: int
@@ -65,13 +64,13 @@ def _row_pixels(_: Primitive, layer: ConvGeometry) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the primitives of a family have in common.
+    """Functions that all primitives of a family share.
 
     Attributes
     ----------
     name : str
     applies, filter_shape, stages : callable
-        Of a primitive and a layer; see `Primitive`.
+        Functions of a primitive and a layer; see `Primitive`.
     pixels : callable
         Extent of the axis whose places (in CHW, lanes) make register tiles.
     """
@@ -93,7 +92,7 @@ class Primitive:
     formulas : Family
         Those of its family.
     layout : str
-        Of input and output: one of `LAYOUTS`.
+        Layout of input and output: one of `layer.LAYOUTS`.
     places, lanes : int
         The most that a register tile has; 0 for loops without tiles.
     tile : int
@@ -133,7 +132,7 @@ class Primitive:
         return not (ragged or single) and self.formulas.applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
-        """Of the filters as the kernel reads them."""
+        """Shape of the filters as the kernel reads them."""
         return self.formulas.filter_shape(self, layer)
 
     def filter_bytes(self, layer: ConvGeometry) -> int:
@@ -144,15 +143,15 @@ class Primitive:
         return self.formulas.stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """Those of the `stages` that do not fit on the stack; launches of a GPU share no stack."""
-        found, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
-        return {stage: shape for stage, shape in found if FP32_BYTES * prod(shape) >= least}
+        """The `stages` that do not fit on the stack; on a GPU all, since launches share no stack."""
+        stages, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
+        return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= least}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
 
     def extents(self, layer: ConvGeometry) -> Extents:
-        """How its register tiles cut `layer`."""
+        """The register tiles that `layer` is cut into."""
         pixels = self.formulas.pixels(self, layer)
         if not self.places:
             return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)

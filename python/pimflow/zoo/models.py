@@ -53,7 +53,7 @@ GRAPHS = Path(__file__).parent / "graphs"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What a network of the zoo consists of.
+    """Counts of a network of the zoo.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def is_weight(value: onnx.ValueInfoProto) -> bool:
 
 
 def weight_values(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
-    """What such a weight holds, fp32 in parts of one axis; raises :class:`ModelError` if none can say."""
+    """Values of a weight in fp32, in parts along one axis; raises :class:`ModelError` if they are unknown."""
     return weights.drawn(value, seed)
 
 
@@ -338,7 +338,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _is_text(message: Message) -> bool:
-    """Tell whether every string is UTF-8: protobuf parses others without a word, as bytes."""
+    """Tell whether every string is UTF-8: protobuf parses other strings as bytes and does not report it."""
     for field, value in message.ListFields():
         items = [value] if isinstance(value, str | bytes | Message) else value
         if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):

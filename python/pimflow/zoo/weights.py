@@ -52,17 +52,17 @@ def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
     ModelError
         If the metadata is there but is not ``rule:fan_in:gain``.
     """
-    text = next((entry.value for entry in value.metadata_props if entry.key == "init"), None)
-    if text is None:
+    init = next((entry.value for entry in value.metadata_props if entry.key == "init"), None)
+    if init is None:
         return None
     try:
-        rule, fan_in, gain = text.split(":")
+        rule, fan_in, gain = init.split(":")
         if rule in RULES and int(fan_in) > 0 and math.isfinite(float(gain)):
             return rule, int(fan_in), float(gain)
     except ValueError:
         pass
     raise ModelError(
-        f"weight '{value.name}': init {text!r} is not rule:fan_in:gain with rule one of "
+        f"weight '{value.name}': init {init!r} is not rule:fan_in:gain with rule one of "
         f"{', '.join(RULES)}; rebuild the file with scripts/build_zoo.py"
     )
 
@@ -137,11 +137,11 @@ def drawn(value: onnx.ValueInfoProto, seed: int) -> Iterator[np.ndarray]:
     ModelError
         As `fill` does.
     """
-    found, dims = rule_of(value), dims_of(value)
+    known_rule, dims = rule_of(value), dims_of(value)
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    if found is None or dims is None or None in dims or not single:
+    if known_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
-    rule, fan_in, gain = found
+    rule, fan_in, gain = known_rule
     centre, half_width = RULES[rule]
     scale = np.float32(half_width * gain / math.sqrt(fan_in))
     for chunk in _chunks(value.name, math.prod(dims), seed):

@@ -16,7 +16,7 @@ from pimflow.api.published.pimflow_comparison import (
     result,
 )
 from pimflow.hardware import GpuSpec, System
-from pimflow.hardware.system import CHARGES
+from pimflow.hardware.systems import CHARGES
 from pimflow.placement import Goal
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest
 from pimflow.simulators.profiler import Analytic

@@ -12,9 +12,9 @@ import numpy as np
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.primitive_selection.problem import Problem
+from pimflow.primitive_selection.problem import SelectionProblem
+from pimflow.primitives.layer import LAYOUTS
 
-LAYOUTS = ("HWC", "CHW", "CHWc16")
 INPUT_CHANNELS = 16
 # Of what is drawn (assumed): medians and spreads as log-normal parameters, times in ns, sizes in bytes.
 WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
@@ -67,7 +67,7 @@ def problem_of(
     candidates: Mapping[str, tuple[Candidate, ...]],
     price: Callable[[str, str, str], float],
     memory_model: str,
-) -> Problem:
+) -> SelectionProblem:
     """`price` is the time of a transform, by tensor and layouts; zero: none is needed."""
     transforms = {}
     for tensor in ("%x", *candidates):
@@ -85,10 +85,10 @@ def problem_of(
         transforms=transforms,
         inputs={"%x": Port(layout="HWC", dtype="fp32", device="cpu")},
     )
-    return Problem(graph=graph, table=table, memory_model=memory_model)
+    return SelectionProblem(graph=graph, table=table, memory_model=memory_model)
 
 
-def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> Problem:
+def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> SelectionProblem:
     """As many layers as a network of the paper's Table 1 has, in modules of four branches and a join.
 
     Times fall with the memory that a primitive takes, with noise, over two orders of magnitude.

@@ -16,7 +16,7 @@ from pimflow.primitive_selection.integer_program import Selected
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.options import SelectionOptions
 from pimflow.primitive_selection.prediction import predicted_ns
-from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, Problem, Sums
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import Profile
 from pimflow.primitive_selection.search import Point, fastest, front, minimise
 from pimflow.primitive_selection.selection import Selection, baselines, is_guess, select_for
@@ -52,7 +52,7 @@ class Study:
     Attributes
     ----------
     network, library : str
-    problem : Problem
+    problem : SelectionProblem
     fastest, smallest : Selected
         Of least time, and of least memory.
     kinds : dict of str to Sums
@@ -65,7 +65,7 @@ class Study:
 
     network: str
     library: str
-    problem: Problem
+    problem: SelectionProblem
     fastest: Selected
     smallest: Selected
     kinds: dict[str, Sums]
@@ -155,12 +155,12 @@ def together(found: Mapping[str, Selection]) -> Profile:
     return replace(profiles[0], times_ns=times, moves_ns=moves, pools_ns=pools)
 
 
-def restricted(problem: Problem, library: str) -> Problem:
+def restricted(problem: SelectionProblem, library: str) -> SelectionProblem:
     """`problem` with the primitives of one of `LIBRARIES`."""
     return problem.restricted(lambda _, c: all(map(LIBRARIES[library], _family(c))))
 
 
-def study(network: str, problem: Problem, library: str, points: int = POINTS) -> Study:
+def study(network: str, problem: SelectionProblem, library: str, points: int = POINTS) -> Study:
     """All that the paper's figures show of `network`, with the primitives of `library`."""
     problem = restricted(problem, library)
     begin = time.process_time()

@@ -46,7 +46,7 @@ class Compiler:
 
     @property
     def version(self) -> str:
-        """What it calls itself."""
+        """First line of its ``--version``."""
         done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
         return (done.stdout.strip().splitlines() or [self.command[0]])[0]
 
@@ -66,21 +66,21 @@ class Compiler:
         self.build([source], path, SHARED)
 
 
-def found() -> Compiler | None:
+def local_compiler() -> Compiler | None:
     """The compiler of the environment variable ``CC``, else ``cc``; None if there is none."""
     command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     return Compiler(tuple(command)) if shutil.which(command[0]) else None
 
 
 def compiler() -> Compiler:
-    """`found`; raises `ArtifactError` if there is none."""
-    here = found()
-    if here is None:
+    """`local_compiler`; raises `ArtifactError` if there is none."""
+    local = local_compiler()
+    if local is None:
         raise ArtifactError(NO_COMPILER)
-    return here
+    return local
 
 
-def found_for(triple: str, cpu: str) -> Compiler | None:
+def compiler_for(triple: str, cpu: str) -> Compiler | None:
     """A compiler on this machine for another of `triple`, as LLVM says it; None if there is none.
 
     Parameters
@@ -92,20 +92,20 @@ def found_for(triple: str, cpu: str) -> Compiler | None:
     selects = "-march" if architecture in X86 else "-mcpu"
     options = (OPTIONS[0], *([f"{selects}={cpu}"] if cpu else []))
     if architecture in ("", platform.machine()):
-        own = found()
-        return own and Compiler(own.command, OPTIONS if cpu == cpu_name() else options)
-    there = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
-    return Compiler((f"{there}-gcc",), options) if there else None
+        native = local_compiler()
+        return native and Compiler(native.command, OPTIONS if cpu == cpu_name() else options)
+    prefix = next((name for name in gcc_names(triple) if shutil.which(f"{name}-gcc")), "")
+    return Compiler((f"{prefix}-gcc",), options) if prefix else None
 
 
 def gcc_names(triple: str) -> tuple[str, ...]:
-    """What GCC may call `triple`: LLVM's have a vendor, GCC's on Linux have none."""
+    """Names that GCC may have for `triple`: LLVM's names have a vendor, GCC's on Linux have none."""
     architecture, *rest = triple.split("-")
     return (triple, "-".join([architecture, *rest[1:]])) if len(rest) > 2 else (triple,)
 
 
 def without_options(target: tvm.target.Target) -> str:
-    """What begins a source that GCC is to optimise for `target` though nobody passes it options."""
+    """First lines of a source that make GCC optimise for `target` without command-line options."""
     triple, cpu = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
     lines = ['#pragma GCC optimize("O3")']
     if cpu:
@@ -152,11 +152,11 @@ class Library:
         self._pool = _aligned(max(source.pool_bytes, 1))
 
     def _build(self, code: Path, path: Path) -> None:
-        here = compiler()
+        local = compiler()
         try:
-            here.build([code], path, [*SHARED, THREADED])
+            local.build([code], path, [*SHARED, THREADED])
         except ArtifactError:  # a compiler without OpenMP, or one that fails either way
-            here.build([code], path, SHARED)
+            local.build([code], path, SHARED)
 
     def __call__(self, inputs: Sequence[np.ndarray], threads: int = 1) -> list[np.ndarray]:
         """Outputs for inputs in order, each of its shape and dtype.
@@ -174,7 +174,7 @@ class Library:
         return made
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
-        """Median time of so many calls."""
+        """Median time of `calls` calls."""
         times = []
         for _ in range(calls):
             begin = time.perf_counter_ns()
@@ -184,7 +184,7 @@ class Library:
 
 
 def loaded(code: str) -> tvm.runtime.Module:
-    """What `callable_source` gives, ready to be called; raises `ArtifactError` if it cannot be built."""
+    """The module of `callable_source`, built and loaded; raises `ArtifactError` if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         compiler().library(code, path)

@@ -81,9 +81,9 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     with target:
         serial = PlainLoops()(tvm.IRModule(plain))
     lowered |= _lowered({gv.name_hint: f for gv, f in serial.functions_items()}, target)
-    text = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
-    assert "TVMBackend" not in text, "kernels allocate nothing"
-    code = _without_runtime(text).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
+    generated = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
+    assert "TVMBackend" not in generated, "kernels allocate nothing"
+    code = _without_runtime(generated).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
     for name, function in functions.items():
         if (function.attrs or {}).get("tirx.noalias"):
             code = _apart(code, name)
@@ -92,13 +92,13 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
 
 
 def _apart(code: str, name: str) -> str:
-    """`code`, whose function `name` is told that none of its tensors lies in another's memory."""
+    """`code` with ``restrict`` pointers in function `name`: none of its tensors overlaps another."""
     head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
     return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
 
 def c_type(dtype: str) -> str:
-    """What C calls `dtype`; raises `UnsupportedOpError` if it has no such type."""
+    """The C type of `dtype`; raises `UnsupportedOpError` if C has none."""
     if dtype not in TYPES:
         raise UnsupportedOpError(f"target c: C has no type for {dtype}")
     return TYPES[dtype]
@@ -134,16 +134,16 @@ def _plain(symbol: str) -> str:
 
 
 def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """What `wrapped` computes, behind pointers in place of TVM's calling convention."""
-    found: dict[str, list] = {"scope": [], "buffers": []}
+    """The body of `wrapped` as a function of pointers, without TVM's calling convention."""
+    parts: dict[str, list] = {"scope": [], "buffers": []}
     visitors = [
-        (tirx.AttrStmt, lambda s: found["scope"].append(s.body) if s.attr_key == COMPUTED else None),
-        (tirx.DeclBuffer, lambda s: found["buffers"].append(s.buffer)),
+        (tirx.AttrStmt, lambda s: parts["scope"].append(s.body) if s.attr_key == COMPUTED else None),
+        (tirx.DeclBuffer, lambda s: parts["buffers"].append(s.buffer)),
     ]
     tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
     # The first declarations are those of the operands, in order.
-    operands = found["buffers"][: len(kernel.params)]
-    body = found["scope"][0]
+    operands = parts["buffers"][: len(kernel.params)]
+    body = parts["scope"][0]
     params = []
     for operand in reversed(operands):
         pointer = tirx.Var(
@@ -156,12 +156,12 @@ def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     return made.with_attrs(attrs)
 
 
-def _without_runtime(text: str) -> str:
+def _without_runtime(generated: str) -> str:
     """Functions of the generated file, without what declares TVM's runtime."""
-    begin = text.index("void* __tvm_ffi__library_ctx")
-    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", text[begin:].split("\n", 1)[1])
+    begin = generated.index("void* __tvm_ffi__library_ctx")
+    declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", generated[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
-    # Put where it is called, GCC would forget what the signature says of its tensors.
+    # Inlined, GCC would lose the information that the signature gives about its tensors.
     return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)
 
 
@@ -178,7 +178,7 @@ def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
 
 
 def _entry(name: str, function: tirx.PrimFunc) -> str:
-    """What TVM's runtime calls: tensors from its arguments, `function`, no error."""
+    """The entry point for TVM's runtime: it unpacks the tensors, calls `function` and returns 0."""
     count = int((function.attrs or {}).get(WORKSPACES, 0))
     spaces = function.params[len(function.params) - count :]
     taken = len(function.params) - count
@@ -201,7 +201,7 @@ def _entry(name: str, function: tirx.PrimFunc) -> str:
     )
 
 
-# Of tvm-ffi's c_api.h: an argument is a DLTensor, or an object that begins with a header of 24 bytes.
+# From tvm-ffi's c_api.h: an argument is a DLTensor, or an object that begins with a header of 24 bytes.
 CONVENTION = """
 typedef struct {
   int32_t type_index;

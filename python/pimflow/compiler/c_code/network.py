@@ -24,7 +24,7 @@ from pimflow.primitives import Primitive
 
 @dataclass(frozen=True, kw_only=True)
 class CNetwork:
-    """What ``--target c`` makes.
+    """A network as C source: the result of ``--target c``.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class CNetwork:
     compiler : str
         That built it here; empty if it was not built.
     max_relative_error : float or None
-        Of its outputs, as `compiler.verification.Verification` has it.
+        Largest error of its outputs, as in `compiler.verification.Verification`.
     call_ns : float or None
         Median time of a run on one core of this machine.
     threads : int
@@ -86,7 +86,7 @@ def c_network(
     choices : mapping of str to Primitive, optional
         By layer, what computes it.
     layouts : mapping of str to str, optional
-        Of the other layers; see `compiler.build.with_primitives`.
+        Layouts of the other layers; see `compiler.build.with_primitives`.
     inputs, expected, tolerance
         See `compiler.verification.verify`.
 
@@ -101,8 +101,8 @@ def c_network(
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
-    here = builds.found()
-    if here is None:
+    local = builds.local_compiler()
+    if local is None:
         return CNetwork(source=source)
     library, values = builds.Library(source), list(inputs.values())
     # On all cores: threads that wrote the same words would show.
@@ -112,7 +112,7 @@ def c_network(
     check.require("outputs of the C code")
     return CNetwork(
         source=source,
-        compiler=here.version,
+        compiler=local.version,
         max_relative_error=check.relative_error,
         call_ns=library.call_ns(values),
         threads=library.most_threads,

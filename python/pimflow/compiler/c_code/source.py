@@ -34,7 +34,7 @@ class CSource:
     weights : bytes
         Constants, filters as primitives read them.
     pool_bytes : int
-        Of the memory that ``pimflow_run`` is given for all tensors inside.
+        Size of the memory that a caller gives ``pimflow_run`` for all intermediate tensors.
     inputs, outputs : tuple of ((int, ...), str)
         Shapes and dtypes.
     """
@@ -54,7 +54,7 @@ class CSource:
 
     @classmethod
     def load(cls, directory: Path, inputs: Tensors, outputs: Tensors, pool_bytes: int) -> CSource:
-        """Of a directory that `files` were written to."""
+        """Read a directory that `files` were written to."""
         *texts, weights = [(directory / name).read_bytes() for name in FILES]
         code, header, main = (text.decode() for text in texts)
         return cls(
@@ -74,7 +74,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     Parameters
     ----------
     name : str
-        Of the network, for the reader.
+        Name of the network, for comments.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
 
 
 class _Steps:
-    """What ``main`` does, as C statements.
+    """The bindings of ``main`` as C statements.
 
     Attributes
     ----------

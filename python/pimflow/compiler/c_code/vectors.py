@@ -47,7 +47,7 @@ def prelude(code: str) -> str:
 
 
 def _width(lanes: int, names: list[str]) -> str:
-    """The type of so many lanes, and its functions."""
+    """Definitions of the vector type of so many lanes, and of its functions."""
     smallest = lanes == LANES[0]
     return "\n".join(
         [
@@ -85,7 +85,7 @@ def _operands(name: str) -> str:
 
 
 def _native(name: str, lanes: int) -> str:
-    """By the compiler's own vectors."""
+    """Definitions by the compiler's vector extensions."""
     if name == "load":
         body = f"  return *(const float{lanes}_at *)from;"
     elif name == "store":
@@ -112,7 +112,7 @@ def _native(name: str, lanes: int) -> str:
 
 
 def _by_lane(name: str, lanes: int) -> str:
-    """One number after the other."""
+    """Definitions by an array, one number after the other."""
     each = f"for (int i = 0; i < {lanes}; ++i)"
     if name in STORES:
         at = "i" if name == "store" else "i * stride"
@@ -132,7 +132,7 @@ def _by_lane(name: str, lanes: int) -> str:
 
 
 def _by_halves(name: str, lanes: int) -> str:
-    """By the functions of half the width."""
+    """Definitions by the functions of half the width."""
     half = lanes // 2
     if name in STORES:
         step, stride = ("", "") if name == "store" else (" * stride", "stride, ")

@@ -38,20 +38,20 @@ class AllocationRun:
     allocation : str
         One of `compiler.phases.ALLOCATIONS`.
     allocations : int
-        That one inference makes.
+        Allocations of one inference.
     groups : int
         Runs of allocations that no kernel interrupts (MMG in Occamy, Table I).
     allocated_bytes : int
-        By all of them.
+        Bytes of all allocations together.
     peak_bytes : int or None
-        What the C library had handed out, over what it had before the inference, when a kernel began: the
-        most. None on a GPU, and where the library does not say.
+        The most that the C library had allocated when a kernel began, less what it had before the
+        inference. None on a GPU, and where the library does not say.
     page_faults : float
-        Of an inference, without I/O: pages that it touched first (median).
+        Minor page faults of an inference: pages that it touched first (median).
     latency_ns : float
-        Of an inference (median).
+        Time of an inference (median).
     allocating_ns : float
-        Of the same program without its kernels (median). Pages are touched by kernels, and not in it.
+        Time of the same program without its kernels (median). It touches no pages, since only kernels do.
     """
 
     allocation: str
@@ -95,11 +95,13 @@ def measure_allocations(
     VerificationError
         If the outputs are not the same to the bit.
     """
-    on = _device_target(target, runs)
+    device_target = _device_target(target, runs)
     network = frontend.load(model, shapes, batch).without_reference()
     inputs = list(network.example_inputs().values())
     programs = {
-        allocation: _Program(network.module, on, target_system or default_system(), allocation, inputs)
+        allocation: _Program(
+            network.module, device_target, target_system or default_system(), allocation, inputs
+        )
         for allocation in phases.ALLOCATIONS
     }
     expected = [each.tobytes() for each in programs["pool"].outputs()]
@@ -134,10 +136,10 @@ def measure_pools(
     UsageError, ArtifactError
         As `measure_allocations`.
     """
-    on = _device_target(target, runs)
+    device_target = _device_target(target, runs)
     inputs = list(next(iter(networks.values())).example_inputs().values())
     programs = {
-        name: _Program(network.module, on, target_system or default_system(), "pool", inputs)
+        name: _Program(network.module, device_target, target_system or default_system(), "pool", inputs)
         for name, network in networks.items()
     }
     outputs = {name: program.outputs() for name, program in programs.items()}
@@ -146,17 +148,17 @@ def measure_pools(
 
 
 def _device_target(target: str, runs: int) -> tvm.target.Target:
-    """What `target` names, if `runs` inferences of it can be measured here."""
+    """The target called `target`, if its device is here to measure `runs` inferences."""
     if runs < 1:
         raise UsageError(f"{runs} runs: give 1 or more")
-    on = targets.named_target(target)
-    if not targets.device(on).exist:
+    resolved = targets.named_target(target)
+    if not targets.device(resolved).exist:
         raise ArtifactError(f"there is no device for {target}; use llvm+pim")
-    return on
+    return resolved
 
 
 def _observe(programs: Mapping[str, _Program], runs: int) -> None:
-    """Watch each, then time all in turns."""
+    """Count the allocations of each program, then time all in turns."""
     for program in programs.values():
         program.watch()
     for _ in range(runs):
@@ -170,25 +172,25 @@ class _Program:
     def __init__(
         self,
         mod: tvm.IRModule,
-        on: tvm.target.Target,
+        target: tvm.target.Target,
         system: System,
         allocation: str,
         inputs: list[np.ndarray],
     ):
         self.allocation = allocation
-        self.device = targets.device(on)
+        self.device = targets.device(target)
         self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
-        lowered = phases.lower(mod, on, system, allocation=allocation)
-        self.machine, self.watched = self._machines(lowered, on)
-        self.empty, _ = self._machines(_without_kernels(lowered), on)
+        lowered = phases.lower(mod, target, system, allocation=allocation)
+        self.machine, self.watched = self._machines(lowered, target)
+        self.empty, _ = self._machines(_without_kernels(lowered), target)
         self.counted = _Counted()
         self.latencies_ns: list[int] = []
         self.faults: list[int] = []
 
-    def _machines(self, lowered: tvm.IRModule, on: tvm.target.Target) -> list[relax.VirtualMachine]:
-        """Two of one executable: what is once told of calls cannot be timed any more."""
-        executable = tvm.compile(lowered, on, relax_pipeline=tvm.transform.Sequential([]))
-        if flaw := compile_kernels(executable, on).flaw:
+    def _machines(self, lowered: tvm.IRModule, target: tvm.target.Target) -> list[relax.VirtualMachine]:
+        """Two machines of one executable, since one that reports its calls cannot be timed any more."""
+        executable = tvm.compile(lowered, target, relax_pipeline=tvm.transform.Sequential([]))
+        if flaw := compile_kernels(executable, target).flaw:
             raise ArtifactError(flaw)
         module = executable.jit()
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
@@ -204,7 +206,7 @@ class _Program:
         return [tensor.numpy() for tensor in tensors]
 
     def watch(self) -> None:
-        """Run under observation: what is allocated, and when."""
+        """Run once and count what is allocated, and when."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
         gc.collect()
         gc.freeze()  # else each collection, one a kernel, goes through everything that Python holds
@@ -243,7 +245,7 @@ class _Program:
 
 
 class _Counted:
-    """Told of every call of a virtual machine, before and after it."""
+    """A hook that a virtual machine calls before and after each call; it counts allocations."""
 
     def __init__(self, heap: Callable[[], int | None] | None = None):
         self.allocations = self.groups = self.allocated_bytes = 0
@@ -269,7 +271,7 @@ class _Counted:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """Of glibc 2.33 and later, in its order."""
+    """``struct mallinfo2`` of glibc 2.33 and later."""
 
     _NAMES = (
         *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
@@ -279,7 +281,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """What the C library has handed out to this process and not got back; None if it does not say."""
+    """Bytes that this process has allocated and not freed; None if the C library does not say."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -287,8 +289,8 @@ def heap_bytes() -> int | None:
     except AttributeError:
         return None
     mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
-    return found.uordblks + found.hblkhd
+    info = mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:

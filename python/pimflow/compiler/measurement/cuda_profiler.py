@@ -35,7 +35,7 @@ class KernelMeasurement:
         Median execution with the L2 overwritten before every call, and with what the call before left
         in it.
     launch_ns : float
-        Of an empty kernel in a queue of such: what a launch adds.
+        Time of an empty kernel in a queue of empty kernels: what a launch adds.
     """
 
     cold_ns: float
@@ -52,8 +52,8 @@ class Cuda:
     in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2 traffic, which energy needs, stay those
     of the analytic model: nothing here measures them.
 
-    Of a convolution primitive all launches are measured together, less all but one launch, and shared out as
-    the model would; what its region's epilogue adds is in proportion too.
+    All launches of a convolution primitive are measured together. The time, less all but one launch, is
+    divided among its kernels as the model divides it; its region's epilogue adds in proportion.
 
     A card cannot lend half of its memory channels. With all channels a cost is MEASURED; with fewer, the
     measured time is scaled by what the analytic model says of so many, and the cost is ANALYTIC. ANALYTIC
@@ -128,8 +128,8 @@ class Cuda:
         UsageError
             If the device is not one that `gpu` describes: measured and modelled values would be mixed.
         """
-        found = self.measure([request.kernel for request in requests], gpu, dtype)
-        return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, found, strict=True)]
+        times = self.measure([request.kernel for request in requests], gpu, dtype)
+        return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, times, strict=True)]
 
     def measure(self, kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> list[KernelMeasurement | None]:
         """Times of `kernels`, in order; None for one that fails. Equal kernels are measured once."""
@@ -138,12 +138,12 @@ class Cuda:
         new = [key for key in dict.fromkeys(keys) if key not in self._measured]
         for begin in range(0, len(new), BATCH):
             batch = new[begin : begin + BATCH]
-            found = dict(self._batch([kernel for kernel, _, _ in batch], gpu, dtype))
-            self._measured |= {key: found.get(key[0]) for key in batch}
+            times = dict(self._batch([kernel for kernel, _, _ in batch], gpu, dtype))
+            self._measured |= {key: times.get(key[0]) for key in batch}
         return [self._measured[key] for key in keys]
 
     def clocks(self) -> dict[str, str]:
-        """What nvidia-smi says of clocks and driver now; empty without it."""
+        """Current clocks and driver as nvidia-smi prints them; empty without it."""
         if not self.on_cuda:
             return {}
         try:
@@ -206,11 +206,11 @@ class Cuda:
             return {kernel: (module, name) for kernel, name in names.items()}
         except Exception:  # whatever the compiler's parts raise; which kernel it was shows one by one
             pass
-        found = {}
+        modules = {}
         for kernel, function in functions.items():
             with self._failing(kernel):
-                found[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
-        return found
+                modules[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
+        return modules
 
     def _failing(self, kernel: Kernel) -> _Failing:
         return _Failing(self, kernel)
@@ -233,7 +233,7 @@ class Cuda:
         return {"cold": flushed, "warm": self._median_ns(module, symbol, tensors)}
 
     def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
-        """Of a call; TVM makes one more before it counts."""
+        """Median time of a call. TVM makes one more call before it measures."""
         evaluator = module.time_evaluator(
             symbol, self._device, number=number, repeat=self.repeats, limit_zero_time_iterations=1, **options
         )
@@ -241,7 +241,7 @@ class Cuda:
 
 
 class _Failing:
-    """Around work on one kernel: what it raises becomes its entry in `Cuda.failures`."""
+    """Context for work on one kernel: an exception becomes the kernel's entry in `Cuda.failures`."""
 
     def __init__(self, profiler: Cuda, kernel: Kernel):
         self.profiler, self.kernel = profiler, kernel
@@ -260,17 +260,17 @@ class _Failing:
         return True
 
 
-# The least that a device can be asked to do: one element of nothing.
+# The smallest kernel: one element, no operands.
 EMPTY = Kernel(kind="stream", input_bytes=0, output_bytes=4)
 
 
 def _measured_together(kernel: Kernel) -> list[Kernel]:
-    """What is measured of `kernel`: of a primitive, all that it launches."""
+    """The kernels measured together for `kernel`: for a launch of a primitive, all of its launches."""
     return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
 
 
 def _work(kernel: Kernel) -> Kernel:
-    """What of `kernel` decides how long it takes: a stream is as good as another of the same bytes."""
+    """The part of `kernel` that decides its time: streams of equally many bytes take equally long."""
     if kernel.primitive:
         return _measured_together(kernel)[0]
     return kernel if kernel.geometry else dataclasses.replace(kernel, macs=0)
@@ -296,13 +296,13 @@ def kernel_rows(
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
     told = {model.name: model.costs(requests, gpu, dtype) for model in models}
     rows = []
-    for at, ((name, kernel), found) in enumerate(zip(kernels, measured, strict=True)):
+    for at, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
         row: dict[str, object] = {"kernel": name, "kind": kernel.kind, "dtype": dtype}
         shape = dataclasses.asdict(kernel.geometry) if kernel.geometry else {}
         row |= {key: shape.get(key) for key in ("n", "h", "w", "c", "oc", "kh", "kw", "groups")}
         row["stride"] = kernel.stride
         row |= {key: getattr(kernel, key) for key in ("input_bytes", "weight_bytes", "output_bytes")}
-        taken = dataclasses.asdict(found) if found else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
+        taken = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
         row |= taken
         for model, costs in told.items():
             modelled_ns = costs[at].execution_ns

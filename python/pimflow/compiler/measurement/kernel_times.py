@@ -14,7 +14,7 @@ from pimflow.host import interrupts
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelTime:
+class LaunchTime:
     """One kernel of the GPU part.
 
     Attributes
@@ -23,7 +23,7 @@ class KernelTime:
     calls : int
         In one inference.
     call_ns : float
-        Of one call, launched back to back on the tensors of a real inference.
+        Time of one call, launched back to back on the tensors of a real inference.
     """
 
     kernel: str
@@ -33,7 +33,7 @@ class KernelTime:
 
 def kernel_times(
     built: Build, inputs: Mapping[str, np.ndarray], number: int = 10, repeat: int = 5
-) -> tuple[KernelTime, ...]:
+) -> tuple[LaunchTime, ...]:
     """Every kernel that one inference launches, timed by itself; PIM regions are not among them.
 
     Parameters
@@ -62,7 +62,7 @@ def kernel_times(
     with interrupts.held() as hold:
         machine.set_instrument(tvm.runtime.convert(hold.releasing(measure)))
         machine["main"](*arguments)
-    return tuple(KernelTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
+    return tuple(LaunchTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
 
 
 def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10) -> float:

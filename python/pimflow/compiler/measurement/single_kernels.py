@@ -1,4 +1,4 @@
-"""Single GPU kernels, made by the passes that make a network's: for measurements."""
+"""Single GPU kernels for measurements, made by the same passes as a network's kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pimflow.compiler import phases
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
-from pimflow.primitives import PRIMITIVES, kernels
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
@@ -39,7 +40,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     dtype : str
         ``fp16`` or ``fp32``.
     multiprocessors : int
-        Of the GPU, to choose tiles by.
+        Multiprocessors of the GPU, which decide the choice of tiles.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
         if kernel.primitive:
-            func = kernels.kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
+            func = primitive_kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
         else:
             func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
         func = func.with_attr("global_symbol", NAME)
@@ -61,10 +62,12 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
 def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
     mod = convolution_network(kernel.geometry, residuals(kernel, dtype))
     mod = tvm.transform.Sequential(phases.kernel_phases(target, dtype))(mod)
-    found = [f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint]
-    if len(found) != 1:
-        raise ProfilerError(f"the pipeline made {len(found)} kernels of {kernel.geometry}, not one")
-    return found[0]
+    functions = [
+        f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint
+    ]
+    if len(functions) != 1:
+        raise ProfilerError(f"the pipeline made {len(functions)} kernels of {kernel.geometry}, not one")
+    return functions[0]
 
 
 def is_fc(geometry: ConvGeometry) -> bool:
@@ -113,7 +116,7 @@ def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
 
 
 def _alone(x: relax.Expr) -> relax.Expr:
-    """An operator that no convolution or product is fused with."""
+    """An operator with a kernel of its own: convolutions and products are not fused with it."""
     if len(x.ty.shape) == 2:
         return relax.op.nn.softmax(x)
     return relax.op.nn.max_pool2d(x, pool_size=(1, 1), layout="NHWC")

@@ -56,7 +56,7 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
 
 
 class _Sums:
-    """The last layer of a run: its results are on chip as sums of the channels so far."""
+    """The last layer of a run, whose results are on chip as sums over the channels so far."""
 
     def __init__(self, emitter: Emitter, layer: Layer, channels: int) -> None:
         self.emitter, self.layer, self.channels = emitter, layer, channels
@@ -81,14 +81,14 @@ class _Sums:
         self._each_result(lambda lane, at, place: tirx.const(self.formula.reductions[0].initial, "float32"))
 
     def load_slice(self) -> None:
-        """Load what the channel at hand meets."""
+        """Load the weights that the current channel is multiplied with."""
         g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.taps), (0, filters))) as (tap, f):
             source = f * self.size + tap * self.channels + g.channel
             g.copy("weights", self.layer.name, self.begin_slice + tap * filters + f, source)
 
     def add(self) -> None:
-        """Add what the channel at hand contributes."""
+        """Add the current channel's products to the sums."""
         g, (reduction,) = self.emitter, self.formula.reductions
         read, lanes = g.reader(self.layer), g.lanes(self.formula)
         blocks = self.layer.filters // lanes
@@ -104,7 +104,7 @@ class _Sums:
                 g.put(g.sums[0][lane], g.place(self.layer.name, at))
 
     def end(self) -> None:
-        """Make results of the sums; store them where others read them."""
+        """Apply the epilogue to the sums; store the results that are read outside."""
         g = self.emitter
         read = g.reader(self.layer)
 

@@ -1,4 +1,4 @@
-"""Formulas of layers that sum nothing: activations, arithmetic, batch norms, concatenations."""
+"""Formulas of layers without sums: activations, arithmetic, batch norms, concatenations."""
 
 from __future__ import annotations
 

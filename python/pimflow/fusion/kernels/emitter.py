@@ -1,4 +1,4 @@
-"""One tile of a fused group in code: what it loads, computes and stores, with the builder that is open."""
+"""TIR for one tile of a fused group: its loads, computation and stores, written into the open builder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Emitter:
     sums : list of Buffer
         Registers, one for each reduction of a formula.
     channel : Expr, optional
-        Of tensors that are on chip a channel at a time.
+        The current channel, for tensors that are on chip a channel at a time.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Emitter:
         return (*(self.spans[name, which, axis] for axis in range(3)), channels)
 
     def load(self, layer: Layer, wanted: Callable[[str], bool]) -> None:
-        """Load what is new of the operands that are made outside, as far as they are wanted now."""
+        """Load the new parts of operands from outside that this step reads."""
         for name in dict.fromkeys(layer.inputs):
             if name in self.group.loaded and wanted(name):
                 with self.each(self.box(name, "fresh")) as at:
@@ -66,7 +66,7 @@ class Emitter:
             self.copy("store", layer.name, self.place(layer.name, at), self._index(layer.name, at))
 
     def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
-        """A run of them, to where the layer's weights are."""
+        """Load consecutive weights to the place of the layer's weights in the pool."""
         with self.each(((0, size),)) as (index,):
             self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, (begin + index,))
 
@@ -129,11 +129,11 @@ class Emitter:
             T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
 
     def reader(self, layer: Layer):
-        """Of operand `i` at an index."""
+        """A function of an operand's number and an index, which gives the element there."""
         return lambda operand, at: self.element(self.place(layer.inputs[operand], at))
 
     def element(self, place: tirx.Expr) -> tirx.Expr:
-        """Of the pool, for arithmetic."""
+        """An element of the pool, cast for arithmetic."""
         return _cast(self.pool[place], FULL)
 
     def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
@@ -141,7 +141,7 @@ class Emitter:
         T.buffer_store(self.pool, _cast(value, self.pool.dtype), [place])
 
     def _weights(self, layer: Layer):
-        """Of weight `k` of filter `f`; see `weight_layout`."""
+        """A function of `k` and `f`, which gives weight `k` of filter `f`; see `weight_layout`."""
         if self.target.network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
             return lambda k, f: _cast(buffer[k * filters + f], FULL)
@@ -153,7 +153,7 @@ class Emitter:
         return lambda k, f: self.element(begin + k * filters + f)
 
     def place(self, name: str, at: At) -> tirx.Expr:
-        """Where an element lies in the pool; rows go round where some are retained."""
+        """Address of an element in the pool; rows wrap around where some are retained."""
         size = self.group.tile(name)
         n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
         if self.group.spans[1][name].retained:
@@ -162,7 +162,7 @@ class Emitter:
         return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + channel
 
     def _index(self, name: str, at: At) -> At:
-        """Where an element lies in DRAM."""
+        """Index of an element in DRAM."""
         if self.target.network:
             return at
         shape = self.graph.shapes[name]
@@ -182,11 +182,11 @@ class Emitter:
             left = T.bind(turn * threads + self.thread)
             stack.enter_context(T.If(left < total))
             stack.enter_context(T.Then())
-            found = []
+            indices = []
             for (begin, _), extent in zip(reversed(box[1:]), reversed(extents[1:])):
-                found.append(begin + tirx.floormod(left, extent))
+                indices.append(begin + tirx.floormod(left, extent))
                 left = tirx.floordiv(left, extent)
-            yield (box[0][0] + left, *reversed(found))
+            yield (box[0][0] + left, *reversed(indices))
 
     def sync(self) -> None:
         if self.target.threads:

@@ -1,4 +1,4 @@
-"""Fused groups of a network, run on the CPU: are their results right, and do they move what was counted?"""
+"""Fused groups of a network, run on the CPU: results are verified, and traffic is compared with the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HALF_ULP = {"fp32": 0.0, "fp16": 2.0**-11}  # of a result rounded to the storag
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRun:
-    """What one group did.
+    """Result and traffic of one group.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Execution:
 
 
 def _bound(plan: FusionPlan, group: Group) -> float:
-    """Of the error of a group's results: that of outputs; between, a rounding of each layer up to there."""
+    """Bound of a group's errors: that of outputs; inside the network, half an ulp for each layer so far."""
     bound, half_ulp = OUTPUT_BOUND[plan.accelerator.dtype], _HALF_ULP[plan.accelerator.dtype]
     if set(group.stored) & set(plan.graph.outputs):
         return bound
@@ -139,7 +139,7 @@ def execute(
     plan : FusionPlan
         In fp32 or fp16.
     seed : int
-        Of unfolded layers' inputs and weights.
+        Seed for random inputs and weights of unfolded layers.
 
     Raises
     ------
@@ -212,16 +212,16 @@ def _done(graph: LayerGraph, name: str, end: int) -> bool:
 
 
 def build(
-    group: Group, placed: Placement, found: Mapping[str, Computation], dtype: str = "fp32"
+    group: Group, placed: Placement, computed: Mapping[str, Computation], dtype: str = "fp32"
 ) -> tvm.runtime.Function:
     """The function of a group for the CPU, with counters."""
     target = parameters.Target(counted=True, dtype=dtype)
-    function = generator.generate(NAME, group, placed, found, target)
+    function = generator.generate(NAME, group, placed, computed, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
 
 def build_cuda(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Module:
     """The function of a group as a kernel of one block, its pool in shared memory, compiled.
 
@@ -240,7 +240,7 @@ def build_cuda(
             f"on-chip memory of the group that begins with '{group.layers[0].name}'", placed.on_chip_bytes,
             bound, "bytes of shared memory", [f"--on-chip {bound}B"],
         )  # fmt: skip
-    built = _cuda(group, placed, found, target)
+    built = _cuda(group, placed, computed, target)
     flaw = compile_kernels(built, target).flaw
     if flaw:
         raise UsageError(flaw)
@@ -248,18 +248,18 @@ def build_cuda(
 
 
 def cuda_source(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> str:
-    """What `build_cuda` compiles."""
-    parts = _cuda(group, placed, found, target).mod.imports
+    """The CUDA source that `build_cuda` compiles."""
+    parts = _cuda(group, placed, computed, target).mod.imports
     return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
 
 
 def _cuda(
-    group: Group, placed: Placement, found: Mapping[str, Computation], target: tvm.target.Target
+    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Executable:
     threads = parameters.Target(counted=True, threads=CUDA_THREADS)
-    function = generator.generate(NAME, group, placed, found, threads)
+    function = generator.generate(NAME, group, placed, computed, threads)
     # the function has its barriers; where a pool is both read and written, TVM would put them into branches
     with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
         return tvm.compile(tvm.IRModule({NAME: function}), target=target)
@@ -269,7 +269,7 @@ def run_group(
     function: tvm.runtime.Function,
     group: Group,
     placed: Placement,
-    found: Mapping[str, Computation],
+    computed: Mapping[str, Computation],
     values: dict[str, np.ndarray],
     device: tvm.runtime.Device | None = None,
     dtype: str = "fp32",
@@ -279,7 +279,7 @@ def run_group(
     Parameters
     ----------
     device : Device, optional
-        Of a kernel by `build_cuda`; the CPU by default.
+        Where the function runs: the CPU by default, a GPU for a kernel of `build_cuda`.
     dtype : str
         As the function was built.
     """
@@ -290,7 +290,7 @@ def run_group(
         if what == "load":
             array = values[name].astype(stored, copy=False)
         elif what == "weights":
-            array = parameters.weight_layout(group, layers[name], found[name].weights).astype(stored)
+            array = parameters.weight_layout(group, layers[name], computed[name].weights).astype(stored)
         else:  # whatever is not written stays no number
             array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)
@@ -311,7 +311,7 @@ def run_group(
 
 
 def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
-    """What ``pimflow fuse --execute --json`` adds, under ``executed``."""
+    """The part ``executed`` of ``pimflow fuse --execute --json``."""
     groups = [
         {
             "layers": [layer.name for layer in group.layers],
@@ -328,7 +328,7 @@ def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
 
 
 def text(plan: FusionPlan, execution: Execution) -> str:
-    """The same for people."""
+    """The result of the execution for people."""
     lines = [
         f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
         f"largest error {execution.error:.2g} (bound of outputs {OUTPUT_BOUND[plan.accelerator.dtype]:g})"
@@ -345,7 +345,7 @@ def text(plan: FusionPlan, execution: Execution) -> str:
 def references(
     model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """By ONNX Runtime, what groups store, as far as the file names it."""
+    """Results of ONNX Runtime for the tensors that groups store, as far as the file names them."""
     from pimflow.frontend.onnx_graph import reference
 
     shown = onnx.ModelProto()

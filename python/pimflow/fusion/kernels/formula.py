@@ -13,7 +13,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer, LayerGraph
 
 At = tuple[tirx.Expr, ...]  # indices along n, h, w and c
-# Of operand `i` at (n, h, w, c); of weight `k` of filter `f`.
+# Element of operand `i` at (n, h, w, c); weight `k` of filter `f`.
 Read = Callable[[int, At], tirx.Expr]
 Weight = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
@@ -102,7 +102,7 @@ class Node:
             raise self.refuse("an operand is computed from constants")
 
     def refuse(self, why: str) -> UnsupportedOpError:
-        """To be raised where there is no formula."""
+        """The error for a layer that has no formula."""
         return UnsupportedOpError(
             f"layer '{self.layer.name}' ({self.type}): {why}; it cannot be executed fused"
         )
@@ -116,7 +116,7 @@ class Node:
 
 
 def no_weights() -> np.ndarray:
-    """Of a layer without."""
+    """The empty weights of a layer that has none."""
     return np.zeros((0, 1), np.float32)
 
 

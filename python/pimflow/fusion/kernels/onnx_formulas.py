@@ -1,4 +1,4 @@
-"""What the layers of an ONNX network compute, element by element.
+"""Formulas of the layers of an ONNX network, element by element.
 
 A layer of `fusion` says what is read; here is what is done with it, and the values of its weights.
 """
@@ -43,21 +43,21 @@ def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computa
             value = onnx.numpy_helper.to_array(node.attribute[0].t)
             numbers |= {node.output[0]: float(value.item())} if value.size == 1 else {}
     layers = {layer.name: layer for layer in graph.layers}
-    found = {}
+    by_layer = {}
     for node in model.graph.node:
         name = node.output[0]
         if name not in layers or node.op_type in VIEWS:
             continue
         made = _RULES.get(node.op_type, _unknown)(Node(node, layers[name], graph, values, numbers))
         middle = f"{name}.normalised"
-        found |= {middle: made[0], name: made[1]} if isinstance(made, tuple) else {name: made}
+        by_layer |= {middle: made[0], name: made[1]} if isinstance(made, tuple) else {name: made}
     for layer in graph.layers:
-        if found[layer.name].weights.size != layer.weight_elements:
+        if by_layer[layer.name].weights.size != layer.weight_elements:
             raise UnsupportedOpError(
                 f"layer '{layer.name}': its {layer.weight_elements} constants are not those of its formula, "
-                f"{found[layer.name].weights.size}; it cannot be executed fused"
+                f"{by_layer[layer.name].weights.size}; it cannot be executed fused"
             )
-    return found
+    return by_layer
 
 
 def _inside(position: tirx.Expr, window: RangeMap) -> list[tirx.Expr]:
@@ -141,7 +141,7 @@ def pooled(layer: Layer, largest: bool) -> Reduction:
 
 
 def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
-    """What the sum of a mean's window is divided by."""
+    """The divisor of a mean over a window: how many taps are counted."""
     rows, columns = layer.maps[0][1:3]
     if padding_counts:
         return float(rows.window * columns.window)

@@ -1,4 +1,4 @@
-"""What the function of a fused group takes: its streams, the table of its pieces, its weights."""
+"""Parameters of a fused group's function: its streams, the table of its pieces, its weights."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BOUNDS = ("held", "fresh")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """How the function runs.
+    """How the function runs: threads, storage type, counters.
 
     Attributes
     ----------
     threads : int
-        Of the one block that a GPU runs it in, with the pool in shared memory; 0 on a CPU, where the pool is
-        a parameter.
+        Threads of the one GPU block, whose pool is in shared memory; 0 on a CPU, where the pool is a
+        parameter.
     counted : bool
         Whether a further parameter counts the bytes that every copy moves.
     dtype : str
-        Of `STORED`: what the pool and the weights are stored as, and DRAM where `network` is not set.
+        One of `STORED`: storage type of the pool and the weights, and of DRAM unless `network` is set.
     network : bool
         Whether it is a kernel of a compiled network: tensors are NHWC, weights are read where they lie, the
         pool is the kernel's own, and a GPU does each tile in a block of its own.

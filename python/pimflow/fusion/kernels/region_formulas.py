@@ -1,4 +1,4 @@
-"""What the regions of a compiled network compute, as Deep Fusion has them: maps alone.
+"""Formulas of the regions of a compiled network, in which all tensors are maps, as Deep Fusion needs.
 
 An input that is transposed lies in DRAM as NHWC, a flattened map as the map that it was, and a fully
 connected layer is a convolution whose window is that map.
@@ -28,7 +28,7 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 @dataclass(frozen=True)
 class Flat:
-    """What stands for a map: its elements, in the order of NCHW or of NHWC."""
+    """The map that a flat tensor was made from, and whether its elements are in the order of NCHW."""
 
     map: relax.Var
     channels_first: bool
@@ -63,9 +63,9 @@ class CompiledLayers:
 
     def _stand_for(self, var: relax.Var, dims: Sequence[int], name: str) -> relax.Var:
         """A map in place of a matrix of its elements."""
-        own = relax.Var(var.name, relax.TensorType(dims, "float32"))
-        self.maps[var], self.flat[var], self.made[own] = own, Flat(own, False), name
-        return own
+        replacement = relax.Var(var.name, relax.TensorType(dims, "float32"))
+        self.maps[var], self.flat[var], self.made[replacement] = replacement, Flat(replacement, False), name
+        return replacement
 
     def _refuse(self, name: str, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(f"layer '{name}': {why}; it cannot be executed fused")
@@ -87,7 +87,7 @@ class CompiledLayers:
         return _reading(computation, [counted.inputs.index(each) for each in layer.inputs])
 
     def _as_maps(self, name: str, bindings: Sequence[relax.VarBinding]) -> list[relax.VarBinding]:
-        builder, found = relax.BlockBuilder(), list[relax.VarBinding]()
+        builder, renamed = relax.BlockBuilder(), list[relax.VarBinding]()
         for binding in bindings:
             if self._moved(binding):
                 continue
@@ -99,35 +99,35 @@ class CompiledLayers:
             elif kind == "mean":
                 value = self._pooling(name, value)
             value = builder.normalize(value)
-            own = relax.Var(binding.var.name, value.ty)
-            self.maps[binding.var] = own
+            map_var = relax.Var(binding.var.name, value.ty)
+            self.maps[binding.var] = map_var
             if len(shape(binding.var)) == 2:
-                self.flat[binding.var] = Flat(own, False)
+                self.flat[binding.var] = Flat(map_var, False)
             self.kept[name] = binding.var
-            found.append(relax.VarBinding(own, value))
-        return found
+            renamed.append(relax.VarBinding(map_var, value))
+        return renamed
 
     def _is_flattened(self, var: relax.Var) -> bool:
         return var in self.flat and math.prod(shape(self.flat[var].map)[1:3]) > 1
 
     def _moved(self, binding: relax.VarBinding) -> bool:
-        """Whether it moves elements that lie where they lie."""
+        """Whether a binding only reshapes, so that elements stay where they are."""
         value, kind = binding.value, operator(binding.value)
         if kind not in ("permute_dims", "reshape") or not isinstance(value.args[0], relax.Var):
             return False
         source = value.args[0]
-        own = self.maps.get(source, source)
+        map_var = self.maps.get(source, source)
         axes = tuple(map(int, value.attrs.axes)) if kind == "permute_dims" and value.attrs.axes else ()
         if source in self.made and axes == TO_NHWC:
             self.made[binding.var] = self.made[source]
             self.transposed.add(source)
         elif axes == TO_NCHW and source not in self.flat:
-            self.flat[binding.var], self.maps[binding.var] = Flat(own, True), own
+            self.flat[binding.var], self.maps[binding.var] = Flat(map_var, True), map_var
         elif kind == "reshape" and len(shape(binding.var)) == 2:
             if shape(binding.var)[0] != shape(source)[0]:
                 return False
-            self.flat[binding.var] = self.flat.get(source, Flat(own, False))
-            self.maps[binding.var] = own
+            self.flat[binding.var] = self.flat.get(source, Flat(map_var, False))
+            self.maps[binding.var] = map_var
         else:
             return False
         return True
@@ -137,15 +137,15 @@ class CompiledLayers:
         source, matrix = call.args
         if source not in self.flat or not isinstance(matrix, tvm.ir.GenericConst):
             raise self._refuse(name, "it is no product with a constant matrix")
-        of = self.flat[source]
-        _, h, w, c = shape(of.map)
+        operand = self.flat[source]
+        _, h, w, c = shape(operand.map)
         weights = matrix.value.numpy()
         if weights.ndim != 2 or weights.shape[0] != h * w * c:
             raise self._refuse(name, "its operand is reshaped")
-        filters = weights.T.reshape(-1, c, h, w) if of.channels_first else weights.T.reshape(-1, h, w, c)
-        filters = filters.transpose(0, 2, 3, 1) if of.channels_first else filters
+        filters = weights.T.reshape(-1, c, h, w) if operand.channels_first else weights.T.reshape(-1, h, w, c)
+        filters = filters.transpose(0, 2, 3, 1) if operand.channels_first else filters
         constant = relax.const(np.ascontiguousarray(filters))
-        return op.nn.conv2d(of.map, constant, data_layout="NHWC", kernel_layout="OHWI")
+        return op.nn.conv2d(operand.map, constant, data_layout="NHWC", kernel_layout="OHWI")
 
     def _pooling(self, name: str, call: relax.Call) -> relax.Expr:
         """A mean of each channel as a pooling."""
@@ -156,17 +156,17 @@ class CompiledLayers:
 
     def inputs(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Network inputs as flat NHWC."""
-        found = {}
+        maps = {}
         for param, array in zip(self.network.module["main"].params, arrays.values(), strict=True):
             array = array.transpose(TO_NHWC) if param in self.transposed else array
-            found[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
-        return found
+            maps[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
+        return maps
 
     def references(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What layers give as TVM's own pipeline compiles them, flat; outputs as the network's reference."""
         module = _returning(self.network.module, [self.kept[name] for name in names])
-        found = relax_module.reference(module)(arrays)
-        wanted = {name: array.ravel() for name, array in zip(names, found, strict=True)}
+        outputs = relax_module.reference(module)(arrays)
+        wanted = {name: array.ravel() for name, array in zip(names, outputs, strict=True)}
         results = self.network.reference(arrays)
         for var, array in zip(_results(self.network.module), results, strict=True):
             name = next(name for name, group in self.groups.items() if var in {b.var for b in group.bindings})

@@ -65,7 +65,7 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
     groups = region_groups(mod, views=views)
     made = {group.result: name for name, group in groups.items()}
     made |= {param: f"%{param.name}" for param in mod["main"].params}
-    found = []
+    names = []
     for region in graph.regions:
         try:
             layer, _ = read_layer(region.name, groups[region.name].bindings, made)
@@ -74,8 +74,8 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
         wanted, result = layers[region.name], groups[region.name].result
         alike = dict(zip(wanted.inputs, wanted.maps)) == dict(zip(layer.inputs, layer.maps))
         if alike and counted.shapes[region.name] == shape(result) and not region.kept_elements:
-            found.append(region.name)
-    return tuple(found)
+            names.append(region.name)
+    return tuple(names)
 
 
 def regions_of(mod: tvm.IRModule, name: str, *, views: bool = True, fuse: bool = False) -> RegionGraph:
@@ -239,8 +239,8 @@ class _Reading:
         )
 
     def _constants(self) -> dict[relax.Expr, float | int]:
-        """Of what is elementwise: numbers, and rows of weights that hold one for each channel."""
-        found: dict[relax.Expr, float | int] = {}
+        """Constants of elementwise operators: numbers, or rows of weights that hold one value a channel."""
+        constants: dict[relax.Expr, float | int] = {}
         before = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:
             kind = operator(binding.value)
@@ -254,13 +254,13 @@ class _Reading:
                     continue
                 array = _array(arg)
                 if array.size == 1:
-                    found[arg] = float(array.item())
+                    constants[arg] = float(array.item())
                 elif array.size == self.shape[3] == array.shape[-1]:
-                    found[arg] = before + len(self.vectors)
+                    constants[arg] = before + len(self.vectors)
                     self.vectors.append(array.reshape(1, -1))
                 else:
                     raise self.refuse("its constant has a shape of its own")
-        return found
+        return constants
 
 
 def largest_or_exact(call: relax.Call) -> bool:

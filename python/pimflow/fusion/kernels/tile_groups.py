@@ -8,9 +8,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.fusion import Group, Layer, LayerGraph, Tiling, place
+from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, place
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
@@ -75,16 +75,16 @@ def _kernel(
         graph=graph,
         begin=0,
         end=len(layers),
-        tiling=Tiling.parse(str(function.attrs[TILES])),
+        tiling=GroupTiling.parse(str(function.attrs[TILES])),
         reuse="lifetime",
         weights_placed=False,
     )
-    found = {layer.name: computation for layer, computation, _ in layers}
-    placed = place(group, ELEMENT_BYTES[stored], BLOCK_BYTES if on_gpu else 1 << 62)
+    computed = {layer.name: computation for layer, computation, _ in layers}
+    placed = place(group, ELEMENT_BYTES[stored], BLOCK_SHARED_BYTES if on_gpu else 1 << 62)
     target = Target(threads=THREADS if on_gpu else 0, network=True, dtype=stored, types=types)
-    kernel = generate(name, group, placed, found, target)
+    kernel = generate(name, group, placed, computed, target)
     marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
-    weights = [found[layer.name].weights for layer, _, _ in layers if found[layer.name].weights.size]
+    weights = [computed[layer.name].weights for layer, _, _ in layers if computed[layer.name].weights.size]
     constants = [np.ascontiguousarray(each.astype(STORED[stored])).ravel() for each in weights]
     return kernel.with_attrs(marks), [*constants, bounds(group)]
 
@@ -106,16 +106,16 @@ def _layers(function: relax.Function) -> list[tuple[Layer, Computation, tuple[in
             casts[binding.var] = value
         else:
             bindings.append(relax.VarBinding(binding.var, value))
-    found = []
+    read = []
     for index, count in enumerate(map(int, function.attrs[LAYERS])):
-        own, bindings = bindings[:count], bindings[count:]
-        layer, computation = read_layer(_name(index), own, names)
-        names[own[-1].var] = layer.name
-        found.append((layer, computation, shape(own[-1].var)))
-    return found
+        of_region, bindings = bindings[:count], bindings[count:]
+        layer, computation = read_layer(_name(index), of_region, names)
+        names[of_region[-1].var] = layer.name
+        read.append((layer, computation, shape(of_region[-1].var)))
+    return read
 
 
 def _graph(function: relax.Function, layers: Sequence[Layer], dims: Sequence[tuple[int, ...]]) -> LayerGraph:
     shapes = {f"%{param.name}": shape(param) for param in function.params}
-    shapes |= {layer.name: own for layer, own in zip(layers, dims)}
+    shapes |= {layer.name: dims_of for layer, dims_of in zip(layers, dims)}
     return LayerGraph(name="tiled", layers=tuple(layers), shapes=shapes, outputs=(layers[-1].name,))

@@ -66,10 +66,10 @@ class Candidates:
         self._found: dict[str, list[Candidate]] = {}
 
     def of(self, graph: RegionGraph) -> Candidates:
-        """The same of another network: of layers that both have, nothing is asked again."""
-        found = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
-        found._layers = self._layers
-        return found
+        """Candidates of another network on the same system. Layers that both have are not timed again."""
+        candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
+        candidates._layers = self._layers
+        return candidates
 
     @functools.cached_property
     def tilings(self) -> Tilings:
@@ -82,22 +82,22 @@ class Candidates:
         self._found = self.costs.together(self._everything)
 
     def _everything(self) -> dict[str, list[Candidate]]:
-        """By region, its candidates; what else is asked about it is asked too."""
-        found = {}
+        """The candidates of each region. All other kernels that the search will time are requested too."""
+        by_region = {}
         for region in self.graph.regions:
-            found[region.name] = self._all(region)
+            by_region[region.name] = self._all(region)
             self.on_gpu(region, self.system.gpu.memory_channels)
             if not self.refusal(region):
                 self.settle(region), self.absorb(region)
-        return found
+        return by_region
 
     @property
     def splitting(self) -> str:
-        """How splits are found: as the system says, if GPU times take no measuring; else by the grid."""
+        """How splits are chosen: by `System.splits` if GPU times are computed, else by the grid."""
         return self.system.splits if self.costs.profiling.gpu.computes else "grid"
 
     def layers(self) -> list[splits.Layer]:
-        """What PIM is asked to do."""
+        """Layers that PIM can run, with the splits that are to be timed."""
         if set(self.modes) <= {"GPU"}:
             return []
         capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
@@ -106,7 +106,7 @@ class Candidates:
         return [self._layers[geometry] for geometry in capable]
 
     def _asked(self, region: Region) -> splits.Layer:
-        """What is asked about the layer of a region."""
+        """The layer of a region, with the splits that are to be timed."""
         geometry, name = region.geometry, region.name
         if "SPLIT" not in self.modes:
             return self.costs.layer(geometry, name)
@@ -121,7 +121,7 @@ class Candidates:
         return self.costs.layer(geometry, name, besides=besides, terms=terms)
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
-        """What a split takes but for PIM's part."""
+        """Times of a split other than PIM's part."""
         results, gpu = split.pim_results(region.geometry), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
@@ -132,36 +132,36 @@ class Candidates:
         )
 
     def all(self, region: Region) -> list[Candidate]:
-        """GPU; PIM and SPLIT where PIM can run the region; of these, those of `modes`."""
+        """Candidates of one region in `modes`: on the GPU and, where PIM can run it, on PIM and split."""
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
-        found = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
+        candidates = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
         if self.refusal(region):
-            return found
+            return candidates
         if "PIM" in self.modes:
-            found.append(self.make(region, "PIM"))
+            candidates.append(self.make(region, "PIM"))
         if "SPLIT" in self.modes:
-            found += [self._with_pim(region, split) for split in self.splits(region)]
-        return found
+            candidates += [self._with_pim(region, split) for split in self.splits(region)]
+        return candidates
 
     def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
-        """The ways of the GPU while `channels` memory channels serve it: the operator, and primitives.
+        """Candidates on the GPU alone with `channels` memory channels: the operator, and primitives.
 
-        Of these, none that another way is as good as in time, energy and memory.
+        A candidate is left out if another is as good in time, energy and memory.
         """
-        found = [self.make(region, "GPU", gpu_channels=channels)]
+        candidates = [self.make(region, "GPU", gpu_channels=channels)]
         made = [
             self.make(region, "GPU", primitive=each.name, gpu_channels=channels)
             for each in (usable(region) if self.primitives else ())
         ]
         for candidate in sorted(made, key=_figures):
-            if not any(_as_good(other, candidate) for other in found):
-                found.append(candidate)
-        return found
+            if not any(_as_good(other, candidate) for other in candidates):
+                candidates.append(candidate)
+        return candidates
 
     def splits(self, region: Region) -> tuple[Split, ...]:
-        """Those of a region that are candidates."""
+        """The splits of a region that are candidates."""
         if region.geometry not in self._layers:
             self.layers()
         return self.costs.splits(self._layers[region.geometry])
@@ -173,12 +173,12 @@ class Candidates:
         return refusal(region, self.system.pim)
 
     def unsplittable(self, region: Region, split: Split) -> str:
-        """Why `region` cannot be split so; empty if it can."""
+        """Why `region` cannot be split like this; empty if it can."""
         if region.operator == "fc" and split.axis == "rows":
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
             return "parts of its input would be copied"
-        return split.problem(region.geometry)
+        return split.obstacle(region.geometry)
 
     def make(
         self,
@@ -226,7 +226,7 @@ class Candidates:
         return self._with_pim(region, split, schedule)
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
-        """By the operator, or by the primitive of that `name`, whose launches follow one another."""
+        """On the GPU by the operator, or by the primitive of that `name`, one launch after the other."""
         system, primitive = self.system, named(name) if name else None
         why = primitive and (_wrong_dtype(system) or problem(primitive, region))
         if why:
@@ -296,12 +296,12 @@ class Candidates:
         )
 
     def _left_bytes(self, region: Region, split: Split) -> int:
-        """Of the filters that the GPU's part of a split reads."""
+        """Bytes of the filters that the GPU's part of a split reads."""
         part = split.gpu_part(region.geometry) if split.gpu else None
         return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
     def pending(self, region: Region, split: Split) -> tuple[str, ...]:
-        """What a PIM region leaves to others whatever it computes."""
+        """What the kernel after a PIM region has to do, whatever the region computes."""
         lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
         return lanes + split.pending(region.geometry, views=self.system.views)
 
@@ -322,7 +322,7 @@ class Candidates:
         return first.first_result == region.name and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:
-        """The kernel that applies what PIM leaves undone, when nobody else's kernel does."""
+        """The kernel that applies what PIM leaves undone, if no consumer's kernel does."""
         return self.tasks.epilogue(region)
 
     def absorb(self, region: Region) -> EdgeCost:
@@ -333,7 +333,7 @@ class Candidates:
         return self.tasks.absorbed_epilogue(region, shared=len(self.graph.consumers[region.name]) > 1)
 
     def pim_cost(self, region: Region, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """Of the program for what the GPU leaves, by the given or the fastest loop order."""
+        """The cost of PIM's part of a region, by the given loop order or the fastest."""
         geometry = region.geometry
         if schedule:
             known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
@@ -365,7 +365,7 @@ def require_primitives(system: System, gpu: GpuProfiler) -> None:
 
 
 def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
-    """Of one whose tasks follow one another on the GPU: time, energy, memory while it runs and always."""
+    """Time, energy, workspace and filters of a candidate whose tasks run one after the other on the GPU."""
     return (
         sum(task.duration_ns for task in candidate.tasks),
         sum(task.energy_pj for task in candidate.tasks),

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Port, Rewrite
 from pimflow.core.region import Kernel
-from pimflow.fusion import Tiling
+from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.candidates.tiled_kernels import run_tiles, tiled_kernel
 
 
-def kernel(maker: Candidates, covers: Sequence[str], tiling: Tiling | None = None) -> Kernel | None:
+def kernel(maker: Candidates, covers: Sequence[str], tiling: GroupTiling | None = None) -> Kernel | None:
     """The kernel of a group in the tiles of `tiling`, or of a run in its own; None if these fit no block."""
     if tiling is not None:
         return maker.tilings.kernel(covers, tiling)
@@ -29,7 +29,7 @@ def make(
     maker: Candidates,
     covers: Sequence[str],
     gpu_channels: int | None = None,
-    tiling: Tiling | None = None,
+    tiling: GroupTiling | None = None,
 ) -> Candidate:
     """The candidate that does `covers` as one kernel.
 
@@ -37,8 +37,8 @@ def make(
     ----------
     gpu_channels : int, optional
         Memory channels of the GPU; those of a mixed plan by default.
-    tiling : Tiling, optional
-        Of a group of `Tilings`. Its kernel takes in nothing that PIM left undone.
+    tiling : GroupTiling, optional
+        The tiling of a group of `Tilings`. Its kernel does nothing that PIM left undone.
     """
     system = maker.system
     channels = system.gpu_channels if gpu_channels is None else gpu_channels
@@ -57,20 +57,20 @@ def make(
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
-    """By first region, all that do several regions as one kernel."""
+    """By first region, all candidates that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
         several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
-        found: dict[str, list[Candidate]] = {}
+        by_region: dict[str, list[Candidate]] = {}
         for candidate in several(maker, maker.system.gpu_channels):
-            found.setdefault(candidate.covers[0], []).append(candidate)
-        return found
+            by_region.setdefault(candidate.covers[0], []).append(candidate)
+        return by_region
 
     return maker.costs.together(each)
 
 
 def several(maker: Candidates, channels: int) -> list[Candidate]:
-    """All that do several regions as one kernel while so many memory channels serve the GPU.
+    """All candidates that do several regions as one kernel while `channels` memory channels serve the GPU.
 
     The same groups whatever the channels: what keeps to a bound on memory does so on all of them.
     """
@@ -89,11 +89,11 @@ def runs(maker: Candidates, channels: int) -> list[Candidate]:
 
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
-    """By first region, all that the GPU may do while so many memory channels serve it."""
-    found = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
+    """By first region, all candidates on the GPU while `channels` memory channels serve it."""
+    by_region = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
     for candidate in several(maker, channels):
-        found[candidate.covers[0]].append(candidate)
-    return {name: tuple(candidates) for name, candidates in found.items()}
+        by_region[candidate.covers[0]].append(candidate)
+    return {name: tuple(candidates) for name, candidates in by_region.items()}
 
 
 def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:

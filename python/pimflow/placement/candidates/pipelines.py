@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
-from pimflow.core.liveness import apart
+from pimflow.core.liveness import view_obstacle
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
@@ -81,7 +81,7 @@ class Run:
             )
             for shape, begins in (ends, reads):
                 for begin in begins:
-                    if problem := apart(shape, 1, begin, STORED_BYTES):
+                    if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
                         return f"'{region.name}': {problem}"
         return ""
 
@@ -151,7 +151,7 @@ def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
 
 
 def _of(maker: Candidates, pipeline: Pipeline) -> Run:
-    """`pipeline` as a run on the system; raises `PlanError`, naming the region that stands against it."""
+    """`pipeline` as a run on the system; raises `PlanError` with the region that cannot be pipelined."""
     run, system = Run.of(maker.graph, pipeline), maker.system
     problem = "" if system.views else "parts of tensors would be copied (--copies made)"
     for region, mode in zip(run.regions, pipeline.modes):
@@ -164,7 +164,7 @@ def _of(maker: Candidates, pipeline: Pipeline) -> Run:
 
 
 def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
-    """The candidate that does the regions of `pipeline` so.
+    """The candidate that runs `pipeline`.
 
     Parameters
     ----------
@@ -215,8 +215,8 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
 
 
 def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
-    """Of every part on PIM. Those of a region take one loop order, the fastest for the largest by default."""
-    found = {}
+    """The cost of every part on PIM. Parts of a region share a loop order: by default the largest's."""
+    costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode == "GPU":
             continue
@@ -231,10 +231,10 @@ def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tu
             largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
             schedule = maker.costs.pim(run.products(position, largest), region.name).schedule
         for stage in range(len(parts)):
-            found[position, stage] = maker.costs.pim(
+            costs[position, stage] = maker.costs.pim(
                 run.products(position, stage), region.name, schedule=schedule
             )
-    return found
+    return costs
 
 
 def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
@@ -279,7 +279,7 @@ def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[
 
 
 def pipeline_of(candidate: Candidate) -> Pipeline:
-    """The pipeline that a candidate is."""
+    """The pipeline of a candidate of mode PIPELINE."""
     return Pipeline(regions=candidate.covers, modes=candidate.rewrite.modes, cuts=candidate.rewrite.stages)
 
 
@@ -287,11 +287,11 @@ def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Ke
     """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
     pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
     run = Run.of(graph, pipeline)
-    found: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
+    by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
     for position, stage in pipeline.steps:
         if pipeline.modes[position] == "GPU":
-            found[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
-    return found
+            by_region[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
+    return by_region
 
 
 def candidates(
@@ -299,7 +299,7 @@ def candidates(
 ) -> dict[str, list[Candidate]]:
     """By first region, the pipelines that beat doing their regions one by one.
 
-    Of every run and way to deal it to the devices that is the best number of stages. Costs of single
+    For every run, and every way to deal it to the devices, the best number of stages. Costs of single
     regions have to be known already (`Candidates.prepare`).
 
     Parameters
@@ -326,10 +326,10 @@ def candidates(
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
             best[key] = (latency_ns, candidate)
-    found: dict[str, list[Candidate]] = {}
+    by_region: dict[str, list[Candidate]] = {}
     for _, candidate in best.values():
-        found.setdefault(candidate.covers[0], []).append(candidate)
-    return found
+        by_region.setdefault(candidate.covers[0], []).append(candidate)
+    return by_region
 
 
 def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True) -> Iterator[Run]:
@@ -354,13 +354,13 @@ def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _
 
 
 def _one_by_one_ns(maker: Candidates, region: Region, last: bool) -> float:
-    """The fastest way to do a region of a run by itself, with what that leaves to the next."""
+    """Time of the fastest candidate of a region by itself, with the work that it leaves to the next."""
     absorb_ns = 0.0 if last or maker.refusal(region) else maker.absorb(region).latency_ns
     return min(Cost.of(c).latency_ns + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region))
 
 
 class _Bounds:
-    """What is known of runs before their stages are timed, from the candidates of their regions."""
+    """Lower bounds of runs, from the candidates of their regions, before their stages are timed."""
 
     def __init__(self, maker: Candidates):
         self.maker = maker
@@ -368,7 +368,7 @@ class _Bounds:
         self._alone: dict[tuple[str, bool], float] = {}
 
     def one_by_one_ns(self, run: Run) -> float:
-        """The fastest way to do the regions of `run` one after the other."""
+        """Time of the regions of `run` one after the other, each by its fastest candidate."""
         total_ns = 0.0
         for region in run.regions:
             key = region.name, region is run.regions[-1]
@@ -378,7 +378,7 @@ class _Bounds:
         return total_ns
 
     def stages_ns(self, run: Run) -> float:
-        """Of `run`, if each part took its launch and its share of the whole, and the crossbar nothing."""
+        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
         parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:
@@ -393,6 +393,6 @@ class _Bounds:
     def _task(self, region: Region, mode: str) -> Task:
         key = region.name, mode
         if key not in self._tasks:
-            on = mode.lower()
-            self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == on)
+            resource = mode.lower()
+            self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == resource)
         return self._tasks[key]

@@ -1,6 +1,6 @@
 """What the parts of candidates are charged: kernels, PIM programs, the crossbar, and what follows them.
 
-The rules are the table "What is charged" of docs/architecture.md.
+The rules are the table of docs/charging.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tasks:
     ----------
     system : System
     costs : Costs
-        Of the system, or of one that differs in launch times only.
+        Made for the system, or of one that differs in launch times only.
     """
 
     def __init__(self, system: System, costs: Costs):
@@ -33,11 +33,11 @@ class Tasks:
 
     @property
     def submission_ns(self) -> float:
-        """To hand PIM a program."""
+        """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
-        """A kernel while `channels` memory channels serve the GPU; those of a mixed plan by default."""
+        """The task of a kernel on `channels` memory channels; by default the GPU's share in a mixed plan."""
         cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
@@ -57,14 +57,14 @@ class Tasks:
         return [task, self._transfer(f"{name} (GPU traffic)", task.moved_bytes)]
 
     def gpu_part(self, region: Region, split: Split) -> list[Task]:
-        """The GPU's part of a split."""
+        """The task of the GPU's part of a split."""
         if not split.gpu:
             return []
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost) -> list[Task]:
-        """A PIM program, and what it moves over the crossbar: all that GWRITEs write and READRESs return."""
+        """The tasks of a PIM program: the program, and its GWRITE and READRES traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
             run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
@@ -120,18 +120,18 @@ class Tasks:
         return [self.gpu(f"{region.name} (padded input)", kernel)]
 
     def last(self, region: Region, split: Split, results: int) -> list[Task]:
-        """What makes whole what the devices left apart: lanes, and the two sums of a split reduction."""
+        """The kernels that add up partial results: lanes, and the two sums of a split reduction."""
         if not self.system.charges("epilogue"):
             return []
-        found = []
+        tasks = []
         more = (self.system.pim.result_lanes - 1) * results
         if more:
             more_bytes = more * RESULT_BYTES[self.system.dtype]
             kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
-            found.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
+            tasks.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
         if split.axis == "reduction":
-            found.append(self.epilogue(region, sums=2).task)
-        return found
+            tasks.append(self.epilogue(region, sums=2).task)
+        return tasks
 
     def epilogue(self, region: Region, sums: int = 1) -> EdgeCost:
         """The kernel that applies what PIM leaves undone to the sum of as many results of `region`."""
@@ -168,7 +168,7 @@ def row_bytes(system: System) -> int:
 
 
 def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) -> int:
-    """Of the weights of `region` in the GPU's memory, with filters of so many bytes; whole ones if None."""
+    """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry
     if filter_bytes is None or layer is None:
         return region.weight_elements * element

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pimflow.core.fused_tile import Reach, Step, gpu_tile, wide_width
+from pimflow.core.fused_tile import Reach, TiledLayer, gpu_tile, wide_width
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
 
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """What blocks load and compute, a tile each.
+    """What blocks of threads load and compute, one tile a block.
 
     Attributes
     ----------
@@ -44,8 +44,8 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     element = ELEMENT_BYTES[dtype]
     macs = 0
     for region in regions:
-        own = region.geometry.macs if region.geometry else sum(region.input_elements)
-        macs += own * int(tiles.touched[region.name]) // region.output_elements
+        region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
+        macs += region_macs * int(tiles.touched[region.name]) // region.output_elements
     reads = {name: int(tiles.touched[name]) for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     once = {name: min(size, sizes[name]) for name, size in reads.items()}
@@ -64,7 +64,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
 
 
 def operands(regions: Sequence[Region]) -> tuple[str, ...]:
-    """What regions read that none of them makes."""
+    """Tensors that regions read from outside the group."""
     made = {region.name for region in regions}
     names = dict.fromkeys(name for region in regions for name in region.inputs)
     return tuple(name for name in names if name not in made)
@@ -73,7 +73,7 @@ def operands(regions: Sequence[Region]) -> tuple[str, ...]:
 def run_tiles(regions: Sequence[Region], dtype: str) -> Tiles | None:
     """Tiles in which `relay_passes.schedules.schedule_fused_gpu` computes a run; None if it finds none.
 
-    All tiles are full ones: beside a map whose width vectors do not fill, columns are computed that nobody
+    All tiles are full ones: if vectors do not fill a map's width, columns beside it are computed that nothing
     reads. Nothing is loaded from beside the operand.
     """
     steps = _steps(regions, dtype)
@@ -95,10 +95,10 @@ def run_tiles(regions: Sequence[Region], dtype: str) -> Tiles | None:
     return Tiles(blocks=blocks, touched=touched, waits=len(steps) * (steps[-1].channels // tile.chunk))
 
 
-def _steps(regions: Sequence[Region], dtype: str) -> list[Step]:
+def _steps(regions: Sequence[Region], dtype: str) -> list[TiledLayer]:
     """Convolutions have operands in the storage type, also on chip; others are fp32 there."""
     return [
-        Step(
+        TiledLayer(
             rows=_reach(window.rows),
             columns=_reach(window.columns),
             channels=window.c,
@@ -119,12 +119,12 @@ def _cuts(extent: int, size: int) -> list[Span]:
 
 
 def _read(axis: RangeMap, spans: Sequence[Span]) -> list[Span]:
-    """What of an operand is wanted, be it beside the map."""
-    found, reach = [], _reach(axis)
+    """The spans of an operand that tiles read; they may reach beyond the map."""
+    extents, reach = [], _reach(axis)
     for begin, end in spans:
         low = begin * axis.stride - axis.pad_before
-        found.append((low, low + reach.extent(end - begin)))
-    return found
+        extents.append((low, low + reach.extent(end - begin)))
+    return extents
 
 
 def _clipped(spans: Sequence[Span], extent: int) -> list[Span]:

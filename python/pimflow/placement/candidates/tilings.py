@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow import fusion
-from pimflow.core.fused_tile import BLOCK_BYTES
+from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
-from pimflow.fusion import Group, Growing, Tiling
+from pimflow.fusion import Group, GroupTiling, Growing
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.candidates.tiled_kernels import Tiles, tiled_kernel
@@ -35,7 +35,7 @@ class Tiled:
     """A group with its tiling."""
 
     covers: tuple[str, ...]
-    tiling: Tiling
+    tiling: GroupTiling
 
 
 class Tilings:
@@ -54,24 +54,24 @@ class Tilings:
 
     @functools.cached_property
     def layers(self) -> fusion.LayerGraph:
-        """Region by region, what each reads of its operands."""
+        """The regions as layers of Deep Fusion, with what each reads of its operands."""
         return fusion.folded(self.graph)
 
     @property
     def capacity_bytes(self) -> int:
         """Shared memory of a block."""
-        return min(BLOCK_BYTES, self.system.gpu.shared_memory_bytes)
+        return min(BLOCK_SHARED_BYTES, self.system.gpu.shared_memory_bytes)
 
     def best(self, channels: int) -> tuple[Tiled, ...]:
         """Groups that are faster as one kernel than region by region, on so many memory channels.
 
-        By the analytic model, whoever prices them in the end.
+        Times are the analytic model's, also if another profiler times the groups later.
         """
         if channels not in self._best:
             self._best[channels] = tuple(self.search(channels))
         return self._best[channels]
 
-    def problem(self, covers: Sequence[str], tiling: Tiling) -> str:
+    def problem(self, covers: Sequence[str], tiling: GroupTiling) -> str:
         """Why regions cannot be one kernel in these tiles; empty if they can."""
         order = [region.name for region in self.graph.regions]
         begin = order.index(covers[0])
@@ -89,7 +89,7 @@ class Tilings:
             else (f"its tiles do not fit the {self.capacity_bytes} bytes of shared memory that a block has")
         )
 
-    def group(self, covers: Sequence[str], tiling: Tiling) -> Group:
+    def group(self, covers: Sequence[str], tiling: GroupTiling) -> Group:
         """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
         begin = self.layers.index[covers[0]]
         end = begin + len(covers)
@@ -97,8 +97,8 @@ class Tilings:
             graph=self.layers, begin=begin, end=end, tiling=tiling, reuse=REUSE, weights_placed=False
         )
 
-    def kernel(self, covers: Sequence[str], tiling: Tiling) -> Kernel:
-        """What the GPU model is asked about."""
+    def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
+        """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
         regions = [self.graph.region(name) for name in covers]
         touched = {name: group.touched_elements(name) for name in group.spans[0]}
@@ -108,7 +108,7 @@ class Tilings:
     def search(
         self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> Iterator[Tiled]:
-        """`best`, of the runs of regions that `wanted` says are."""
+        """`best` for the runs of regions that `wanted` accepts."""
         if not self.graph.fusible:
             return
         gpu, dtype = self.system.gpu, self.system.dtype
@@ -122,14 +122,14 @@ class Tilings:
             regions = self.graph.regions[begin:end]
             if wanted(tuple(region.name for region in regions)):
                 bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
-                found = self._fastest(regions, growing, channels, bound_ns)
-                if found:
-                    yield found
+                fastest = self._fastest(regions, growing, channels, bound_ns)
+                if fastest:
+                    yield fastest
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""
         fusible = set(self.graph.fusible)
-        candidates = fusion.Candidates.of(self.layers, "recompute")
+        candidates = fusion.TilingCandidates.of(self.layers, "recompute")
         inside, ends = self._places()
         for end in range(2, len(self.graph.regions) + 1):
             growing = Growing(self.layers, candidates, REUSE)
@@ -152,7 +152,7 @@ class Tilings:
         return inside, {0, *(end for _, end in parts)}
 
     def _closed(self, begin: int, end: int) -> bool:
-        """Whether nobody else reads what is between."""
+        """Whether no region outside reads a result between these."""
         names = {region.name for region in self.graph.regions[begin:end]}
         return all(
             names.issuperset(self.graph.readers[region.name])

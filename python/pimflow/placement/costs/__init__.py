@@ -1,1 +1,1 @@
-"""What candidates take on both devices."""
+"""Costs of candidates on both devices."""

@@ -55,7 +55,7 @@ class Profiling:
     progress: Callable[[int, int], None] = lambda _done, _all: None
 
     def of_pim(self, system: System) -> PimProfiler:
-        """What times PIM programs of `system`."""
+        """The profiler of PIM programs of `system`."""
         return self.pim or BuiltIn(system.timing, system.gwrite_hiding)
 
     def require(self, system: System, modes: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class Costs:
     side : PimSide
     profiling : Profiling
     tally : Tally
-        Of ``pim`` layers and ``gpu`` kernels.
+        Counts of ``pim`` layers and ``gpu`` kernels.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -103,21 +103,21 @@ class Costs:
 
     @property
     def profilers(self) -> str:
-        """Which profilers they are from."""
+        """Names of the profilers that the costs are from."""
         return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
 
     def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> Layer:
-        """What is asked about a layer (`Layer`), on this side."""
+        """A `Layer` to be timed on this PIM device."""
         return Layer(side=self.side, geometry=geometry, name=name, **asked)
 
     def splits(self, layer: Layer) -> tuple[Split, ...]:
-        """Those worth being candidates."""
+        """The splits of a layer that are worth being candidates."""
         if layer.key not in self._answers:
             self.time_layers([layer])
         return self._answers[layer.key]
 
     def time_layers(self, wanted: Sequence[Layer]) -> None:
-        """Time layers: what is not known yet, the largest first."""
+        """Time the layers that are not known yet, the largest first."""
         layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
         kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
@@ -128,17 +128,17 @@ class Costs:
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
         work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
-        for done, (position, found) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
+        for done, (position, costs) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
             layer = missing[position]
-            self._know(layer, found)
-            self._keep({layer.key: dataclasses.asdict(found)})
+            self._know(layer, costs)
+            self._keep({layer.key: dataclasses.asdict(costs)})
             self.tally.computed["pim"] += 1
             self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
 
-    def _know(self, layer: Layer, found: LayerCosts) -> None:
-        self._layers[layer.geometry] = found
-        self._answers[layer.key] = found.splits
-        for split, cost in found.costs:
+    def _know(self, layer: Layer, costs: LayerCosts) -> None:
+        self._layers[layer.geometry] = costs
+        self._answers[layer.key] = costs.splits
+        for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
             self._pim[layer.geometry, split, cost.schedule] = cost
@@ -148,7 +148,7 @@ class Costs:
             self.profiling.cache.put(results)
 
     def pim(self, geometry: ConvGeometry, name: str, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """Of what the GPU leaves of a layer, by the given loop order or the layer's fastest."""
+        """The cost of PIM's part of a layer, by the given loop order or the layer's fastest."""
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
@@ -168,7 +168,7 @@ class Costs:
         return self._pim[known]
 
     def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
-        """Of a GPU kernel while `channels` memory channels serve the GPU."""
+        """The cost of a GPU kernel while `channels` memory channels serve the GPU."""
         request = KernelRequest(kernel, channels)
         if request not in self._kernels:
             if self._asked is not None:
@@ -180,12 +180,12 @@ class Costs:
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.
 
-        Where a system sets another launch time than that of the one the costs were made for, its own.
+        If `gpu` has another launch time than the system that the costs were made for, that of `gpu`.
         """
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     def together(self, make: Callable[[], Made]) -> Made:
-        """What `make` makes. The kernels that it asks for are timed all at once: it may be called twice."""
+        """The result of `make`. All kernels that it requests are timed at once, so it may be called twice."""
         self._asked = {}
         try:
             made, asked = make(), list(self._asked)
@@ -205,14 +205,14 @@ class Costs:
         for request in requests:
             if keys[request] in kept:
                 self._kernels[request] = _kernel_cost(kept[keys[request]])
-        found = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
-        self._kernels |= found
-        self._keep({keys[request]: _plain(cost) for request, cost in found.items()})
+        measured = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
+        self._kernels |= measured
+        self._keep({keys[request]: _plain(cost) for request, cost in measured.items()})
         self.tally.kept["gpu"] += len(kept)
         self.tally.computed["gpu"] += len(missing)
 
     def known_kernels(self) -> dict[str, int]:
-        """How many kernels are known how, the best first."""
+        """By `Known`, how many kernels are known in that way, the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {way.value: counts[way] for way in Known if counts[way]}
 

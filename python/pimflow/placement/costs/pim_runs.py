@@ -10,7 +10,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import PimSpec
-from pimflow.hardware.system import SCHEDULINGS
+from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import Schedule, schedules
 from pimflow.simulators.pim.timing import TimingResult
@@ -36,7 +36,7 @@ class PimRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PimCost:
-    """What a candidate has to know of a program.
+    """The figures of a timed program that candidates are made of.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class PimCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PimSide:
-    """Where programs run.
+    """The PIM device that programs run on, and what times them.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class PimSide:
     profiler : PimProfiler
         What times them.
     level : str
-        Which loop orders they may take: one of `hardware.system.SCHEDULINGS`.
+        Which loop orders they may take: one of `hardware.systems.SCHEDULINGS`.
     """
 
     pim: PimSpec
@@ -110,7 +110,7 @@ class PimSide:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What results on it are stored under."""
+        """The key that results for this device are cached under."""
         pim = replace(self.pim, sources={})
         return repr((pim, self.channels, self.dtype, self.profiler.identity, self.level))
 
@@ -144,12 +144,12 @@ class PimSide:
         )
 
     def run(self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0) -> PimRun:
-        """A program, timed."""
+        """A program with its timing."""
         program = self.program(geometry, schedule, name, pixel_begin)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
     def cost(self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE) -> PimCost:
-        """Of what the GPU leaves of a layer."""
+        """The cost of PIM's part of a layer."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
         return PimCost.of(self.run(part, schedule, name, pixel_begin))
 
@@ -166,16 +166,16 @@ class PimSide:
         return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
     def order(self, geometry: ConvGeometry, name: str, whole: str, split: Split) -> Schedule:
-        """The loop order of what the GPU leaves: the layer's, or where that does not fit the fastest."""
+        """The loop order of PIM's part: the layer's or, if that does not fit, the fastest for the part."""
         schedule, part = Schedule.parse(whole), split.pim_part(geometry)
         fits = part == geometry or schedule in self.schedules(part)
         return schedule if fits else self.ranked(part, name)[0]
 
     def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
-        """The layer without the GPU, by the two loop orders that suit it best, the faster one first."""
+        """Costs of the layer on PIM alone, by the two loop orders that rank best, the faster one first."""
         # They are ranked by one channel; of two that come close, all channels decide.
-        found = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
-        return sorted(found, key=lambda cost: cost.time_ns)
+        costs = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
+        return sorted(costs, key=lambda cost: cost.time_ns)
 
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:

@@ -48,12 +48,12 @@ def _every(geometry: ConvGeometry, tile: int, views: bool) -> tuple[Split, ...]:
 
 
 def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
-    return [split for split in splits if not split.problem(geometry)]
+    return [split for split in splits if not split.obstacle(geometry)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """What a split takes but for PIM's part.
+    """The times of a split other than PIM's part.
 
     Attributes
     ----------
@@ -77,20 +77,20 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a PIM program takes besides its own time.
+    """The charges that a PIM program has besides its own time.
 
     Attributes
     ----------
     launch_ns : float
     burst_ns : float
-        Of a column-sized burst over the crossbar; zero where that is not charged.
+        Time of a column-sized burst over the crossbar; zero where that is not charged.
     """
 
     launch_ns: float
     burst_ns: float
 
     def total_ns(self, beside: Beside, run: PimCost) -> float:
-        """Of a split: both parts and the crossbar at once, then what follows."""
+        """Time of a split: both parts and the crossbar at once, then what follows."""
         bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
         crossbar_ns = bursts * self.burst_ns + beside.crossbar_ns
         return max(beside.gpu_ns, self.launch_ns + run.time_ns, crossbar_ns) + beside.after_ns
@@ -102,7 +102,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """A layer on PIM.
+    """The costs of a layer on PIM.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class LayerCosts:
     costs : tuple of (Split, PimCost)
         By what the GPU computes of it; the same split may come up again with other loop orders.
     least_ns : tuple of (Split, float)
-        Of splits, a time that PIM's part takes at least.
+        Lower bounds of the time of PIM's part.
     """
 
     schedule: str
@@ -141,15 +141,15 @@ class Layer:
     side : PimSide
     geometry : ConvGeometry
     name : str
-        Of a region that has it.
+        A region that is this layer.
     splits : tuple of Split
         To be timed.
     besides : tuple of Beside
-        Instead, those to find the best ones of.
+        Instead of `splits`: the best of each group with equal `pending` is timed.
     terms : Terms, optional
         By which they are compared.
     known : LayerCosts, optional
-        What was found of it before, for other splits or terms.
+        Results for the same layer with other splits or terms.
     """
 
     side: PimSide
@@ -162,21 +162,21 @@ class Layer:
 
     @property
     def key(self) -> tuple:
-        """What its costs are kept under."""
+        """The key that its costs are cached under."""
         return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
 
     def costs(self) -> LayerCosts:
-        """Time it."""
+        """Time the layer."""
         timing = _Timing(self)
         groups: dict[tuple[str, ...], list[Beside]] = {}
         for beside in self.besides:
             groups.setdefault(beside.pending, []).append(beside)
-        found = {split: timing.cost(split) for split in self.splits}
+        costs = {split: timing.cost(split) for split in self.splits}
         for alike in groups.values():
-            found |= timing.best(alike)
+            costs |= timing.best(alike)
         return LayerCosts(
             schedule=timing.schedule,
-            splits=tuple(sorted(found)),
+            splits=tuple(sorted(costs)),
             costs=(*timing.whole, *((split, cost) for split, cost in timing.costs.items() if split != WHOLE)),
             least_ns=tuple(timing.least_ns.items()),
         )
@@ -200,21 +200,21 @@ class _Timing:
         return layer.side.order(layer.geometry, layer.name, self.schedule, split)
 
     def cost(self, split: Split) -> PimCost:
-        """Of PIM's part."""
+        """The cost of PIM's part."""
         if split not in self.costs:
             layer, order = self.layer, self._order(split)
             self.costs[split] = layer.side.cost(layer.geometry, order, layer.name, split)
         return self.costs[split]
 
     def busiest_ns(self, split: Split) -> float:
-        """What PIM's part takes at least: one channel's time."""
+        """A lower bound of PIM's part: the time of its busiest channel."""
         if split not in self.least_ns:
             layer, order = self.layer, self._order(split)
             self.least_ns[split] = layer.side.busiest_ns(layer.geometry, order, layer.name, split)
         return self.least_ns[split]
 
     def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
-        """The fastest of `besides`, and what else had to be timed to know that it is.
+        """The fastest of `besides`, and the others that had to be timed to prove it.
 
         Best first by a lower bound of each, which is raised step by step: the work of PIM, the time of its
         busiest channel, the time itself. When a split comes up whose time is known, no other can be

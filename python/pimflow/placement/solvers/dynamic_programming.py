@@ -1,4 +1,4 @@
-"""The choice of candidates that do every region once: what all solvers share, and dynamic programming."""
+"""Exact covers of the regions by candidates: types that all solvers share, and dynamic programming."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pimflow.placement.solvers.steps import State
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What is minimised: so much for a nanosecond of latency, so much for a picojoule of the tasks."""
+    """The objective: a weighted sum of latency in ns and energy of the tasks in pJ."""
 
     per_ns: float = 1.0
     per_pj: float = 0.0
@@ -24,7 +24,7 @@ LATENCY = Weights()
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """Candidates in the order of their first regions, and what the solver makes of them.
+    """Candidates in the order of their first regions, with the solver's estimates.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """The best way to a state. `bound` is over all ways there; `value` of `chosen`."""
+    """The best partial cover that ends in a state. `value` is its own; `bound` holds for all of them."""
 
     value: float = 0.0
     bound: float = 0.0
@@ -67,14 +67,14 @@ class Partial:
 Ways = dict[State, Partial]
 
 
-def offer(ways: Ways, state: State, found: Partial) -> None:
-    """Keep the better of two ways to a state, and the bound that holds for both."""
+def offer(ways: Ways, state: State, partial: Partial) -> None:
+    """Keep the better of two partial covers that end in `state`, and a bound for both."""
     known = ways.get(state)
     if known is not None:
-        best = found if found.value < known.value else known
-        bound = min(found.bound, known.bound)
-        found = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
-    ways[state] = found
+        best = partial if partial.value < known.value else known
+        bound = min(partial.bound, known.bound)
+        partial = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
+    ways[state] = partial
 
 
 def one_by_one(
@@ -104,7 +104,7 @@ def one_by_one(
 def done(
     graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State
 ) -> Partial:
-    """`candidate`, by itself, in `state`."""
+    """The partial cover of `candidate` alone, begun in `state`."""
     tasks = steps.tasks(graph, table, candidate, state)
     latency_ns = makespan_ns(tasks)
     energy_pj = sum(task.energy_pj for task in tasks)
@@ -113,10 +113,10 @@ def done(
 
 
 def best(ways: Ways) -> Partial:
-    """The best of all ends; its bound holds for all of them."""
-    found = min(ways.values(), key=lambda partial: partial.value)
+    """The best partial cover over all end states; its bound holds for all of them."""
+    least = min(ways.values(), key=lambda partial: partial.value)
     bound = min(partial.bound for partial in ways.values())
-    return Partial(value=found.value, bound=bound, latency_ns=found.latency_ns, chosen=found.chosen)
+    return Partial(value=least.value, bound=bound, latency_ns=least.latency_ns, chosen=least.chosen)
 
 
 def solve_dp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:

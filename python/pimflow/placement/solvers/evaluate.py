@@ -15,7 +15,7 @@ from pimflow.simulators.pim.energy import background_pj
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a plan does over time.
+    """The timeline of a plan, with its latency and energy.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ STATIC = ("gpu_static", "pim_static")
 
 
 def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
-    """What `plan` saves of the energy of `gpu_only`; negative where it takes more.
+    """How much less energy `plan` takes than `gpu_only`, by cause; negative where it takes more.
 
     Returns
     -------
@@ -86,7 +86,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a plan is once some of its candidates are under way.
+    """State of the timeline after some candidates of a plan were issued.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ START = Moment(free_ns=dict.fromkeys(RESOURCES, 0.0), ready_ns={}, state=State()
 def advance(
     graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
 ) -> tuple[Moment, list[tuple[Task, float]]]:
-    """The moment after `candidate` was begun too, and its tasks, each with its start in ns."""
+    """The state after `candidate` is issued too, and its tasks, each with its start in ns."""
     reads = steps.reads(graph, candidate)
     late = steps.late(graph, candidate, moment.state.pending)
     begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
@@ -157,7 +157,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
 def evaluate(
     graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable, system: System
 ) -> Evaluation:
-    """What `candidates` do over time, and the energy under it; see `execute`."""
+    """Timeline, latency and energy of `candidates`; see `execute`."""
     run = execute(graph, candidates, table)
     static_pj = (
         system.gpu.energy["static_w"] * run.latency_ns * 1000,
@@ -179,15 +179,15 @@ def overlapped_ns(
     Together with the latency it makes what `solve.one_by_one` adds up.
     """
     added_ps = _added_ps(execute(graph, candidates, table).events)
-    found, state = {}, State()
+    saved_ns, state = {}, State()
     for candidate in candidates:
         name = candidate.covers[0]
         alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
         saved_ps = alone_ps - added_ps.get(name, 0)
         if round(saved_ps) > 1:  # events are rounded to a picosecond
-            found[name] = saved_ps / 1000
+            saved_ns[name] = saved_ps / 1000
         state = steps.after(graph, candidate, state)
-    return found
+    return saved_ns
 
 
 def _added_ps(events: Iterable[Event]) -> dict[str, int]:
@@ -195,11 +195,11 @@ def _added_ps(events: Iterable[Event]) -> dict[str, int]:
     ends_ps: dict[str, int] = {}
     for event in events:
         ends_ps[event.regions[0]] = max(ends_ps.get(event.regions[0], 0), event.end_ps)
-    found, reached_ps = {}, 0
+    added_ps, reached_ps = {}, 0
     for name, end_ps in ends_ps.items():
-        found[name] = max(end_ps - reached_ps, 0)
-        reached_ps += found[name]
-    return found
+        added_ps[name] = max(end_ps - reached_ps, 0)
+        reached_ps += added_ps[name]
+    return added_ps
 
 
 def static_pj_per_ns(system: System) -> float:

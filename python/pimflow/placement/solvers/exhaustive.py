@@ -1,4 +1,4 @@
-"""The oracle: every cover of a small network, timed by the evaluator."""
+"""Reference for the other solvers: every cover of a small network, timed by the evaluator."""
 
 from __future__ import annotations
 

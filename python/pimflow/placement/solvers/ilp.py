@@ -31,7 +31,7 @@ from pimflow.placement.solvers.dynamic_programming import (
 )
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
-from pimflow.placement.solvers.variants import END, START, Problem, Variant
+from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
 RELATIVE_GAP = 1e-6
 INFEASIBLE = 2  # scipy's status
@@ -41,7 +41,7 @@ TIME_LIMIT_S = 20.0  # for one integer program; what is not proved by then shows
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A row over the whole plan: so much a nanosecond of latency and for each candidate, at most so much."""
+    """A row over the whole plan: a weighted sum of latency and of candidates, and its upper bound."""
 
     at_most: float
     per_ns: float = 0.0
@@ -76,11 +76,11 @@ class _Rows:
 
 
 class _Program:
-    """The integer program of one `Problem`.
+    """The integer program of one `SegmentProblem`.
 
     Parameters
     ----------
-    problem : Problem
+    problem : SegmentProblem
     until : State or None
         The state to end in; any if None.
     horizon_ns : float
@@ -89,7 +89,7 @@ class _Program:
     """
 
     def __init__(
-        self, problem: Problem, until: State | None, horizon_ns: float, bounds: Sequence[Bound] = ()
+        self, problem: SegmentProblem, until: State | None, horizon_ns: float, bounds: Sequence[Bound] = ()
     ):
         self.problem, self.unit_ns = problem, max(horizon_ns, 1.0) / UNITS
         self.variants = problem.variants
@@ -131,7 +131,7 @@ class _Program:
             self.rows.row([(column, 1.0) for column, _ in self.doing[position]], 1.0, 1.0)
 
     def _states(self, until: State | None) -> None:
-        """What is taken over is what was left, and the end is the state asked for."""
+        """Add rows: candidates take over what is pending, and the segment ends in the requested state."""
         problem, (_, end) = self.problem, self.problem.segment
         order = problem.order
         for name in sorted(problem.may_pend):
@@ -158,12 +158,12 @@ class _Program:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
 
     def _free(self, resource: str, position: int) -> int | None:
-        """The column of when `resource` is free after `position`; None if that is the beginning."""
+        """The column of the time when `resource` is free after `position`; None if that is the beginning."""
         begin, _ = self.problem.segment
         return self.rows.column("free", resource, position) if position >= begin else None
 
     def _ready(self, name: str) -> int | None:
-        """The column of when a result is there; None if it is there at the beginning."""
+        """The column of the time when a result is ready; None if it is ready at the beginning."""
         position = self.problem.order.get(name, -1)
         return self.rows.column("ready", position) if position >= self.problem.segment[0] else None
 
@@ -179,12 +179,12 @@ class _Program:
         What is not `delayed` does not wait at all, unless `always`: then it waits, without a delay.
         """
         if source is None:
-            own = [(column, -ns / self.unit_ns) for column, ns in delayed]
-            self.rows.row([(sink, 1.0), *own], 0.0)
+            delays = [(column, -ns / self.unit_ns) for column, ns in delayed]
+            self.rows.row([(sink, 1.0), *delays], 0.0)
             return
         slack = 0.0 if always else UNITS
-        own = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
-        self.rows.row([(sink, 1.0), (source, -1.0), *own], -slack)
+        delays = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
+        self.rows.row([(sink, 1.0), (source, -1.0), *delays], -slack)
 
     def _resources(self, position: int) -> None:
         starting = self.beginning[position]
@@ -227,7 +227,7 @@ class _Program:
             self._wait(self.total, self._free(resource, end - 1), [], always=True)
 
     def solve(self) -> tuple[Partial | None, bool]:
-        """The best found, if any was in time, and whether there may be any."""
+        """The best cover found within the time limit, if any, and whether there may be one."""
         weights, count = self.problem.weights, len(self.rows.columns)
         costs, integral = np.zeros(count), np.zeros(count)
         costs[self.y] = [weights.per_pj * v.energy_pj for v in self.variants]
@@ -236,30 +236,30 @@ class _Program:
         upper = np.full(count, UNITS)
         upper[self.y] = 1.0
         scale = 1.0 / max(float(np.abs(costs).max()), 1e-300)
-        found = milp.solve(
+        result = milp.solve(
             costs * scale,
             integrality=integral,
             bounds=optimize.Bounds(0.0, upper),
             constraints=self.rows.constraint(),
             options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S, "presolve": False},
         )
-        if found.x is None:
-            return None, found.status != INFEASIBLE
+        if result.x is None:
+            return None, result.status != INFEASIBLE
         chosen = sorted(
-            (v for column, v in zip(self.y, self.variants) if found.x[column] > 0.5), key=lambda v: v.begin
+            (v for column, v in zip(self.y, self.variants) if result.x[column] > 0.5), key=lambda v: v.begin
         )
         latency_ns = self._latency_ns(chosen)
         value = weights.per_ns * latency_ns + weights.per_pj * sum(v.energy_pj for v in chosen)
         partial = Partial(
             value=value,
-            bound=min(value, float(found.mip_dual_bound) / scale),
+            bound=min(value, float(result.mip_dual_bound) / scale),
             latency_ns=latency_ns,
             chosen=tuple(v.candidate for v in chosen),
         )
         return partial, True
 
     def _latency_ns(self, chosen: Sequence[Variant]) -> float:
-        """Of a cover, without the solver's tolerances."""
+        """The latency of a cover, without the solver's tolerances."""
         free_ns = dict.fromkeys(RESOURCES, 0.0)
         ready_ns: dict[str, float] = {}
         for v in chosen:
@@ -275,11 +275,11 @@ class _Program:
 
 
 def _delayed(variants: list[tuple[int, Variant]], source: str, sink: str) -> list[tuple[int, float]]:
-    found = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
-    return [(column, ns) for column, ns in found if ns is not None]
+    delays = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
+    return [(column, ns) for column, ns in delays if ns is not None]
 
 
-def at_once(problem: Problem) -> Ways:
+def at_once(problem: SegmentProblem) -> Ways:
     """The best covers of a segment when its branches overlap, by the state they end in."""
     ways: Ways = {}
     weights = problem.weights
@@ -288,14 +288,14 @@ def at_once(problem: Problem) -> Ways:
     for until, known in serial.items():
         # Whatever is better than running one by one ends sooner than this.
         horizon_ns = (known.value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-        found, _ = _Program(problem, until, horizon_ns).solve()
+        best, _ = _Program(problem, until, horizon_ns).solve()
         late = Partial(value=known.value, bound=floor, latency_ns=known.latency_ns, chosen=known.chosen)
-        offer(ways, until, found or late)
+        offer(ways, until, best or late)
     return ways
 
 
-def _least_pj(problem: Problem) -> float:
-    """No cover of the segment takes less."""
+def _least_pj(problem: SegmentProblem) -> float:
+    """A lower bound of the energy of all covers of the segment."""
     regions = problem.graph.regions[slice(*problem.segment)]
     least = [float("inf")] * len(regions)
     for v in problem.variants:
@@ -317,7 +317,7 @@ def solve_ilp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) 
     for begin, end in segments:
         for state, partial in ways[begin].items():
             if end - begin > 1:
-                problem = Problem(
+                problem = SegmentProblem(
                     graph=graph, table=table, weights=weights, segment=(begin, end), state=state
                 )
                 for after, step in at_once(problem).items():
@@ -343,20 +343,20 @@ def solve_whole(
         If neither a cover nor a proof that there is none was found within `TIME_LIMIT_S`.
     """
     everything = (0, len(graph.regions))
-    problem = Problem(
+    problem = SegmentProblem(
         graph=graph, table=table, weights=weights, segment=everything, state=State(), bounded=bool(bounds)
     )
-    found, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
-    if found is None and possible:
+    best, possible = _Program(problem, None, longest_ns(problem), bounds).solve()
+    if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
             "--max-latency, --max-energy or --memory-budget"
         )
-    return found and found.solution()
+    return best and best.solution()
 
 
-def longest_ns(problem: Problem) -> float:
-    """No cover of the segment takes longer."""
+def longest_ns(problem: SegmentProblem) -> float:
+    """An upper bound of the time of all covers of the segment."""
     slowest = dict.fromkeys(range(*problem.segment), 0.0)
     for v in problem.variants:
         slowest[v.begin] = max(slowest[v.begin], *v.delays_ns.values())

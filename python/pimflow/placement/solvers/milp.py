@@ -1,4 +1,4 @@
-"""Integer programs given to HiGHS, whose remarks stay out of what is printed."""
+"""Integer programs solved by HiGHS, without the lines that it prints to stdout."""
 
 from __future__ import annotations
 

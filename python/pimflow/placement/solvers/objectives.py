@@ -1,4 +1,4 @@
-"""What a search is asked for: what is minimised, by which solver, within which bounds."""
+"""The goal of a search: the objective, the solver and the bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EDP_GAP = 1e-3
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
-    """A number above zero, by itself or with one of `units` behind it, in the first of them.
+    """Read a number above zero, with or without one of `units`, and convert it to the first of them.
 
     Raises
     ------
@@ -42,10 +42,10 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
         Naming `what` and the units.
     """
     value, (first, *_) = math.nan, units
-    found = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
-    if found:
+    match = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
+    if match:
         try:
-            value = float(found[1]) * units[found[2] or first]
+            value = float(match[1]) * units[match[2] or first]
         except ValueError:
             value = math.nan
     if not 0 < value < math.inf:
@@ -57,7 +57,7 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a search is asked for.
+    """The goal of a search: the objective, the solver and the bounds.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Goal:
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
-        """What is minimised, of a plan."""
+        """The value of the objective for a plan."""
         return {
             "latency": evaluation.latency_ns,
             "energy": evaluation.energy_pj,
@@ -130,29 +130,29 @@ class Goal:
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
 
     def solver_for(self, graph: RegionGraph) -> str:
-        """The name of the solver that a network gets."""
+        """The name of the solver for a network."""
         if self.solver != AUTO:
             return self.solver
         return "dp" if is_serial(graph) else "ilp"
 
 
 def _modes(named: Sequence[str]) -> tuple[str, ...]:
-    """As plans name them, in their order."""
+    """The modes as plans name them, in the order of `MODES`."""
     named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
     for name in named:
         if name.upper() not in MODES:
             raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])
-    found = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
-    if "GPU" not in found:
+    modes = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
+    if "GPU" not in modes:
         raise UsageError(
             f"modes {','.join(named)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(named)}"
         )
-    return found
+    return modes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A solution and what the evaluator says of it."""
+class EvaluatedPlan:
+    """A solution with its evaluation."""
 
     solution: Solution
     evaluation: Evaluation
@@ -183,34 +183,34 @@ class Minimiser:
         self.memory = PlanMemory(graph, system.dtype)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
-        self._solved: dict[Weights, Found] = {}
+        self._solved: dict[Weights, EvaluatedPlan] = {}
 
-    def unbounded(self, weights: Weights) -> Found:
+    def unbounded(self, weights: Weights) -> EvaluatedPlan:
         """The best plan whatever the bounds."""
         if weights not in self._solved:
-            self._solved[weights] = self._found(self._solution(weights))
+            self._solved[weights] = self._evaluated(self._solution(weights))
         return self._solved[weights]
 
     def _solution(self, weights: Weights) -> Solution:
         solver = self.goal.solver_for(self.graph)
         if solver == "ilp":
-            return self.solutions.found(weights, lambda: solve_ilp(self.graph, self.table, weights))
+            return self.solutions.solved(weights, lambda: solve_ilp(self.graph, self.table, weights))
         return SOLVERS[solver](self.graph, self.table, weights)
 
     @property
     def latency_bound_ns(self) -> float:
-        """No mixed plan is faster."""
+        """A lower bound of the latency of all mixed plans."""
         if self.goal.solver_for(self.graph) == "dp" and not is_serial(self.graph):
             return solve_ilp(self.graph, self.table).bound
         return self.unbounded(LATENCY).solution.bound
 
-    def allows(self, found: Found) -> bool:
+    def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds."""
         most = self.goal.max_memory_bytes
-        fits = most is None or self.memory.of(found.solution.candidates) <= most * (1 + ROUNDING)
-        return fits and self.goal.allows(found.evaluation)
+        fits = most is None or self.memory.of(plan.solution.candidates) <= most * (1 + ROUNDING)
+        return fits and self.goal.allows(plan.evaluation)
 
-    def within(self, weights: Weights) -> Found | None:
+    def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
         free = self.unbounded(weights)
         if self.allows(free):
@@ -224,15 +224,15 @@ class Minimiser:
         if self.goal.max_memory_bytes:
             bounds += self.memory.bounds(self.table, self.goal.max_memory_bytes)
         solution = solve_whole(self.graph, self.table, weights, bounds)
-        return solution and self._found(solution)
+        return solution and self._evaluated(solution)
 
-    def _found(self, solution: Solution) -> Found:
-        return Found(
+    def _evaluated(self, solution: Solution) -> EvaluatedPlan:
+        return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
         )
 
-    def best(self) -> Found | None:
+    def best(self) -> EvaluatedPlan | None:
         """The best plan for the goal; None if there is none within the bounds."""
         if self.goal.objective == "latency":
             return self.within(LATENCY)
@@ -240,7 +240,7 @@ class Minimiser:
             return self.within(self.energy)
         return self._least_product()
 
-    def _least_product(self) -> Found | None:
+    def _least_product(self) -> EvaluatedPlan | None:
         """The least product of latency and energy.
 
         A product has its least value at a corner of the convex hull of all plans' latencies and energies,
@@ -250,7 +250,7 @@ class Minimiser:
         fastest, frugal = self.within(LATENCY), self.within(self.energy)
         if fastest is None or frugal is None:
             return None
-        best = min(fastest, frugal, key=lambda found: self.goal.value(found.evaluation))
+        best = min(fastest, frugal, key=lambda middle: self.goal.value(middle.evaluation))
         # No plan lies beyond these lines, a * latency + b * energy = c.
         first = (1.0, 0.0, fastest.evaluation.latency_ns)
         last = (0.0, 1.0, frugal.evaluation.energy_pj)
@@ -263,19 +263,19 @@ class Minimiser:
             if min(longer_ns, saved_pj) <= 0 or math.prod(_crossing(left_line, right_line)) >= enough:
                 continue
             pj_per_ns = saved_pj / longer_ns
-            found = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
-            if found is None:
+            middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
+            if middle is None:
                 continue
-            c = found.evaluation
+            c = middle.evaluation
             line = (pj_per_ns, 1.0, c.energy_pj + pj_per_ns * c.latency_ns)
             if self.goal.value(c) < self.goal.value(best.evaluation):
-                best = found
+                best = middle
             if line[2] < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING):
-                between += [(left, left_line, found, line), (found, line, right, right_line)]
+                between += [(left, left_line, middle, line), (middle, line, right, right_line)]
         return best
 
     def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
-        """What to say when no plan keeps to the bounds: what the nearest needs, and what would do."""
+        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met."""
         goal, graph = self.goal, self.graph
         fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
         least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
@@ -316,7 +316,7 @@ class Minimiser:
         )
 
     def _unreachable_in_memory(self, more: list[str]) -> InfeasibleError:
-        """Where the bounds can be met one by one, but not that on memory with another."""
+        """The error if each bound can be met alone, but not the one on memory together with another."""
         goal, where = self.goal, f"of '{self.graph.name}' within {self.goal.max_memory_bytes:.0f} bytes"
         within = replace(goal, max_latency_ns=None, max_energy_pj=None)
         if goal.max_latency_ns:
@@ -328,9 +328,9 @@ class Minimiser:
         return InfeasibleError(f"energy {where}", least_pj, goal.max_energy_pj or 0.0, "pJ", levers)
 
     def _under(self, goal: Goal, weights: Weights) -> Evaluation:
-        """Of the best mixed plan for another goal, which some plan reaches."""
-        found = Minimiser(self.graph, self.table, self.system, goal).within(weights)
-        return (found or self.unbounded(weights)).evaluation
+        """The evaluation of the best mixed plan for another goal, which some plan reaches."""
+        plan = Minimiser(self.graph, self.table, self.system, goal).within(weights)
+        return (plan or self.unbounded(weights)).evaluation
 
     def _fast_enough(self, evaluation: Evaluation) -> bool:
         return replace(self.goal, max_energy_pj=None).allows(evaluation)

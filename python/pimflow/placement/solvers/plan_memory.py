@@ -1,4 +1,4 @@
-"""How much of the GPU's memory a plan takes."""
+"""GPU memory that a plan takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class PlanMemory:
-    """Of plans of one network: the most that is live at once.
+    """The peak memory of plans of one network: the most bytes that are live at once.
 
     Weights that the GPU reads, in the form in which it reads them, over the whole inference; tensors between
     regions while they are needed; the workspaces of a candidate while it runs. What PIM reads lies in its own
@@ -37,20 +37,20 @@ class PlanMemory:
         return {region.name: position for position, region in enumerate(self.graph.regions)}
 
     def _span_bytes(self, begin: int, count: int) -> int:
-        """Of tensors while so many regions run as one kernel."""
+        """Bytes of live tensors while `count` regions run as one kernel."""
         if (begin, count) not in self._known:
             inside = [region.name for region in self.graph.regions[begin : begin + count - 1]]
             self._known[begin, count] = self._liveness.span_bytes(begin, begin + count, inside)
         return self._known[begin, count]
 
     def running_bytes(self, name: str, candidate: Candidate) -> int:
-        """Of tensors and workspaces while `candidate` does region `name`."""
-        if candidate.in_one:
+        """Bytes of live tensors and workspaces while `candidate` does region `name`."""
+        if candidate.fuses_regions:
             return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
         return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
 
     def of(self, candidates: Sequence[Candidate]) -> int:
-        """In bytes, of a plan of `candidates`."""
+        """Peak memory of a plan of `candidates` in bytes."""
         most = max(
             self.running_bytes(name, candidate) for candidate in candidates for name in candidate.covers
         )
@@ -73,8 +73,8 @@ class PlanMemory:
 
         return [
             Bound(at_most=at_most, of=functools.partial(held, name))
-            for name, found in running.items()
-            if name == fullest or max(found) > floor
+            for name, demands in running.items()
+            if name == fullest or max(demands) > floor
         ]
 
     def least(self, table: CostTable) -> int:
@@ -91,12 +91,12 @@ class PlanMemory:
                 known = begins[order[name]].get(key, candidate.filter_bytes)
                 begins[order[name]][key] = min(known, candidate.filter_bytes)
         best = float("inf")
-        for most in sorted({runs for found in begins for _, runs in found}):
+        for most in sorted({runs for ends in begins for _, runs in ends}):
             if most >= best:
                 break
             weights = [0.0] + [float("inf")] * count
-            for begin, found in enumerate(begins):
-                for (end, runs), filter_bytes in found.items():
+            for begin, ends in enumerate(begins):
+                for (end, runs), filter_bytes in ends.items():
                     if runs <= most:
                         weights[end] = min(weights[end], weights[begin] + filter_bytes)
             best = min(best, most + weights[-1])

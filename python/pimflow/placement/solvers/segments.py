@@ -1,4 +1,4 @@
-"""Where a network narrows: parts of it that no two tasks of different parts can overlap in."""
+"""A network cut into parts where it narrows: tasks of different parts never overlap in time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Segment = tuple[int, int]  # first region, and the one behind the last, by posit
 
 
 def ancestors(graph: RegionGraph) -> list[int]:
-    """By region, the regions that it needs, itself included, as a set of bits by position."""
+    """By region, the regions that it depends on, itself included, as a bit set over positions."""
     order = {region.name: position for position, region in enumerate(graph.regions)}
-    found: list[int] = []
+    needed_by: list[int] = []
     for position, region in enumerate(graph.regions):
         needed = 1 << position
         for name in region.inputs:
             if name in order:
-                needed |= found[order[name]]
-        found.append(needed)
-    return found
+                needed |= needed_by[order[name]]
+        needed_by.append(needed)
+    return needed_by
 
 
 def waits(graph: RegionGraph) -> list[int]:
-    """By region, those that have ended when it begins, as `ancestors` has them."""
+    """By region, the regions that have ended when it begins, as a bit set like that of `ancestors`."""
     needs = ancestors(graph)
     order = {region.name: position for position, region in enumerate(graph.regions)}
-    found = []
+    ended = []
     for region in graph.regions:
         needed = 0
         for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
             needed |= needs[order[name]] if name in order else 0
-        found.append(needed)
-    return found
+        ended.append(needed)
+    return ended
 
 
 def narrow(graph: RegionGraph) -> list[Segment]:
@@ -70,7 +70,7 @@ def parts(graph: RegionGraph, table: CostTable) -> list[Segment]:
     the branches may leave it something pending, each of which doubles the states to end in.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
-    pending = {c.covers[-1] for found in table.candidates.values() for c in found if c.output.pending}
+    pending = {c.covers[-1] for of_region in table.candidates.values() for c in of_region if c.output.pending}
     left = [(order[name], order[graph.consumers[name][0]]) for name in pending]
     begins, common = waits(graph), -1
     cuts = {end for _, end in narrow(graph)} | {0}

@@ -13,12 +13,12 @@ from pimflow.placement.solvers.dynamic_programming import Solution, Weights
 
 
 class Solutions:
-    """What solvers found for a network with a table.
+    """A cache of solutions for a network and its cost table.
 
     Parameters
     ----------
     graph, table
-        What was solved: a solution is found again for the same candidates with the same tasks alone.
+        A solution is reused only for the same candidates with the same tasks.
     cache : ResultCache, optional
         Without one nothing is kept.
     """
@@ -28,12 +28,12 @@ class Solutions:
 
     @cached_property
     def _contents(self) -> str:
-        """Of all that a solver reads."""
+        """Digest of all that a solver reads."""
         table = (self.table.candidates, self.table.settle, self.table.absorb)
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
-    def found(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
-        """What `solve` finds, or found before."""
+    def solved(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
+        """The cached solution for `weights`, else that of `solve`, which is then cached."""
         if self.cache is None:
             return solve()
         key = ("solution", self._contents, weights)

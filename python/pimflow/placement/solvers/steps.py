@@ -1,4 +1,4 @@
-"""What doing a candidate means at its place in a plan: the tasks, given what was done before it.
+"""The tasks of a candidate at its place in a plan, given the state that earlier candidates leave.
 
 The evaluator and every solver count with these, so that they cannot disagree about transitions.
 """
@@ -15,7 +15,7 @@ from pimflow.core.region import Region, RegionGraph
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a plan up to some region leaves to the rest of it.
+    """State of the recurrence: what a plan up to some region leaves to the next regions.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class State:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
 
-    A run stands at its first region, and nobody else reads what is inside, but what a layer in another form
-    keeps beside its result too. Of a pipeline, each region reads the one before through its first input, and
-    nobody else does.
+    A run begins at its first region. No region outside reads what is inside, except what a layer in another
+    form keeps beside its result. In a pipeline, each region reads the one before through its first input,
+    and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -42,8 +42,8 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
             inside = {region.name for region in run}
-            reading = graph.consumers if candidate.form else graph.readers
-            returned = set(graph.outputs).difference(graph.kept_outputs if candidate.form else ())
+            reading = graph.consumers if candidate.original else graph.readers
+            returned = set(graph.outputs).difference(graph.kept_outputs if candidate.original else ())
             closed = all(
                 inside.issuperset(reading[region.name]) and region.name not in returned for region in run[:-1]
             )
@@ -56,7 +56,7 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
 
 
 def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """What a candidate reads of others: regions and graph inputs, the first operand first."""
+    """Regions and graph inputs that a candidate reads, the first operand first."""
     if len(candidate.covers) == 1:
         return graph.region(candidate.covers[0]).inputs
     names = [name for region in candidate.covers for name in graph.region(region).inputs]
@@ -64,28 +64,28 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 
 def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """Of `reads`, regions whose results a candidate reads, not what they keep beside these."""
+    """The names in `reads` of regions whose results a candidate reads, not what they keep beside these."""
     names = [name for region in candidate.covers for name in graph.region(region).results_read]
     return tuple(name for name in names if name not in candidate.covers)
 
 
 def late_operands(region: Region) -> tuple[str, ...]:
-    """What only the epilogue of a layer reads: a residual."""
+    """Operands that only the epilogue of a layer reads: a residual."""
     return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
 
 
 def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> frozenset[str]:
-    """Of what `candidate` reads, what its result waits for, but no task of it: the epilogue is others' work.
+    """Operands that the result of `candidate` waits for, but none of its tasks: another kernel's epilogue.
 
     Nothing where `candidate` itself takes over what such a result left pending.
     """
-    several = len(candidate.covers) > 1 and candidate.form is None
+    several = len(candidate.covers) > 1 and candidate.original is None
     if several or not candidate.output.pending:
         return frozenset()
-    region = candidate.form or graph.region(candidate.covers[0])
-    found = frozenset(late_operands(region)) - {region.inputs[0]}
-    taken = found.intersection(pending).intersection(results_read(graph, candidate))
-    return frozenset() if taken else found
+    region = candidate.original or graph.region(candidate.covers[0])
+    operands = frozenset(late_operands(region)) - {region.inputs[0]}
+    taken = operands.intersection(pending).intersection(results_read(graph, candidate))
+    return frozenset() if taken else operands
 
 
 def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
@@ -110,8 +110,8 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
 
 def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pim: bool) -> tuple[Task, ...]:
     """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission."""
-    found = [table.transition(name, candidate).task for name in pending]
-    before = [task for task in found if task]
+    transitions = [table.transition(name, candidate).task for name in pending]
+    before = [task for task in transitions if task]
     first = len(before)
     chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     if on_pim:
@@ -119,5 +119,5 @@ def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pi
     if not first:
         return candidate.tasks
     waits = (first - 1,)
-    own = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
-    return (*chained, *own)
+    shifted = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
+    return (*chained, *shifted)

@@ -1,4 +1,4 @@
-"""What an integer program chooses among: candidates at their place, each with what it may find there."""
+"""What an integer program chooses among: candidates, each with the pending work that it takes over."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class Variant:
 
     @property
     def ends_at(self) -> tuple[int, ...]:
-        """Positions of the regions whose tensors are there when it has ended, for others to read."""
-        keeps = self.candidate.form is not None and self.candidate.form.kept_elements
+        """Positions of the regions whose tensors others can read once it has ended."""
+        keeps = self.candidate.original is not None and self.candidate.original.kept_elements
         return (self.begin, self.last) if keeps else (self.last,)
 
     @property
     def leaves(self) -> str:
-        """What its last region is left as."""
+        """The state of its last region: with pending work, on PIM, or neither (empty)."""
         if self.candidate.output.pending:
             return "pending"
         return "on pim" if self.candidate.stays_on_pim else ""
 
 
 def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
-    """See `Variant`: the longest paths of the evaluator's recurrence."""
-    found = {}
+    """Delays as in `Variant`: longest paths through the tasks, by the evaluator's recurrence."""
+    delays = {}
     for source in (START, *RESOURCES):
         begin = 0.0 if source == START else NEVER
         free = {resource: 0.0 if resource == source else NEVER for resource in RESOURCES}
@@ -77,13 +77,13 @@ def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
             ends.append(ready + task.duration_ns)
             free[task.resource] = ends[-1]
         leaves = {**free, END: max([begin, *ends])}
-        found |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
-    return found
+        delays |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
+    return delays
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Part of a network, to be done from a given state on."""
+class SegmentProblem:
+    """The choice of candidates for a part of a network, begun in a given state."""
 
     graph: RegionGraph
     table: CostTable
@@ -107,14 +107,14 @@ class Problem:
         )
 
     def first_reader(self, name: str) -> int:
-        """Position of the region that finds what `name` left pending."""
+        """Position of the region that takes over what `name` left pending."""
         return self.order[self.graph.consumers[name][0]]
 
     @functools.cached_property
     def variants(self) -> list[Variant]:
-        """All that may be chosen; of those that only figures tell apart, none that another is as good as."""
+        """The variants that may be chosen, without those that another is at least as good as."""
         begin, end = self.segment
-        found = [
+        every = [
             variant
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
@@ -122,31 +122,31 @@ class Problem:
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
-        for variant in found:
+        for variant in every:
             key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
             alike.setdefault(key, []).append(variant)
         no_worse = functools.partial(
             _no_worse, by_energy=self.bounded or self.weights.per_pj > 0, by_memory=self.bounded
         )
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
-        return [variant for variant in found if id(variant) in kept]
+        return [variant for variant in every if id(variant) in kept]
 
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
         reads, results = steps.reads(self.graph, candidate), steps.results_read(self.graph, candidate)
         last = position + len(candidate.covers) - 1
-        here = [
+        read_first = [
             n for n in dict.fromkeys(results) if n in self.order and position <= self.first_reader(n) <= last
         ]
-        given = [name for name in here if name in self.state.pending]
-        maybe = [name for name in here if name in self.may_pend]
-        found = []
+        left = [name for name in read_first if name in self.state.pending]
+        maybe = [name for name in read_first if name in self.may_pend]
+        variants = []
         for count in range(len(maybe) + 1):
             for takes in itertools.combinations(maybe, count):
                 for goes_on in self._ways_to_go_on(position, candidate):
-                    pending = sorted([*given, *takes])
+                    pending = sorted([*left, *takes])
                     late = steps.late(self.graph, candidate, pending)
                     tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
-                    found.append(
+                    variants.append(
                         Variant(
                             candidate=candidate,
                             begin=position,
@@ -159,7 +159,7 @@ class Problem:
                             energy_pj=sum(task.energy_pj for task in tasks),
                         )
                     )
-        return found
+        return variants
 
     def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
         before = self.graph.regions[position - 1].name if position else ""
@@ -187,9 +187,12 @@ def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool)
 
 
 def _no_more_memory(one: Candidate, other: Candidate) -> bool:
-    """Of two for the same regions; what is live while they run depends on whether they are one kernel."""
+    """Whether `one` needs no more memory than `other`, which does the same regions.
+
+    The tensors that are live meanwhile depend on whether the regions are one kernel.
+    """
     return (
-        one.in_one == other.in_one
+        one.fuses_regions == other.fuses_regions
         and one.workspace_bytes <= other.workspace_bytes
         and one.filter_bytes <= other.filter_bytes
     )

@@ -14,7 +14,7 @@ Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
 
 
 def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """One sum after the other."""
+    """Plain loops: one sum after the other."""
     x, filters = placeholders(primitive, layer)
     source = padded(primitive, layer, x, layer.oh, layer.ow)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation

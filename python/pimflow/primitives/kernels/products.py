@@ -9,8 +9,6 @@ from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.kernels.direct import Tensors
 from pimflow.primitives.kernels.stages import (
-    ADDED,
-    SPREAD,
     ZERO,
     inside,
     padded,
@@ -22,6 +20,7 @@ from pimflow.primitives.kernels.stages import (
     sums,
 )
 from pimflow.primitives.layer import FP32_BYTES
+from pimflow.primitives.marks import ADDED, SPREAD
 
 
 def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:

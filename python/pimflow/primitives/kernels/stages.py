@@ -1,12 +1,7 @@
 """Pieces that the kernels of all families are made of: computed tensors with marks for the schedule.
 
-The mark `TILE` on a sum says which of its axes makes the places and which the lanes of register tiles, how
-many, and whether lanes are channels; `SLAB` is of `sums`. `SPREAD` is on stages that move data, with how many
-elements of their last axis lie side by side. `ADDED` is on a sum over tensors that lie side by side (0), or
-of which only one at a time is there (1). `UNROLLED` names pairs of an axis and how much of it to unroll (all
-if 0), then the axis that vectors run along (-1: none); what is marked `INSIDE` belongs into that piece. On
-a GPU, sums marked `SHARED` read their operands through shared memory, and data is moved where it is read but
-for `SPREAD` stages, which are workspaces.
+`primitives.marks` defines the marks. On a GPU, a stage that moves data is computed where it is read, unless
+it is marked `SPREAD`: then it is a workspace.
 """
 
 from __future__ import annotations
@@ -19,18 +14,10 @@ from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import input_shape, output_shape, padded_extents
 from pimflow.primitives.layer import BLOCK, input_bytes
+from pimflow.primitives.marks import SHARED, SLAB, SPREAD, TILE
 
-TILE = "pimflow.tile"
-SPREAD = "pimflow.spread"
-SLAB = "pimflow.slab"
-ADDED = "pimflow.added"
-UNROLLED = "pimflow.unrolled"
-INSIDE = "pimflow.inside"
-SHARED = "pimflow.shared"
 SLAB_BYTES = 1 << 18  # half of a small L2 (assumed)
 ZERO = tirx.const(0, "float32")
-
-Index = Sequence[tirx.Expr]
 
 
 def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
@@ -94,7 +81,7 @@ def sums(
     over : sequence of IterVar
         What is summed over, outermost first.
     axes : (int, int)
-        Of the places and of the lanes.
+        Axes of the places and of the lanes.
     slab : (int, int), optional
         An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel
         after the other, before the next; without it, everything is computed with one panel before the next.
@@ -117,7 +104,7 @@ def reduce_axes(*extents: int) -> list[te.IterVar]:
 
 
 def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
-    """Of `axis`, one of whose elements reads `element_bytes`: as much as stays near a core.
+    """`axis`, and how many of its elements stay in a core's cache if each reads `element_bytes`.
 
     None, if filters are more bytes than the input, so that they had better be read once.
     """

@@ -13,7 +13,8 @@ from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
 from pimflow.primitives.filters import winograd_matrices
 from pimflow.primitives.kernels.direct import Tensors
-from pimflow.primitives.kernels.stages import INSIDE, UNROLLED, inside, placeholders, reduce_axes, sums
+from pimflow.primitives.kernels.stages import inside, placeholders, reduce_axes, sums
+from pimflow.primitives.marks import INSIDE, UNROLLED
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
@@ -153,12 +154,12 @@ def _table(matrix: np.ndarray) -> Entry:
     """Entries of `matrix`, constants once both indices are unrolled."""
 
     def entry(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
-        found = tirx.const(0, "float32")
+        selected = tirx.const(0, "float32")
         for (i, j), value in np.ndenumerate(matrix):
             if value:
                 here = tirx.all(row == i, column == j)
-                found = tirx.Select(here, tirx.const(float(value), "float32"), found)
-        return found
+                selected = tirx.Select(here, tirx.const(float(value), "float32"), selected)
+        return selected
 
     return entry
 

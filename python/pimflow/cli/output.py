@@ -1,13 +1,45 @@
-"""How far a command is, on stderr."""
+"""What commands print: results on stdout, progress and warnings on stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 AFTER_SECONDS = 2.0
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON; numbers of NumPy are written as numbers."""
+    print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+
+
+def say(text: str, quiet: bool) -> None:
+    """A line on stderr, unless `quiet`."""
+    if not quiet:
+        print(f"pimflow: {text}", file=sys.stderr)
+
+
+def warn(text: str, quiet: bool = False) -> None:
+    """A warning on stderr, unless `quiet`."""
+    say(f"warning: {text}", quiet)
+
+
+@contextlib.contextmanager
+def status(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A status line on stderr; plain lines where that is no terminal, nothing if `quiet`."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("") as line:
+            yield lambda text: line.update(f"{text} …")
+    else:
+        yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
-"""A system: a GPU, a PIM device in some of its memory channels, and the conventions it is judged by."""
+"""A system: a GPU, a PIM device in some of its memory channels, and the conventions of its cost model."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
@@ -13,19 +15,22 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
-# What ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges some of it.
+# Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges those it names.
 CHARGES = ("pim-launch", "crossbar", "epilogue", "layout")
 TIMINGS = ("strict", "ramulator-pimflow")
-# Parts of tensors lie inside them where they can, or are always copied.
+# Parts of tensors are views where memory can be laid out so, or always copies.
 COPIES = ("elided", "made")
-# What the GPU's convolutions can pad: each end of an axis by itself, or both alike.
+# Padding of the GPU's convolutions: each end of an axis by itself, or both ends alike.
 PADDINGS = ("asymmetric", "symmetric")
-# What a compiler of PIM commands may do, as the paper's comparisons name it: whole tiles and one buffer,
-# filled before it is used; all buffers, written while others compute, and tiles split where channels
-# would be idle; and every loop order of `pim_backend.programs.schedule`.
+# Loop orders that the PIM compiler may choose from, by the names of the paper's comparisons. ``newton+``:
+# whole tiles and one buffer, which is filled before it is used. ``newton++``: all buffers, which are written
+# while others compute, and tiles split where channels would be idle. ``pimflow``: every loop order of
+# `pim_backend.programs.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
-# Which splits of a layer are candidates: the best ones, or the paper's, tenths of the rows.
+# Splits of a layer that are candidates: the best ones (``exact``), or the paper's tenths of the rows.
 SPLITS = ("exact", "grid")
+
+Device = TypeVar("Device", GpuSpec, PimSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class System:
         Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
         reaches the global buffers of one channel.
     accounting : str
-        ``full`` or ``paper``: what is charged (docs/architecture.md has the table). ``paper`` and some of
+        ``full`` or ``paper``: what is charged (docs/charging.md has the table). ``paper`` and some of
         `CHARGES`, such as ``paper+crossbar``, is what lies between.
     timing : str
         Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
@@ -126,7 +131,7 @@ class System:
 
     @property
     def views(self) -> bool:
-        """Whether parts of tensors may lie inside them."""
+        """Whether parts of tensors may be views of them."""
         return self.copies == COPIES[0]
 
     @property
@@ -161,7 +166,7 @@ class System:
         return rows
 
 
-def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> System:
+def system(name_or_path: str | os.PathLike[str] = "pimflow", **changes: object) -> System:
     """A system by name or TOML file, with any field changed.
 
     Parameters
@@ -183,24 +188,36 @@ def system(name_or_path: str | os.PathLike = "pimflow", **changes: object) -> Sy
     unknown = set(changes) - {f.name for f in dataclasses.fields(System)}
     if unknown:
         raise UnknownNameError("system field", min(unknown), [f.name for f in dataclasses.fields(System)])
-    devices, named = {}, set(changes)
-    for key, loader in (("gpu", GpuSpec), ("pim", PimSpec)):
-        device = changes.pop(key, table.pop(key, None))
-        if device is None:
-            raise SpecError(f"system '{stem}': missing field '{key}'")
-        if not isinstance(device, loader | str | os.PathLike):
-            raise SpecError(f"system '{stem}': field '{key}': {device!r} is no name or file")
-        try:
-            devices[key] = device if isinstance(device, loader) else loader.load(device)
-        except UnknownNameError as error:
-            if key in named:
-                raise
-            raise SpecError(f"system '{stem}': {error}") from error
-    for key, value in changes.items():
-        table[key] = list(value) if isinstance(value, tuple) else value
+    where = f"system '{stem}'"
+    devices = {
+        "gpu": _device(GpuSpec, "gpu", table, changes, where),
+        "pim": _device(PimSpec, "pim", table, changes, where),
+    }
+    table |= {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+    for key in devices:
+        table.pop(key, None)
     try:
-        return build(System, table, f"system '{stem}'", name=stem, **devices)
+        return build(System, table, where, name=stem, **devices)
     except SpecError as error:
         if changed:
             raise UsageError(str(error)) from error
         raise
+
+
+def _device(
+    kind: type[Device], field: str, table: Mapping[str, object], changes: Mapping[str, object], where: str
+) -> Device:
+    """The device of a system: what `changes` give for `field`, else what the file's `table` gives."""
+    given = changes.get(field, table.get(field))
+    if given is None:
+        raise SpecError(f"{where}: missing field '{field}'")
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise SpecError(f"{where}: field '{field}': {given!r} is no name or file")
+    try:
+        return kind.load(given)
+    except UnknownNameError as error:
+        if field in changes:
+            raise
+        raise SpecError(f"{where}: {error}") from error

@@ -1,0 +1,68 @@
+"""The parser of a command: its options in groups, the same ones in the help of every command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pimflow.errors import UsageError
+
+# Groups of options in the help of every command, in this order; `OPENING` stands before them.
+OPENING = "most used options"
+GROUPS = ("network", "system", "search", "memory", "decomposition", "primitives", "output")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that raises `UsageError` for what it cannot read."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')}; see '{self.prog} --help'")
+
+
+class CommandParser(OneLineParser):
+    """Parser of one command: every option is in one of `GROUPS`, or in `OPENING`."""
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(**details, add_help=False)
+        self.flags: list[str] = []
+        self.opening: tuple[str, ...] = ()
+        self._required = [self.prog]
+        self.usage = f"{self.prog} [OPTION …]"
+        self._sections = {title: self.add_argument_group(title) for title in (OPENING, *GROUPS)}
+
+    def open_with(self, *flags: str) -> None:
+        """Show these options first in the help; call it before they are added."""
+        self.opening = flags
+
+    def positional(self, name: str, metavar: str, help: str, nargs: str | None = None) -> None:
+        """Add a positional argument."""
+        self.add_argument(name, metavar=metavar, help=help, nargs=nargs)
+        self._require({"?": f"[{metavar}]", "+": f"{metavar} [{metavar} …]"}.get(nargs or "", metavar))
+
+    def option(self, group: str, *flags: str, **details: Any) -> None:
+        """Add an option to one of `GROUPS`; `details` are those of `argparse`."""
+        title = group if {*flags}.isdisjoint(self.opening) else OPENING
+        self._sections[title].add_argument(*flags, **details)
+        self.flags += flags
+        if details.get("required"):
+            self._require(f"{flags[0]} {details['metavar']}")
+
+    def _require(self, shown: str) -> None:
+        self._required.append(shown)
+        self.usage = " ".join((*self._required, "[OPTION …]"))
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise `UsageError` for an option that was given and would be of no account.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Attributes of `args`.
+    why : str
+        Said after the option.
+    """
+    for name in names:
+        if getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"--{name.replace('_', '-')}: {why}")

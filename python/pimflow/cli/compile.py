@@ -1,0 +1,119 @@
+"""``pimflow compile``: search a plan for a network, build it, run it and verify it."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import options, output, primitive_options
+from pimflow.cli.command_parser import CommandParser, refuse
+
+SUMMARY = "search, compile, run and verify a network"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with(
+        *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
+        *("--objective", "--explain", "--json"),
+    )
+    options.model_argument(sub)
+    sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
+    options.network_options(sub)
+    options.target_option(sub, "what to build for")
+    options.system_options(sub)
+    options.goal_options(sub)
+    options.plan_option(sub)
+    options.fuse_option(sub)
+    options.profiling_options(sub)
+    options.reorder_option(sub)
+    options.decompose_option(sub)
+    options.decomposed_options(sub)
+    options.calibration_option(sub)
+    sub.option(
+        "primitives",
+        "--select",
+        metavar="measured|predicted|mixed|FILE",
+        nargs="?",
+        const="measured",
+        help="choose a primitive for every convolution that PIM does not do, for this machine's CPU, by the "
+        "options below and by times as 'pimflow select --profile' takes them (without a value: measured). "
+        "With --device cuda, primitives of the GPU are candidates of the plan",
+    )
+    primitive_options.add_options(sub)
+    sub.option(
+        "output", "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
+    )
+    sub.option(
+        "output", "--emit-traces", action="store_true", help="write .pim traces, a file a channel (large)"
+    )
+    sub.option(
+        "output",
+        "--tolerance",
+        metavar="X",
+        type=float,
+        help="largest error of the outputs, as a fraction of their largest value (default: 2e-3 in fp16, "
+        "1e-5 in fp32, or twice what roundings alone do to the reference)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compile the network of `args`, or explain a region of it, and print the result."""
+    _check(args)
+    goal, network = options.goal(args), options.network(args)
+    target_system = options.target_system(args)
+    network["select"] = primitive_options.selection(args, args.select) if args.select else None
+    from pimflow.api.compile import compile
+    from pimflow.api.explain import explain
+    from pimflow.api.report_text import table
+    from pimflow.api.search import search
+
+    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+        if args.explain is not None:
+            progress("searching")
+            searched = search(
+                args.model,
+                target_system,
+                target=args.target,
+                plan=args.plan,
+                profiling=profiling,
+                **network,
+                **goal,
+            )
+        else:
+            compiled = compile(
+                args.model,
+                args.output,
+                target_system=target_system,
+                target=args.target,
+                plan=args.plan,
+                calibration=args.calibration,
+                tolerance=args.tolerance,
+                emit_traces=args.emit_traces,
+                profiling=profiling,
+                progress=progress,
+                **network,
+                **goal,
+            )
+    if args.explain is not None:
+        region = searched.graph.region(args.explain)
+        if args.json:
+            output.print_json(explain(searched, region).to_json())
+        else:
+            print(explain(searched, region).text())
+    elif args.json:
+        output.print_json(compiled.report.to_json())
+    else:
+        print(table(compiled.report, args.output))
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.explain is not None:
+        unused = ["output", "emit_traces", "tolerance", "calibration"]
+        unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
+        refuse(args, unused, "--explain prints candidates, and makes nothing; leave out one of both")
+    if not args.output:
+        refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
+    if not args.select:
+        refuse(args, primitive_options.CHOICES, "says which primitives --select chooses; give that too")
+    if not args.optimize_skips:
+        refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")

@@ -1,0 +1,48 @@
+"""``pimflow decompose``: a network with decomposed layers, as an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
+
+SUMMARY = "write a network with decomposed layers as ONNX, to be trained further"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with("--output", "--decompose", "--calibration", "--shape", "--batch", "--json")
+    options.model_argument(sub, ".onnx file")
+    sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
+    options.decompose_option(sub, required=True)
+    options.calibration_option(sub)
+    options.network_options(sub)
+    options.system_options(sub)
+    options.goal_options(sub)
+    options.profiling_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decompose the network of `args`, write it and print how it compares with the original."""
+    from pimflow.api.decompose import export_decomposed
+    from pimflow.core.json_form import json_form
+    from pimflow.decomposition.report import export_text
+
+    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+        network = options.network(args)
+        found = export_decomposed(
+            args.model,
+            network.pop("decompose"),
+            args.output,
+            target_system=options.target_system(args),
+            calibration=args.calibration,
+            profiling=profiling,
+            progress=progress,
+            **network,
+            **options.goal(args),
+        )
+    if args.json:
+        output.print_json(json_form(found))
+    else:
+        print(export_text(found))

@@ -1,0 +1,362 @@
+"""Options that several commands share, and what turns them into systems, goals and arguments of the API."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pimflow.cli import output
+from pimflow.cli.command_parser import CommandParser
+from pimflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from pimflow.hardware import System
+    from pimflow.host.result_cache import ResultCache
+    from pimflow.placement import Profiling
+    from pimflow.simulators.profiler import GpuProfiler, PimProfiler
+
+# What --accounting implies for the timing of PIM where --timing does not say.
+TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+
+
+# Networks.
+
+
+def model_argument(sub: CommandParser, kinds: str = ".onnx or .pt2 file") -> None:
+    """The network of a command."""
+    sub.positional("model", "MODEL", f"name of the zoo (see 'pimflow models') or {kinds}")
+
+
+def models_argument(sub: CommandParser) -> None:
+    """The networks of a command."""
+    sub.positional("models", "MODEL", "names of the zoo, .onnx or .pt2 files", nargs="+")
+
+
+def network_options(sub: CommandParser) -> None:
+    """Shapes of what a network takes."""
+    sub.option(
+        "network",
+        "--shape",
+        metavar="NAME=1,3,224,224",
+        action="append",
+        default=[],
+        help="shape of an input whose file leaves it open; repeat it for each input",
+    )
+    sub.option(
+        "network",
+        "--batch",
+        metavar="N",
+        type=int,
+        help="inferences at once, for a network that is made for one",
+    )
+
+
+def target_option(sub: CommandParser, what: str) -> None:
+    """What a network is built for."""
+    sub.option(
+        "system",
+        "--target",
+        metavar="TARGET",
+        default="llvm+pim",
+        help=f"{what}: llvm+pim, cuda+pim or c (default: %(default)s)",
+    )
+
+
+def reorder_option(sub: CommandParser) -> None:
+    """Another order of layers."""
+    sub.option(
+        "memory",
+        "--reorder",
+        action="store_true",
+        help="run the layers of a network in another order where that takes less memory",
+    )
+
+
+def fuse_option(sub: CommandParser) -> None:
+    """Another kind of candidates."""
+    sub.option(
+        "search",
+        "--fuse",
+        action="store_true",
+        help="allow neighbouring layers as one GPU kernel over shared memory, in tiles, where that is faster",
+    )
+
+
+def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
+    """Layers as chains of smaller ones, which changes the numbers that a network computes."""
+    pays = ", ,where=pays to replace only layers that a search finds cheaper so" if searched else ""
+    sub.option(
+        "decomposition",
+        "--decompose",
+        required=required,
+        metavar="METHOD:RANK",
+        help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
+        "energy=SHARE, vbmf or a .toml file. Append ,first=keep to keep the first convolution, ,fc=decompose "
+        f"to replace fully connected layers too{pays}",
+    )
+
+
+def decomposed_options(sub: CommandParser) -> None:
+    """What works on decomposed layers."""
+    sub.option(
+        "decomposition",
+        "--optimize-skips",
+        action="store_true",
+        help="keep skip connections in their reduced form until they are used",
+    )
+    sub.option(
+        "decomposition",
+        "--skip-criterion",
+        metavar="CRITERION",
+        default="pool",
+        help="which skips --optimize-skips keeps reduced: pool, if that makes the planned pool smaller; "
+        "paper, by TeMCO's algorithm 1 (default: %(default)s)",
+    )
+    sub.option(
+        "decomposition",
+        "--fuse-activations",
+        action="store_true",
+        help="run the end of a chain, activation, pooling and the start of the next chain as one kernel",
+    )
+
+
+def calibration_option(sub: CommandParser) -> None:
+    """What a decomposed network is judged on."""
+    sub.option(
+        "decomposition",
+        "--calibration",
+        metavar="FILE.npz",
+        help="samples by input name, and perhaps 'labels', on which the report compares the decomposed "
+        "network with the original",
+    )
+
+
+def network(args: argparse.Namespace) -> dict[str, Any]:
+    """What may be done with a network before it is searched, as the API takes it.
+
+    Options that the command does not have are left out.
+    """
+    from pimflow import zoo
+
+    options: dict[str, Any] = {"shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
+    same = ("decompose", "fuse_activations", "fuse", "reorder")
+    options |= {name: getattr(args, name) for name in same if hasattr(args, name)}
+    if hasattr(args, "optimize_skips"):
+        options["optimize_skips"] = args.skip_criterion if args.optimize_skips else None
+    return options
+
+
+# Systems.
+
+
+def device_options(sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's timing") -> None:
+    """Fields of a system that matter to a layer alone; `gpu` and `timing` say what those are for."""
+    from pimflow.hardware.systems import SCHEDULINGS
+
+    sub.option("system", "--gpu", metavar="NAME|FILE", help=f"{gpu} (default: the system's)")
+    sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
+    sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
+    timing_option(sub, timing)
+    sub.option(
+        "system", "--scheduling", metavar="LEVEL", help=f"loop orders of PIM: {', '.join(SCHEDULINGS)}"
+    )
+
+
+def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str = "") -> None:
+    """Rules of PIM's timing."""
+    from pimflow.hardware.systems import TIMINGS
+
+    told = f" (default: {default})" if default else ""
+    sub.option("system", "--timing", metavar="RULES", help=f"{what}: {', '.join(TIMINGS)}{told}")
+
+
+def system_option(sub: CommandParser) -> None:
+    """The system that the other options change."""
+    sub.option(
+        "system", "--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)"
+    )
+
+
+def system_options(sub: CommandParser) -> None:
+    """The system that a network is searched for."""
+    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SPLITS
+
+    system_option(sub)
+    device_options(sub)
+    sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
+    sub.option("system", "--copies", metavar="HOW", help=f"parts of tensors are {' or '.join(COPIES)}")
+    sub.option(
+        "system", "--padding", metavar="HOW", help=f"padding of GPU convolutions: {', '.join(PADDINGS)}"
+    )
+    sub.option(
+        "system",
+        "--splits",
+        metavar="HOW",
+        help=f"splits of layers, at the best place or at tenths of their rows: {', '.join(SPLITS)}",
+    )
+    sub.option(
+        "system",
+        "--accounting",
+        metavar="HOW",
+        help=f"what is charged: {', '.join(ACCOUNTINGS)}, or paper+… with some of {', '.join(CHARGES)}",
+    )
+
+
+def target_system(args: argparse.Namespace) -> System:
+    """The system that `system_options` describe."""
+    from pimflow.hardware import system
+
+    timing = args.timing or TIMING_OF.get((args.accounting or "").partition("+")[0])
+    return system(
+        args.system,
+        gpu=args.gpu,
+        pim=args.pim,
+        pim_channels=args.pim_channels,
+        timing=timing,
+        scheduling=args.scheduling,
+        copies=args.copies,
+        padding=args.padding,
+        splits=args.splits,
+        accounting=args.accounting,
+        dtype=args.dtype,
+    )
+
+
+# Searches.
+
+
+def goal_options(sub: CommandParser) -> None:
+    """What a search is asked for."""
+    sub.option(
+        "search",
+        "--objective",
+        metavar="WHAT",
+        default="latency",
+        help="what is minimised: latency, energy, or edp, their product (default: %(default)s)",
+    )
+    sub.option(
+        "search",
+        "--solver",
+        metavar="NAME",
+        default="auto",
+        help="dp: one region after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
+        "at most 8 regions; auto: dp where there are no branches, else ilp (default: %(default)s)",
+    )
+    modes_option(sub)
+    sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
+    sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
+
+
+def modes_option(sub: CommandParser) -> None:
+    """Kinds of candidates."""
+    sub.option(
+        "search",
+        "--modes",
+        metavar="MODE,…",
+        default="gpu,pim,split,pipeline",
+        help="ways in which layers may run; gpu is always one of them (default: %(default)s)",
+    )
+
+
+def plan_option(sub: CommandParser) -> None:
+    """A plan in place of a search."""
+    sub.option("search", "--plan", metavar="FILE", help="apply this plan instead of searching")
+
+
+def profiling_options(sub: CommandParser) -> None:
+    """Where times come from, and where they are kept."""
+    sub.option(
+        "search",
+        "--profiler",
+        metavar="gpu=…|pim=…",
+        action="append",
+        default=[],
+        help="where times come from, such as gpu=analytic or pim=ramulator:PATH; once for each device",
+    )
+    sub.option("search", "--jobs", metavar="N", type=int, help="worker processes (default: one a processor)")
+    sub.option(
+        "search",
+        "--executor",
+        metavar="NAME|dask://…",
+        default="processes",
+        help="what times PIM programs: processes, or a cluster at dask://HOST:PORT (default: %(default)s)",
+    )
+    cache_option(sub, "search")
+
+
+def cache_option(sub: CommandParser, group: str) -> None:
+    """Where times are kept."""
+    sub.option(group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)")
+
+
+def goal(args: argparse.Namespace) -> dict[str, Any]:
+    """What the search is asked for, as the API takes it.
+
+    Options that the command does not have are left out.
+    """
+    from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
+
+    found = {name: getattr(args, name) for name in ("objective", "solver", "modes") if hasattr(args, name)}
+    if getattr(args, "max_latency", None) is not None:
+        found["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")
+    if getattr(args, "max_energy", None) is not None:
+        found["max_energy_pj"] = quantity(args.max_energy, ENERGY_UNITS, "--max-energy")
+    return found
+
+
+def profilers(
+    args: argparse.Namespace, gwrite_hiding: bool = True
+) -> tuple[GpuProfiler | None, PimProfiler | None]:
+    """What --profiler names; None for what it does not."""
+    if args.timing and any(each.startswith("pim=") for each in args.profiler):
+        raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
+    from pimflow.api.profilers import parse_profilers
+
+    return parse_profilers(args.profiler, gwrite_hiding, lambda line: output.say(line, args.quiet))
+
+
+def result_cache(args: argparse.Namespace) -> ResultCache | None:
+    """What --cache names."""
+    from pimflow.host.result_cache import ResultCache, default_path
+
+    return None if args.cache == "none" else ResultCache(args.cache or default_path())
+
+
+@contextlib.contextmanager
+def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
+    """How times are found; warns at the end if they could not be kept."""
+    from pimflow.host.executors import parse_executor
+    from pimflow.placement import Profiling
+
+    gpu, pim = profilers(args)
+    executor = parse_executor(args.executor, args.jobs)
+    cache = result_cache(args)
+    with output.bar("timing layers", args.quiet) as advance:
+        yield Profiling(
+            **({"gpu": gpu} if gpu else {}),
+            pim=pim,
+            cache=cache,
+            executor=executor,
+            progress=lambda done, of: advance(done / of if of else 1.0),
+        )
+    if cache is not None:
+        if cache.flaw:
+            output.warn(cache.flaw, args.quiet)
+        cache.close()
+
+
+# Output.
+
+
+def plot_option(sub: CommandParser, what: str) -> None:
+    """A picture of the result."""
+    sub.option("output", "--plot", metavar="FILE", help=f"draw {what}: .png, .svg or .html")
+
+
+def output_options(sub: CommandParser) -> None:
+    """What every command has."""
+    sub.option("output", "--json", action="store_true", help="print JSON")
+    sub.option("output", "--quiet", action="store_true", help="print no progress")
+    sub.option("output", "-h", "--help", action="help", help="print this help and exit")

@@ -1,0 +1,32 @@
+"""``pimflow profile``: find and keep the times that a search needs."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
+
+SUMMARY = "time everything that a search needs, and keep it"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    options.models_argument(sub)
+    options.network_options(sub)
+    options.system_options(sub)
+    options.fuse_option(sub)
+    options.profiling_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Time the candidates of the networks of `args`, and print how many there are."""
+    from pimflow.api import profile
+
+    network = options.network(args)
+    with options.profiling(args) as profiling:
+        found = profile.profile(args.models, options.target_system(args), profiling, **network)
+    if args.json:
+        output.print_json(found)
+    else:
+        print(profile.text(found))

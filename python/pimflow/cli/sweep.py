@@ -1,0 +1,58 @@
+"""``pimflow sweep``: one search for every combination of settings of a system."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
+
+SUMMARY = "search networks on every combination of settings of the system"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with("--set", "--output", "--modes", "--fuse", "--shape", "--batch", "--system", "--json")
+    options.models_argument(sub)
+    sub.option(
+        "system",
+        "--set",
+        metavar="NAME=V,V,…",
+        action="append",
+        required=True,
+        dest="settings",
+        help="values of a field of the system or of its devices, such as pim_channels=0,4,…,28 or "
+        "pim.timing.nRCDR=10,20; repeat it for further fields",
+    )
+    sub.option(
+        "output", "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
+    )
+    options.modes_option(sub)
+    options.fuse_option(sub)
+    options.network_options(sub)
+    options.system_options(sub)
+    options.profiling_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Search the networks of `args` under all settings, print the results and write them."""
+    from pimflow.api import sweep
+    from pimflow.hardware.settings import Setting
+    from pimflow.placement import Goal
+
+    if args.output:
+        sweep.check_output(args.output)
+    goal = Goal(**options.goal(args))
+    settings = [Setting.parse(each) for each in args.settings]
+    network = options.network(args)
+    with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
+        target_system = options.target_system(args)
+        rows = sweep.sweep(
+            args.models, target_system, settings, profiling, progress=advance, goal=goal, **network
+        )
+    if args.output:
+        sweep.write(args.output, rows, settings)
+    if args.json:
+        output.print_json(rows)
+    else:
+        print(sweep.text(rows, settings))

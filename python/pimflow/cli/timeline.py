@@ -1,0 +1,55 @@
+"""``pimflow timeline``: when everything of a plan runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser, refuse
+
+SUMMARY = "show when everything runs, on both devices and the crossbar"
+# Options that a compiled directory leaves open.
+_OPEN = {"source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache"}
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with("--plot", "--perfetto", "--plan", "--shape", "--batch", "--system", "--json")
+    sub.positional("source", "DIR|MODEL", "what 'pimflow compile -o' wrote, or a network to search for")
+    options.plot_option(sub, "the timeline")
+    sub.option("output", "--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev")
+    options.plan_option(sub)
+    options.network_options(sub)
+    options.system_options(sub)
+    options.goal_options(sub)
+    options.fuse_option(sub)
+    options.profiling_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the timeline of a plan, and write or draw it where that is asked for."""
+    from pimflow.api import timeline
+    from pimflow.host import pictures
+
+    if Path(args.source).is_dir():
+        why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
+        refuse(args, sorted(vars(args).keys() - _OPEN), why)
+    goal, network = options.goal(args), options.network(args)
+    if args.plot:
+        pictures.check_format(args.plot)
+    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+        progress("searching")
+        target_system = options.target_system(args)
+        found = timeline.trace_plan(
+            args.source, target_system, plan=args.plan, profiling=profiling, **network, **goal
+        )
+    if args.perfetto:
+        timeline.write(args.perfetto, found)
+    if args.plot:
+        timeline.draw(args.plot, found)
+    row = timeline.summary(found)
+    if args.json:
+        output.print_json(row)
+    else:
+        print(timeline.text(row))

@@ -1,0 +1,49 @@
+"""``pimflow trace``: what a layer or a network does, as files for other tools."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser, refuse
+
+SUMMARY = "write the trace of a layer or a compiled network for other tools"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.positional(
+        "layer",
+        "LAYER|DIR|MODEL",
+        "layer, as conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD] or fc:[Nx]IN,OUT; or what 'pimflow compile -o' "
+        "wrote; or, for accel-sim, a network",
+    )
+    options.device_options(sub, gpu="GPU of accel-sim", timing="timing that picks PIM's loop order")
+    sub.option("system", "--dtype", metavar="TYPE", help="storage type of a layer, one of the device's")
+    sub.option(
+        "output",
+        "--format",
+        metavar="FORMAT",
+        required=True,
+        help="pimprog, pim, aim, ramulator2, perfetto, accel-sim",
+    )
+    sub.option("output", "-o", "--output", metavar="DIR", required=True, help="directory to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the trace of the layer or network of `args`, and print what was written."""
+    from pimflow.api import trace
+    from pimflow.hardware import system
+
+    if Path(args.layer).is_dir():
+        why = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
+        refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], why)
+    changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
+    target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
+    with output.bar("writing", args.quiet) as advance:
+        summary = trace.trace(args.layer, args.output, args.format, target_system, advance=advance)
+    if args.json:
+        output.print_json({**summary, "output": args.output})
+    else:
+        print(trace.text(summary, args.output))

@@ -1,0 +1,42 @@
+"""A TIR function of each convolution primitive; `relay_passes.schedules.schedule_primitives` schedules it."""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import UsageError
+from pimflow.primitives import Primitive
+from pimflow.primitives.kernels import direct, products, tiles
+
+_FAMILIES = {
+    "loops": direct.loops,
+    "direct": direct.direct,
+    "depthwise": direct.depthwise,
+    "windows": products.windows,
+    "mec": products.mec,
+    "shifted": products.shifted,
+    "pointwise": products.pointwise,
+    "winograd": tiles.winograd,
+    "fft": tiles.fft,
+}
+
+
+def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
+    """`layer` by `primitive`: a function of input, transformed filters and output, not scheduled yet.
+
+    The input and the output have the primitive's layout (`families.tensor_shape`), the filters are
+    `filters.transformed`.
+
+    Raises
+    ------
+    UsageError
+        If the primitive does not apply, or is what the operator itself becomes.
+    """
+    if not primitive.applies(layer):
+        raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")
+    if primitive.family not in _FAMILIES:
+        raise UsageError(f"primitive '{primitive.name}' is the operator as it is, not a kernel of its own")
+    tensors = _FAMILIES[primitive.family](primitive, layer)
+    made = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    return made.without_attr("global_symbol")

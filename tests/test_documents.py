@@ -1,0 +1,58 @@
+"""Do the pages name what is there: files, sections of other pages, the rooms of the house?"""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_layering import LAYERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+SOURCES = ("python", "relay_passes", "pim_backend", "simulators", "scripts", "tests")
+FILES = {
+    f"/{path.relative_to(ROOT).as_posix()}"
+    for folder in SOURCES
+    for path in (ROOT / folder).rglob("*.*")
+    if "__pycache__" not in path.parts
+}
+
+
+def text_of(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Sections of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text_of(page))):
+        if not target.startswith("http"):
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            assert other.exists(), target
+            assert not anchor or anchor in anchors(other), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_are_there(page):
+    for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cc|h|toml))`", text_of(page)):
+        assert any(path.endswith(f"/{name}") for path in FILES), name
+
+
+def test_the_page_has_the_table_of_rooms():
+    table = text_of(ROOT / "docs" / "architecture.md").partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
+    rooms = {(int(layer), name) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
+    package = {"": "__init__"}
+    assert rooms == {
+        (number, package.get(name, name)) for number, layer in enumerate(LAYERS, 1) for name in layer
+    }
+
+
+def test_the_page_is_one_that_a_person_reads():
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
