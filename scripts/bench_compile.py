@@ -55,8 +55,8 @@ def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance:
     return {
         "model": model,
         "regions": len(compiled.searched.graph.regions),
-        "wall_seconds": compiled.report["wall_seconds"],
-        "search_seconds": compiled.report["search_seconds"],
+        "wall_seconds": compiled.report.wall_seconds,
+        "search_seconds": compiled.report.search_seconds,
         "phase_seconds": {one[0]: other[2] - one[2] for one, other in itertools.pairwise(begins[1:])},
         "phase_cpu_seconds": {one[0]: other[1] - one[1] for one, other in itertools.pairwise(begins)},
         "cpu_seconds": cpu_seconds(),

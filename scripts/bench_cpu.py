@@ -100,7 +100,7 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
         **{f"{name}_ms": value for name, value in ms.items()},
         "threads": int(tvm.get_global_func("runtime.NumThreads")()),
         "predicted_ms": predicted.time_ns / 1e6,
-        "kernels": predicted.plain()["kernels"],
+        "kernels": [vars(kernel) for kernel in predicted.summary().kernels],
         "pool_bytes": built.memory.pool_bytes,
         "max_relative_error": compiled.verification.max_relative_error,
     }

@@ -23,8 +23,9 @@ from statistics import geometric_mean
 
 import tvm
 
+import pimflow
 from pimflow import frontend, memory, zoo
-from pimflow.api import compile as api
+from pimflow.api import prepare
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
 from pimflow.hardware import system
 from pimflow.memory import csv_form
@@ -103,7 +104,7 @@ def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepG
 
 def step_graphs() -> Iterator[tuple[str, StepGraph]]:
     for name in zoo.names():
-        yield name, StepGraph.of_regions(api.regions(frontend.load(name)), "fp16")
+        yield name, StepGraph.of_regions(prepare.regions(frontend.load(name)), "fp16")
     for name, stages in RANDOMLY_WIRED.items():
         for seed in range(2):
             yield f"{name}, seed {seed}", randomly_wired(stages, seed)
@@ -160,7 +161,7 @@ def zoo_rows(seconds: float) -> list[dict]:
 
 
 def zoo_row(name: str, module: tvm.IRModule, coalesced: bool, seconds: float) -> dict:
-    found = api.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
+    found = pimflow.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
     plan = found.plan
     policies = memory.policy_bytes(found.liveness.lifetimes)
     best = min(policies, key=policies.__getitem__)

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from statistics import geometric_mean
 
-from pimflow.api import compile as api
+import pimflow
+from pimflow.api.published import occamy_operators
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 
@@ -37,7 +38,7 @@ MB = 1e6
 def planned(name: str, batch: int, torch: bool) -> dict:
     """Memory with weights copied before their first use, of our kernels and of PyTorch."""
     print(f"{name}, batch {batch} …", file=sys.stderr)
-    found = api.plan_memory(name, system(), batch=batch, weights="streamed")
+    found = pimflow.plan_memory(name, system(), batch=batch, weights="streamed")
     return {
         "network": name,
         "batch": batch,
@@ -48,12 +49,12 @@ def planned(name: str, batch: int, torch: bool) -> dict:
         "optimal": found.plan.optimal,
         "lazy_peak_bytes": found.lazy_peak_bytes,
         "eager_bytes": found.eager_bytes,
-        "torch_peak_bytes": api.torch_peak_bytes(name, batch=batch) if torch else None,
+        "torch_peak_bytes": occamy_operators.torch_peak_bytes(name, batch=batch) if torch else None,
     }
 
 
 def counted(name: str, ours: dict) -> dict:
-    found = api.count_operators(name)
+    found = occamy_operators.count_operators(name)
     return {
         "network": name,
         "paper": dict(zip(("operators", "variables", "lazy_groups"), PAPER.get(name, ()), strict=False)),
@@ -69,7 +70,7 @@ def counted(name: str, ours: dict) -> dict:
 
 def timed(name: str, runs: int) -> dict:
     print(f"{name}, {runs} runs …", file=sys.stderr)
-    found = api.measure_allocations(name, runs=runs)
+    found = pimflow.measure_allocations(name, runs=runs)
     return {"network": name, **{way: vars(each) for way, each in found.items()}}
 
 

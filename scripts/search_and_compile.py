@@ -3,7 +3,7 @@
 import argparse
 
 import pimflow
-from pimflow.api import report
+from pimflow.api import report_text
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     searched = pimflow.search(args.model, system)  # profile and solve
     print(f"plan for {searched.graph.name}: {searched.plan.latency_ns / 1e6:.4f} ms predicted")
     compiled = pimflow.compile(args.model, args.output, target_system=system, plan=searched.plan)
-    print(report.table(compiled.report, args.output))
+    print(report_text.table(compiled.report, args.output))
     if args.output:
         for output in pimflow.run(args.output):
             print(f"output {output.shape}: {output.min():.4g} .. {output.max():.4g}")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pimflow
-from pimflow.api import report
+from pimflow.api import report_text
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -28,11 +28,11 @@ def conventions(model: str) -> str:
     for accounting, timing in (("full", "strict"), ("paper", "ramulator-pimflow")):
         target = pimflow.system(accounting=accounting, timing=timing)
         found = pimflow.compile(model, target_system=target).report
-        ratio = found["energy_pj"] / found["energy_gpu_only_pj"]
+        ratio = found.energy_pj / found.energy_gpu_only_pj
         rows.append(
-            f"| {accounting}, {timing} | {found['latency_gpu_only_ns'] / 1e6:.4f} ms "
-            f"| {found['latency_ns'] / 1e6:.4f} ms | {found['speedup']:.3f}x "
-            f"| {found['speedup_without_launch']:.3f}x | {ratio:.2f}x |"
+            f"| {accounting}, {timing} | {found.latency_gpu_only_ns / 1e6:.4f} ms "
+            f"| {found.latency_ns / 1e6:.4f} ms | {found.speedup:.3f}x "
+            f"| {found.speedup_without_launch:.3f}x | {ratio:.2f}x |"
         )
     return "\n".join(rows)
 
@@ -45,7 +45,7 @@ def output(script: str, *arguments: str) -> str:
 
 def compiled(model: str) -> str:
     """What compiling `model` prints."""
-    table = report.table(pimflow.compile(model).report, f"build/{model}")
+    table = report_text.table(pimflow.compile(model).report, f"build/{model}")
     return f"```\n{table}\n```"
 
 

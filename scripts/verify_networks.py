@@ -35,7 +35,7 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
     output, deviation = max(pairs, key=lambda pair: pair[0].relative_error / pair[1] if pair[1] else 0.0)
     return (
         *begin,
-        f"{found.report['regions_verified']} of {sum(r['on_pim'] for r in found.report['regions'])}",
+        f"{found.report.regions_verified} of {sum(r.on_pim for r in found.report.regions)}",
         f"{output.relative_error:.1e}",
         f"{deviation:.1e}",
         f"{output.relative_error / deviation:.2f}" if deviation else "",

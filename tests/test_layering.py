@@ -23,7 +23,7 @@ FOLDERS = {
 }
 # Lowest first; the empty name is the package itself.
 LAYERS = (
-    ("errors",),
+    ("errors", "moved"),
     ("core", "host", "zoo"),
     ("hardware", "memory", "primitives"),
     ("relay_passes", "pim_backend", "simulators"),
@@ -67,6 +67,7 @@ INSIDE = {
 WITHOUT_TVM = (
     *(
         "errors",
+        "moved",
         "core",
         "host",
         "zoo",
@@ -80,9 +81,13 @@ WITHOUT_TVM = (
     *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
     *("decomposition.report", "primitive_selection.integer_program", "primitive_selection.problem"),
+    *("primitive_selection.options", "primitive_selection.report", "compiler.c_report"),
     *(
         "primitive_selection.search",
         "api.report",
+        "api.report_text",
+        "api.explain",
+        "api.options",
         "api.timeline",
         "api.trace",
         "api.kernel_traces",
@@ -337,8 +342,9 @@ def test_a_script_violation_is_seen(line):
 def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     parts = ("zoo", "placement", "simulators.pim.timing", "memory", "cli.main", "api.trace", "fusion")
-    more = ("api.simulate", "api.fuse", "api.timeline", "primitive_selection.problem")
-    names = ", ".join(f"pimflow.{each}" for each in (*parts, *more))
+    more = ("api.simulate", "api.fuse", "api.timeline", "api.report", "api.options")
+    rest = ("api.explain", "api.report_text", "primitive_selection.problem", "moved")
+    names = ", ".join(f"pimflow.{each}" for each in (*parts, *more, *rest))
     heavy = {"tvm", "tvm_ffi", "torch"}
     code = f"import sys, pimflow, {names}; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

@@ -10,14 +10,38 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 
 from __future__ import annotations
 
+import importlib
+
+from pimflow import moved as _moved
 from pimflow.tvm_extension import install as _tvm_extension
 
-_PUBLIC = (
-    *("Compiled", "compile", "fuse", "infer", "relax_pipeline"),
-    *("run", "search", "select", "simulate", "trace"),
-)
-_DEVICES = ("GpuSpec", "PimSpec", "System", "system")
-_LAZY = dict.fromkeys(_PUBLIC, "pimflow.api.compile") | dict.fromkeys(_DEVICES, "pimflow.hardware")
+# By module, what is handed on: names, or names that are others there.
+_FILES = {
+    "pimflow.api.compile": "Compiled compile",
+    "pimflow.api.decompose": "export_decomposed",
+    "pimflow.api.fuse": "fuse fuse_decomposed",
+    "pimflow.api.memory": "NetworkMemory plan_memory",
+    "pimflow.api.options": "NetworkOptions",
+    "pimflow.api.relax_pipeline": "relax_pipeline",
+    "pimflow.api.report": "Report",
+    "pimflow.api.run": "Inference infer run",
+    "pimflow.api.search": "search search_network",
+    "pimflow.api.select": "select",
+    "pimflow.api.simulate": "simulate",
+    "pimflow.api.sweep": "sweep",
+    "pimflow.api.timeline": "trace_plan",
+    "pimflow.api.trace": "trace",
+    "pimflow.compiler.measurement.allocations": "measure_allocations",
+    "pimflow.fusion.kernels.execution": "execute_fused=execute",
+    "pimflow.hardware": "GpuSpec PimSpec System system",
+    "pimflow.placement": "Goal Profiling Searched",
+    "pimflow.primitive_selection.options": "SelectionOptions",
+}
+_LAZY = {
+    public: (module, own or public)
+    for module, names in _FILES.items()
+    for public, _, own in (name.partition("=") for name in names.split())
+}
 
 __all__ = list(_LAZY)
 
@@ -25,10 +49,14 @@ __all__ = list(_LAZY)
 def __getattr__(name: str) -> object:
     """What takes a moment is imported on first need: TVM takes a second."""
     if name not in _LAZY:
-        raise AttributeError(f"module 'pimflow' has no attribute '{name}'")
-    import importlib
+        raise _moved.missing(__name__, name)
+    module, own = _LAZY[name]
+    return getattr(importlib.import_module(module), own)
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
+_moved.install()
 _tvm_extension.install()

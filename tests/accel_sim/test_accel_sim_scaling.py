@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.api import compile as api
+import pimflow
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, system
@@ -128,7 +128,7 @@ def test_power_of_those_alike_over_the_time(tmp_path):
 
 @pytest.fixture(scope="module")
 def toy_requests(tmp_path_factory):
-    rows = api.trace("toy", tmp_path_factory.mktemp("traces") / "out", "accel-sim")["kernels"]
+    rows = pimflow.trace("toy", tmp_path_factory.mktemp("traces") / "out", "accel-sim")["kernels"]
     return [KernelRequest(named_kernel(row["kernel"], "fp16"), row["gpu_channels"]) for row in rows]
 
 
@@ -149,7 +149,7 @@ def test_a_search_finds_the_same_plan_with_some_logs_as_with_all(kept, toy_reque
         for request in chosen:
             log(tmp_path / name, request, 4.0)
         profiling = Profiling(gpu=AccelSimLogs(str(tmp_path / name)))
-        plans.append(api.search("toy", system(), profiling=profiling))
+        plans.append(pimflow.search("toy", system(), profiling=profiling))
     every, some = plans
     assert some.gpu_only.latency_ns == pytest.approx(every.gpu_only.latency_ns, rel=0.005)
     assert some.evaluation.latency_ns == pytest.approx(every.evaluation.latency_ns, rel=0.005)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimflow import frontend
-from pimflow.api import compile as api
+from pimflow.api import prepare
 
 pytestmark = pytest.mark.long
 
@@ -28,7 +28,7 @@ def test_networks_have_about_the_regions_asked_for(scripts, tmp_path, kind):
     for wanted in (14, 28):
         path = tmp_path / f"{wanted}.onnx"
         path.write_bytes(strip(build(wanted), path.stem).SerializeToString())
-        found = len(api.regions(frontend.load(path)).regions)
+        found = len(prepare.regions(frontend.load(path)).regions)
         assert abs(found - wanted) <= 0.3 * wanted, (wanted, found)
 
 

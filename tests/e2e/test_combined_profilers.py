@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from pimflow.api import compile as api
-from pimflow.api.report import table
+import pimflow
+from pimflow.api.report_text import table
 from pimflow.cli.main import main
 from pimflow.hardware import GpuSpec, PimSpec
 
@@ -69,7 +69,7 @@ def stored(tmp_path_factory):
     """Logs of the toy's kernels, and the cycles of each layer by memory channels; one log is missing."""
     folder = tmp_path_factory.mktemp("simulators")
     (folder / "logs").mkdir()
-    summary = api.trace("toy", folder / "traces", "accel-sim")
+    summary = pimflow.trace("toy", folder / "traces", "accel-sim")
     cycles = {}
     for number, row in enumerate(summary["kernels"]):
         if row["layers"] == ["down.conv"] and row["gpu_channels"] == 16:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pimflow
-from pimflow.api import report, run
+from pimflow.api import report_text, run
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 
@@ -18,25 +18,25 @@ def compiled(tmp_path_factory):
 
 def test_the_report_says_what_was_chosen(compiled):
     made, _ = compiled
-    chosen = made.report["primitives"]
-    assert made.verification.verified and chosen["status"] == "optimal"
-    layers = {choice["layer"]: choice["primitive"] for choice in chosen["choices"]}
+    chosen = made.report.primitives
+    assert made.verification.verified and chosen.status == "optimal"
+    layers = {choice.layer: choice.primitive for choice in chosen.choices}
     regions = {r.name for r in made.searched.graph.regions if r.geometry is not None}
     assert set(layers) == regions and set(layers.values()) <= set(PRIMITIVES)
 
 
 def test_inferences_are_timed_beside_their_kernels(compiled):
     made, _ = compiled
-    row = made.report["primitives"]["network_time"]
-    assert row["measured_ns"] > 0 and row["kernels"]
-    assert row["difference"] == pytest.approx(row["time_ns"] / row["measured_ns"] - 1)
-    assert "kernels alone" in report.table(made.report, None)
+    row = made.report.primitives.network_time
+    assert row.measured_ns > 0 and row.kernels
+    assert row.difference == pytest.approx(row.time_ns / row.measured_ns - 1)
+    assert "kernels alone" in report_text.table(made.report, None)
 
 
 def test_the_same_as_without(compiled):
     made, folder = compiled
     plain = pimflow.compile("toy", modes="gpu")
-    assert plain.report["primitives"] is None
+    assert plain.report.primitives is None
     assert made.verification.max_relative_error <= 1e-4
     assert [y.shape for y in pimflow.run(folder)] == [(1, 10)]
     assert np.isfinite(pimflow.run(folder)[0]).all()
@@ -53,4 +53,5 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
 def test_layers_on_pim_stay_there(tmp_path):
     made = pimflow.compile("toy", select={"measure": 1})
     assert made.verification.verified and made.verification.regions
-    assert "network_time" not in made.report["primitives"]
+    assert made.report.primitives.network_time is None
+    assert "network_time" not in made.report.to_json()["primitives"]

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
-from pimflow.api import report
+from pimflow.api import report_text
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition.factorisation import Request
@@ -22,23 +22,23 @@ LAYERS = ["stem.conv", "block.expand.conv", "block.project.conv", "widen.conv", 
 
 @pytest.fixture(scope="module")
 def compiled():
-    return api.compile("toy", decompose="tucker:0.5,first=keep")
+    return pimflow.compile("toy", decompose="tucker:0.5,first=keep")
 
 
 def test_the_report_says_that_numbers_changed_and_how_far(compiled):
-    part = compiled.report["decomposition"]
-    assert part["request"] == "tucker:0.5,first=keep"
-    assert [layer["name"] for layer in part["layers"]] == LAYERS[1:]
-    assert all(0 < layer["reconstruction_error"] < 1 for layer in part["layers"])
-    assert all(layer["macs"] < layer["macs_original"] for layer in part["layers"])
+    part = compiled.report.decomposition
+    assert part.request == "tucker:0.5,first=keep"
+    assert [layer.name for layer in part.layers] == LAYERS[1:]
+    assert all(0 < layer.reconstruction_error < 1 for layer in part.layers)
+    assert all(layer.macs < layer.macs_original for layer in part.layers)
     # Filters that are nearly all lost give other outputs: were they equal, nothing was compared.
-    assert part["max_relative_difference"] > 0.01
-    assert part["weight_bytes"] < part["weight_bytes_original"]
+    assert part.max_relative_difference > 0.01
+    assert part.weight_bytes < part.weight_bytes_original
 
 
 def test_what_is_built_is_the_decomposed_network(compiled):
     assert compiled.verification.verified
-    names = [region["name"] for region in compiled.report["regions"]]
+    names = [region.name for region in compiled.report.regions]
     assert "stem.conv" in names and "down.conv.core" in names and "down.conv" not in names
     assert {region.role for region in compiled.searched.graph.regions} == {"", "fconv", "core", "lconv"}
 
@@ -49,7 +49,7 @@ def test_the_difference_is_that_of_the_two_references(compiled):
     inputs = network.example_inputs()
     (x,), (y,) = network.reference(inputs), change.network.reference(inputs)
     expected = np.abs(x - y).max() / np.abs(x).max()
-    assert compiled.report["decomposition"]["max_relative_difference"] == pytest.approx(expected, rel=1e-4)
+    assert compiled.report.decomposition.max_relative_difference == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_at_full_rank_the_network_is_the_original():
         change = decomposed_network.decompose(network, Request.parse(f"{method}:1,fc=decompose"))
         assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
         outputs = change.network.reference(inputs)
-        assert change.summary(inputs, outputs)["max_relative_difference"] < 1e-4
+        assert change.summary(inputs, outputs).max_relative_difference < 1e-4
         assert max(layer.relative_error for layer in change.layers) < 1e-6
 
 
@@ -68,19 +68,20 @@ def test_at_full_rank_the_network_is_the_original():
 def test_only_layers_that_pay_are_decomposed(tmp_path):
     own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     modes = "gpu,pim"
-    compiled = api.compile("toy", target_system=own, decompose="tucker:0.5,where=pays", modes=modes)
-    part = compiled.report["decomposition"]
-    taken = [layer["name"] for layer in part["layers"]]
-    assert taken and part["kept"] and sorted(taken + part["kept"]) == sorted(LAYERS)
-    assert part["max_relative_difference"] > 0 and set(part["alone_ns"]) == set(LAYERS)
+    compiled = pimflow.compile("toy", target_system=own, decompose="tucker:0.5,where=pays", modes=modes)
+    part = compiled.report.decomposition
+    taken = [layer.name for layer in part.layers]
+    assert taken and part.kept and sorted([*taken, *part.kept]) == sorted(LAYERS)
+    assert part.max_relative_difference > 0 and set(part.alone_ns) == set(LAYERS)
     assert compiled.verification.verified
-    names = {region["name"] for region in compiled.report["regions"]}
-    assert names.issuperset([*part["kept"], *(f"{name}.lconv" for name in taken)])
+    names = {region.name for region in compiled.report.regions}
+    assert names.issuperset([*part.kept, *(f"{name}.lconv" for name in taken)])
     for other in (None, "tucker:0.5"):
-        assert compiled.plan.latency_ns < api.search("toy", own, decompose=other, modes=modes).plan.latency_ns
+        plan = pimflow.search("toy", own, decompose=other, modes=modes).plan
+        assert compiled.plan.latency_ns < plan.latency_ns
     path = tmp_path / "plan.json"
     path.write_text(compiled.plan.to_json())
-    again = api.search("toy", own, plan=path, decompose="tucker:0.5,where=pays")
+    again = pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays")
     assert again.plan.choices == compiled.plan.choices
 
 
@@ -91,43 +92,43 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""
     own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
-    found = api.compile("toy", target_system=own, decompose=request, modes=modes, fuse=fuse).report
-    assert found["decomposition"]["layers"]
+    found = pimflow.compile("toy", target_system=own, decompose=request, modes=modes, fuse=fuse).report
+    assert found.decomposition.layers
 
     def given(on):
-        return api.search("toy", on, modes=modes, fuse=fuse).gpu_only
+        return pimflow.search("toy", on, modes=modes, fuse=fuse).gpu_only
 
     alone = given(own)
-    assert found["baseline"] == "the network as it was given, on the GPU with all memory channels"
-    assert found["latency_gpu_only_ns"] == alone.latency_ns
-    assert found["energy_gpu_only_pj"] == pytest.approx(alone.energy_pj)
-    assert found["energies_gpu_only_pj"] == pytest.approx(alone.energies_pj)
-    assert found["savings_pj"]["total"] == pytest.approx(alone.energy_pj - found["energy_pj"])
-    assert found["speedup"] == pytest.approx(alone.latency_ns / found["latency_ns"])
-    assert sum(region["latency_gpu_only_ns"] for region in found["regions"]) == pytest.approx(
+    assert found.baseline == "the network as it was given, on the GPU with all memory channels"
+    assert found.latency_gpu_only_ns == alone.latency_ns
+    assert found.energy_gpu_only_pj == pytest.approx(alone.energy_pj)
+    assert found.energies_gpu_only_pj == pytest.approx(alone.energies_pj)
+    assert found.savings_pj["total"] == pytest.approx(alone.energy_pj - found.energy_pj)
+    assert found.speedup == pytest.approx(alone.latency_ns / found.latency_ns)
+    assert sum(region.latency_gpu_only_ns for region in found.regions) == pytest.approx(
         alone.latency_ns
     )
-    changed = api.search("toy", own, decompose=request, modes=modes, fuse=fuse)
+    changed = pimflow.search("toy", own, decompose=request, modes=modes, fuse=fuse)
     assert changed.baseline == alone != changed.gpu_only
-    assert found["changed_gpu_only"]["latency_ns"] == changed.gpu_only.latency_ns
-    assert found["changed_gpu_only"]["energy_pj"] == changed.gpu_only.energy_pj
-    assert "baseline  the network as it was given" in report.table(found, None)
+    assert found.changed_gpu_only.latency_ns == changed.gpu_only.latency_ns
+    assert found.changed_gpu_only.energy_pj == changed.gpu_only.energy_pj
+    assert "baseline  the network as it was given" in report_text.table(found, None)
 
     none = own.with_launches(gpu_ns=0.0, pim_ns=0.0)
     plan = search_graph(changed.graph, none, goal=Goal(modes=modes))
     ratio = given(none).latency_ns / plan.evaluation.latency_ns
-    assert found["speedup_without_launch"] == pytest.approx(ratio)
-    ratios = {each["what"]: each["speedup"] for each in found["conventions"]}
+    assert found.speedup_without_launch == pytest.approx(ratio)
+    ratios = {each.what: each.speedup for each in found.conventions}
     if where == "all":
         other = replace(own, copies="made")
-        plan = api.search("toy", other, decompose=request, modes=modes, fuse=fuse).evaluation
+        plan = pimflow.search("toy", other, decompose=request, modes=modes, fuse=fuse).evaluation
         assert ratios["copies made"] == pytest.approx(given(other).latency_ns / plan.latency_ns)
 
 
 @pytest.mark.parametrize("options", [{"optimize_skips": "pool"}, {"fuse_activations": True}])
 def test_what_works_on_chains_changes_no_baseline(options):
-    found = api.search("toy", decompose="tucker:0.5", modes="gpu", **options)
-    assert found.baseline == api.search("toy", modes="gpu").gpu_only
+    found = pimflow.search("toy", decompose="tucker:0.5", modes="gpu", **options)
+    assert found.baseline == pimflow.search("toy", modes="gpu").gpu_only
     assert found.gpu_only != found.baseline
     reasons = {choice.reason for choice in found.plan.choices}
     assert any("no mixed plan of the changed network beats" in reason for reason in reasons)
@@ -136,12 +137,12 @@ def test_what_works_on_chains_changes_no_baseline(options):
 def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
-    compiled = api.compile("toy", decompose="tucker:0.9,where=pays", **options)
-    part = compiled.report["decomposition"]
-    assert part["layers"] == [] and part["kept"] == LAYERS
-    assert part["max_relative_difference"] == 0 and part["weight_bytes"] == part["weight_bytes_original"]
-    assert compiled.report["skips"] is None and compiled.report["changed_gpu_only"] is None
-    assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report.table(compiled.report, None)
+    compiled = pimflow.compile("toy", decompose="tucker:0.9,where=pays", **options)
+    part = compiled.report.decomposition
+    assert part.layers == () and list(part.kept) == LAYERS
+    assert part.max_relative_difference == 0 and part.weight_bytes == part.weight_bytes_original
+    assert compiled.report.skips is None and compiled.report.changed_gpu_only is None
+    assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report_text.table(compiled.report, None)
 
 
 def test_without_the_option_nothing_is_said_or_changed(capsys):
@@ -153,7 +154,7 @@ def test_a_layer_of_a_chain_can_be_explained(capsys):
     options = ["--decompose", "tucker:0.5", "--cache", "none", "--quiet", "--json"]
     assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["region"] == "down.conv.core" and found["candidates"]
+    assert found.region == "down.conv.core" and found.candidates
 
 
 def test_memory_of_a_decomposed_network(capsys, tmp_path):
@@ -162,11 +163,11 @@ def test_memory_of_a_decomposed_network(capsys, tmp_path):
     assert main(["memory", "toy", "--json", "--policy", "best", "--decompose", f"tucker:{path}"]) == 0
     out, _ = capsys.readouterr()
     part = json.loads(out)["decomposition"]
-    assert {layer["name"]: layer["ranks"] for layer in part["layers"]} == {
+    assert {layer.name: layer.ranks for layer in part.layers} == {
         "down.conv": [3, 4],
         "widen.conv": [2],
     }
-    assert part["max_relative_difference"] is None  # nothing was run
+    assert part.max_relative_difference is None  # nothing was run
     assert main(["memory", "toy", "--quiet", "--policy", "best", "--decompose", "cp:0.5"]) == 0
     assert "5 layers decomposed (cp:0.5), weights" in capsys.readouterr().out
 

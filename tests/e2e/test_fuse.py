@@ -10,7 +10,6 @@ from tvm import relay
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
 from pimflow.api import search
 from pimflow.cli.main import main
 from pimflow.compiler import build, phases
@@ -26,7 +25,7 @@ from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 @pytest.fixture(scope="module")
 def searched():
-    return api.search("toy", fuse=True)
+    return pimflow.search("toy", fuse=True)
 
 
 def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys):
@@ -102,7 +101,7 @@ def test_the_memory_of_groups(capsys):
     """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
     alone = system(pim_channels=0)
     plans = []
-    searched = api.search("toy", alone, fuse=True)
+    searched = pimflow.search("toy", alone, fuse=True)
     applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, (), searched.tiled())
     phases.build(applied, "llvm+pim", alone, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]

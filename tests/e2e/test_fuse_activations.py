@@ -8,8 +8,8 @@ import pytest
 import tvm
 from tvm import relax
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
 from pimflow.cli.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
@@ -26,11 +26,11 @@ RUN = ("widen.conv.lconv", "down.conv.fconv")
 @pytest.fixture(scope="module")
 def searched():
     """A plan with PIM, and the run, which is not faster there, on the GPU."""
-    found = api.search("toy", **OPTIONS).plan
+    found = pimflow.search("toy", **OPTIONS).plan
     choices = [choice for choice in found.choices if choice.region != RUN[1]]
     at = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
     choices[at] = Choice(region=RUN[0], mode="GPU", gpu_share=1.0, covers=RUN)
-    return api.search("toy", plan=replace(found, choices=tuple(choices)), **OPTIONS)
+    return pimflow.search("toy", plan=replace(found, choices=tuple(choices)), **OPTIONS)
 
 
 @pytest.mark.long
@@ -38,17 +38,17 @@ def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
     """Outputs and every PIM region are verified by `compile` itself."""
     assert searched.graph.runs == (RUN,)
     assert searched.doing[RUN[0]] is searched.doing[RUN[1]]
-    compiled = api.compile("toy", plan=searched.plan, **OPTIONS)
+    compiled = pimflow.compile("toy", plan=searched.plan, **OPTIONS)
     assert compiled.verification.verified
-    (row,) = (r for r in compiled.report["regions"] if r["name"] == RUN[1])
-    assert row["covers"] == list(RUN) and row["mode"] == "GPU"
-    assert row["latency_ns"] == 0.0, "its time is that of the run, at the first region"
+    (row,) = (r for r in compiled.report.regions if r.name == RUN[1])
+    assert row.covers == RUN and row.mode == "GPU"
+    assert row.latency_ns == 0.0, "its time is that of the run, at the first region"
 
 
 def test_the_plan_file_keeps_runs(searched, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(searched.plan.to_json())
-    again = api.search("toy", plan=path, **OPTIONS)
+    again = pimflow.search("toy", plan=path, **OPTIONS)
     assert again.evaluation == searched.evaluation
     assert again.plan.choices == searched.plan.choices
 
@@ -69,7 +69,8 @@ def test_a_run_moves_what_is_outside_of_it(searched):
 def test_without_pim_runs_are_fused_too():
     """The network that a plan is compared with fuses as the plan does."""
     alone = system(pim_channels=0)
-    together, apart = api.search("toy", alone, **OPTIONS), api.search("toy", alone, decompose="tucker:0.5")
+    together = pimflow.search("toy", alone, **OPTIONS)
+    apart = pimflow.search("toy", alone, decompose="tucker:0.5")
     assert together.fused() == (RUN[0],)
     assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
 

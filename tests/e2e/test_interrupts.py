@@ -10,8 +10,8 @@ import pytest
 import tvm
 import tvm_ffi
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
 from pimflow.compiler import build
 from pimflow.compiler.verification import verify
 from pimflow.hardware import system
@@ -34,7 +34,7 @@ def as_on_the_command_line():
 def run():
     """Verifies a compiled network."""
     network, on = frontend.load("toy"), system()
-    _, searched = api.search_network(network, on, None)
+    _, searched = pimflow.search_network(network, on, None)
     built = build.build(network, searched, targets.named_target("llvm+pim"))
     inputs = network.example_inputs()
     expected = network.reference(inputs)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pimflow.api import compile as api
+import pimflow
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
 from pimflow.compiler.artifact import Interface, Placed
@@ -31,7 +31,7 @@ def run(capsys, *argv) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def searched():
-    return api.search("toy", SYSTEM)
+    return pimflow.search("toy", SYSTEM)
 
 
 @pytest.fixture

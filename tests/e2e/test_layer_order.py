@@ -8,9 +8,9 @@ import onnx
 import pytest
 from branching import randomly_wired, wide_branches
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
-from pimflow.api.report import table
+from pimflow.api.report_text import table
 from pimflow.cli.main import main
 from pimflow.errors import PlanError, UsageError
 from pimflow.pim_backend.runtime import targets
@@ -22,29 +22,29 @@ MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
 def wide(tmp_path_factory):
     directory = tmp_path_factory.mktemp("wide")
     onnx.save(wide_branches(), directory / "wide.onnx")
-    compiled = api.compile(directory / "wide.onnx", directory / "out", reorder=True)
-    return directory, compiled, api.compile(directory / "wide.onnx")
+    compiled = pimflow.compile(directory / "wide.onnx", directory / "out", reorder=True)
+    return directory, compiled, pimflow.compile(directory / "wide.onnx")
 
 
 def test_one_branch_at_a_time(wide):
     """Given: four wide maps and the stem's; then one of them, the stem's and three narrow ones."""
     _, compiled, plain = wide
-    order = compiled.report["order"]
-    assert compiled.verification.verified and order["reordered"] and order["optimal"]
-    assert order["live_given_bytes"] == (4 * 128 + 16) * MAP_BYTES
-    assert order["live_bytes"] == order["lower_bound_bytes"] == (128 + 16 + 3 * 16) * MAP_BYTES
+    order = compiled.report.order
+    assert compiled.verification.verified and order.reordered and order.optimal
+    assert order.live_given_bytes == (4 * 128 + 16) * MAP_BYTES
+    assert order.live_bytes == order.lower_bound_bytes == (128 + 16 + 3 * 16) * MAP_BYTES
     # The CPU stores fp32.
-    assert order["pool_given_bytes"] == plain.report["memory"]["pool_bytes"] == 2 * order["live_given_bytes"]
-    assert order["pool_bytes"] == compiled.report["memory"]["pool_bytes"] == 2 * order["live_bytes"]
+    assert order.pool_given_bytes == plain.report.memory.pool_bytes == 2 * order.live_given_bytes
+    assert order.pool_bytes == compiled.report.memory.pool_bytes == 2 * order.live_bytes
     assert "0.270 → 0.098 MB" in table(compiled.report, None)
 
 
 def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
     _, compiled, plain = wide
-    order = compiled.report["order"]
-    assert order["latency_given_ns"] == plain.report["latency_ns"]
-    assert order["latency_ns"] == compiled.report["latency_ns"]
-    assert plain.report["order"] is None
+    order = compiled.report.order
+    assert order.latency_given_ns == plain.report.latency_ns
+    assert order.latency_ns == compiled.report.latency_ns
+    assert plain.report.order is None
     named = {region.name: region for region in plain.searched.graph.regions}
     assert named == {region.name: region for region in compiled.searched.graph.regions}
     assert compiled.searched.graph.digest != plain.searched.graph.digest
@@ -53,28 +53,30 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
 @pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
-    again = api.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)
+    again = pimflow.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)
     assert again.plan.choices == compiled.plan.choices and again.verification.verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
-    assert [again.report["order"][key] for key in keys] == [compiled.report["order"][key] for key in keys]
+    assert [getattr(again.report.order, key) for key in keys] == [
+        getattr(compiled.report.order, key) for key in keys
+    ]
     with pytest.raises(PlanError, match="--reorder"):
-        api.search(directory / "wide.onnx", plan=compiled.plan)
+        pimflow.search(directory / "wide.onnx", plan=compiled.plan)
     backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])
     with pytest.raises(UsageError, match="would come before"):
-        api.search(directory / "wide.onnx", plan=backwards, reorder=True)
-    given = api.search(directory / "wide.onnx", plan=plain.plan, reorder=True)
+        pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True)
+    given = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True)
     assert given.graph == plain.searched.graph
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_randomly_wired(seed):
-    compiled = api.compile(randomly_wired(20, seed), reorder=True)
-    order = compiled.report["order"]
+    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True)
+    order = compiled.report.order
     assert compiled.verification.verified
-    assert order["lower_bound_bytes"] <= order["live_bytes"] <= order["live_given_bytes"]
-    assert order["reordered"] == (order["pool_bytes"] < order["pool_given_bytes"])
-    assert bool(order["kept_because"]) != order["reordered"]
+    assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
+    assert order.reordered == (order.pool_bytes < order.pool_given_bytes)
+    assert bool(order.kept_because) != order.reordered
 
 
 @pytest.mark.long
@@ -85,19 +87,19 @@ def test_the_relax_pipeline_reorders_too(wide):
 
     def pool_bytes(**options) -> list[int]:
         with targets.named_target("llvm+pim"):
-            lowered = api.relax_pipeline(**options)(network.module)
+            lowered = pimflow.relax_pipeline(**options)(network.module)
         found = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
         return [int(size) for size in found]
 
-    order = compiled.report["order"]
-    assert pool_bytes() == [order["pool_given_bytes"]] and pool_bytes(reorder=True) == [order["pool_bytes"]]
-    assert pool_bytes(plan=compiled.plan, reorder=True) == [order["pool_bytes"]]
+    order = compiled.report.order
+    assert pool_bytes() == [order.pool_given_bytes] and pool_bytes(reorder=True) == [order.pool_bytes]
+    assert pool_bytes(plan=compiled.plan, reorder=True) == [order.pool_bytes]
     with pytest.raises(PlanError, match="--reorder"):
         pool_bytes(plan=compiled.plan)
 
 
 def test_a_chain_keeps_its_order():
-    searched, reordered = api.search("toy"), api.search("toy", reorder=True)
+    searched, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
     assert reordered.graph == searched.graph
 
 
@@ -107,11 +109,11 @@ def test_memory_command(wide, capsys):
     command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder"]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    told = compiled.report["order"]
+    told = compiled.report.order
     assert {k: v for k, v in found["order"].items() if k != "seconds"} == {
-        k: told[k] for k in found["order"] if k != "seconds"
+        k: getattr(told, k) for k in found["order"] if k != "seconds"
     }
-    assert found["pool_bytes"] == found["order"]["pool_bytes"] < plain.report["memory"]["pool_bytes"]
+    assert found["pool_bytes"] == found["order"]["pool_bytes"] < plain.report.memory.pool_bytes
     assert main(command) == 0
     assert "proved the fewest" in capsys.readouterr().out
     assert main(["memory", "toy", "--quiet", "--reorder"]) == 0

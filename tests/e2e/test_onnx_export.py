@@ -8,9 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
 from pimflow.api import decompose as onnx_export
+from pimflow.api import prepare
 from pimflow.cli.main import main
 from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose
@@ -111,7 +112,7 @@ MODELS = {
 def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, name, request_text):
     """Values by ONNX Runtime against TVM's pipeline, on inputs that the export was not checked on."""
     model, path = MODELS[name](), tmp_path / "out.onnx"
-    found = api.export_decomposed(model, request_text, path)
+    found = pimflow.export_decomposed(model, request_text, path)
     network = frontend.load(model)
     change = decompose(network, Request.parse(request_text))
     draw = np.random.default_rng(1)
@@ -120,7 +121,7 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
     for y, x in zip(back.reference(inputs), change.network.reference(inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=0, atol=2e-6 * np.abs(x).max())
     assert found["export_error"] < 1e-5 < found["max_relative_difference"]
-    mine, again = api.regions(change.network), api.regions(back)
+    mine, again = prepare.regions(change.network), prepare.regions(back)
     if name != "odd" and request_text[:2] != "cp":  # whose two transposed cores crop one by one
         assert (again.regions, again.outputs) == (mine.regions, mine.outputs)
     assert roles(back.module) == roles(change.network.module)
@@ -140,7 +141,7 @@ def test_biases_are_pushed_through_layers_of_the_drawn_network():
 @pytest.mark.long
 def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
     model, path = of_all_kinds(), tmp_path / "out.onnx"
-    api.export_decomposed(model, "tucker:1,fc=decompose", path)
+    pimflow.export_decomposed(model, "tucker:1,fc=decompose", path)
     given, written = frontend.load(model), frontend.load(path)
     inputs = given.example_inputs()
     (x,), (y,) = given.reference(inputs), written.reference(inputs)
@@ -150,10 +151,10 @@ def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
 @pytest.mark.long
 def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
     path = tmp_path / "out.onnx"
-    api.export_decomposed(hourglass(), "tucker:0.3", path)
+    pimflow.export_decomposed(hourglass(), "tucker:0.3", path)
     options = {"optimize_skips": "pool", "fuse_activations": True, "policy": "best"}
-    again = api.plan_memory(path, system(), **options)
-    once = api.plan_memory(hourglass(), system(), decompose="tucker:0.3", **options)
+    again = pimflow.plan_memory(path, system(), **options)
+    once = pimflow.plan_memory(hourglass(), system(), decompose="tucker:0.3", **options)
     assert again.plan.pool_bytes == once.plan.pool_bytes and again.fused == once.fused
     assert again.skips.changed == once.skips.changed
 
@@ -161,7 +162,7 @@ def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
 @pytest.mark.long
 def test_open_dimensions_stay_open(tmp_path):
     path = tmp_path / "out.onnx"
-    api.export_decomposed(of_all_kinds("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
+    pimflow.export_decomposed(of_all_kinds("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
     graph = onnx.load(path).graph
     assert graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     assert not any(dim.HasField("dim_value") for dim in graph.output[0].type.tensor_type.shape.dim)
@@ -177,7 +178,7 @@ def test_a_model_that_is_not_the_network_is_not_written(tmp_path, monkeypatch):
     )
     path = tmp_path / "out.onnx"
     with pytest.raises(VerificationError, match="differ from the decomposed network's"):
-        api.export_decomposed(of_all_kinds(), "tucker:0.3,fc=decompose", path)
+        pimflow.export_decomposed(of_all_kinds(), "tucker:0.3,fc=decompose", path)
     assert not path.exists()
 
 
@@ -189,7 +190,7 @@ def test_filters_that_another_node_changes_are_refused(tmp_path):
     model.graph.initializer[0].name = "stored"
     model.graph.node.insert(0, helper.make_node("Neg", ["stored"], ["conv0.w0"], name="neg"))
     with pytest.raises(UnsupportedOpError, match="layer 'conv0'"):
-        api.export_decomposed(model, "tucker:0.5", tmp_path / "out.onnx")
+        pimflow.export_decomposed(model, "tucker:0.5", tmp_path / "out.onnx")
 
 
 @pytest.mark.long
@@ -212,7 +213,7 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
 @pytest.mark.long
 def test_damaged_roles_are_refused(tmp_path):
     path = tmp_path / "out.onnx"
-    api.export_decomposed("toy", "tucker:0.4", path)
+    pimflow.export_decomposed("toy", "tucker:0.4", path)
     model = onnx.load(path)
     for text in ("[1]", "{", '{"down.conv.core": "kernel"}'):
         helper.set_model_props(model, {ROLES_KEY: text})

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
 from pimflow.api import run as inference
 from pimflow.api.simulate import simulate
 from pimflow.cli.main import main
@@ -61,14 +60,14 @@ def two_layers():
 @functools.cache
 def all_on_pim():
     """A plan of `two_layers` for any device: loop orders are left open."""
-    plan = api.search(two_layers(), system()).plan
+    plan = pimflow.search(two_layers(), system()).plan
     chosen = {"mode": "PIM", "gpu_share": 0.0, "schedule": "", "axis": "rows"}
     return replace(plan, choices=tuple(replace(choice, **chosen) for choice in plan.choices))
 
 
 def on_pim(target_system, out=None):
     """`two_layers`, compiled with both layers on PIM; verified, or it raises."""
-    compiled = api.compile(two_layers(), out, target_system=target_system, plan=all_on_pim())
+    compiled = pimflow.compile(two_layers(), out, target_system=target_system, plan=all_on_pim())
     assert compiled.verification.verified and len(compiled.programs) == 2
     return compiled
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
-import pimflow  # isort: skip  first: it gives TVM the Relay that the others import  # noqa: F401
+import pimflow  # isort: skip  first: it gives TVM the Relay that the others import
 
 import numpy as np
 import onnx
@@ -23,7 +23,6 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import zoo
-from pimflow.api import compile as api
 from pimflow.api.published.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
 from pimflow.compiler import build
 from pimflow.frontend import Network
@@ -54,14 +53,14 @@ def ran(request, tmp_path_factory):
     onnx.save(model, path)
     x = zoo.example_inputs(model)["input"]
     reference = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"input": x})
-    search = api.search_network
+    search = pimflow.search_network
 
     def remembered(network, *args, **options):
         found.append(search(network, *args, **options))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "search_network", remembered)
+        patch.setattr("pimflow.api.search.search_network", remembered)
         y = snippet(path, x)
     ((network, searched),) = found
     return Ran(model=request.param, y=y, reference=reference[0], network=network, searched=searched)

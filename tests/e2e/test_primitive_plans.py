@@ -12,7 +12,7 @@ from tvm import relax, tirx
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import search as network_search
+from pimflow.api import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.hardware import system
@@ -97,7 +97,7 @@ def check(network, found):
 def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     """The ReLU behind ``entry``, which its first reader applies and the shortcut reads too."""
     network = frontend.load(block())
-    graph = network_search.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
     choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
@@ -110,7 +110,7 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     network, draw = frontend.load(block()), random.Random(seed)
-    graph = network_search.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     searched = search(graph, SYSTEM, goal=GOAL)
     choices, several = [], 0
     for region, choice in zip(graph.regions, searched.plan.choices, strict=True):
@@ -129,7 +129,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
 
 def test_workspaces_lie_in_the_pool():
     network = frontend.load(block())
-    graph = network_search.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     name = "winograd-2d-f4-cuda-hwc-32x32"
     choices = tuple(replace(c, primitive=name if c.region == "first" else "") for c in plain.plan.choices)
@@ -149,15 +149,15 @@ def test_the_report_says_what_they_save():
     made = pimflow.compile(
         block(), target_system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu"
     )
-    part, rows = made.report["primitives"], {row["name"]: row for row in made.report["regions"]}
+    part, rows = made.report.primitives, {row.name: row for row in made.report.regions}
     assert made.verification.verified
     names = {name: primitive.name for name, primitive in made.searched.primitives().items()}
-    assert names == {each["layer"]: each["primitive"] for each in part["choices"]} != {}
-    assert {name: row["primitive"] for name, row in rows.items() if row["primitive"]} == names
-    assert part["layers"] == 5 and part["saved_gpu_only_ns"] >= 0
+    assert names == {each.layer: each.primitive for each in part.choices} != {}
+    assert {name: row.primitive for name, row in rows.items() if row.primitive} == names
+    assert part.layers == 5 and part.saved_gpu_only_ns >= 0
     without = pimflow.search(block(), SYSTEM, modes="gpu")
-    assert part["latency_operators_ns"] == without.evaluation.latency_ns
-    assert part["saved_ns"] == without.evaluation.latency_ns - made.report["latency_ns"]
+    assert part.latency_operators_ns == without.evaluation.latency_ns
+    assert part.saved_ns == without.evaluation.latency_ns - made.report.latency_ns
     again = pimflow.compile(block(), target_system=SYSTEM, target="cuda+pim", plan=made.plan)
-    assert again.report["speedup"] == made.report["speedup"]
-    assert again.report["primitives"]["choices"] == part["choices"]
+    assert again.report.speedup == made.report.speedup
+    assert again.report.primitives.choices == part.choices

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from skip_networks import hourglass
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import compile as api
-from pimflow.api.memory import with_reduced_skips
+from pimflow.api.options import NetworkOptions
+from pimflow.api.prepare import reduced_skips
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
@@ -97,14 +98,19 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
 @pytest.mark.long
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     """The pools are those with activations fused, which are others."""
-    compiled = api.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)
+    compiled = pimflow.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)
     fused, apart = (
-        with_reduced_skips(decomposed.network, decomposed, "pool", system(), fuse_activations=fuse)
+        reduced_skips(
+            decomposed.network,
+            decomposed,
+            NetworkOptions(optimize_skips="pool", fuse_activations=fuse),
+            system(),
+        )
         for fuse in (True, False)
     )
-    assert compiled.report["skips"] == fused.summary() != apart.summary()
-    assert compiled.verification.verified and compiled.report["skips"]["changed"]
-    names = [region["name"] for region in compiled.report["regions"]]
+    assert compiled.report.skips == fused.summary() != apart.summary()
+    assert compiled.verification.verified and compiled.report.skips.changed
+    names = [region.name for region in compiled.report.regions]
     assert "b.lconv.copy" in names
     roles = {region.name: region.role for region in compiled.searched.graph.regions}
     assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"

@@ -8,22 +8,21 @@ import pytest
 
 import pimflow
 from pimflow import zoo
-from pimflow.api import compile as api
 from pimflow.api import run
 
 pytestmark = pytest.mark.long
 
 
 def test_mobilenet_v1_is_compiled_and_right(tmp_path):
-    report = api.compile("mobilenet-v1", tmp_path / "out").report
-    assert report["verified"] is True and report["speedup"] >= 1
-    assert len(report["regions"]) == 1 + 2 * 13 + 2  # convolutions, pool and product: nothing by itself
+    report = pimflow.compile("mobilenet-v1", tmp_path / "out").report
+    assert report.verified is True and report.speedup >= 1
+    assert len(report.regions) == 1 + 2 * 13 + 2  # convolutions, pool and product: nothing by itself
 
 
 def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path):
-    report = api.compile(small_bert, tmp_path / "fp16").report
-    assert report["verified"] is True
-    modes = {region["name"]: region["mode"] for region in report["regions"]}
+    report = pimflow.compile(small_bert, tmp_path / "fp16").report
+    assert report.verified is True
+    modes = {region.name: region.mode for region in report.regions}
     # Query, key and value do not wait for each other: both devices share them.
     with_pim = {name for name, mode in modes.items() if mode != "GPU"}
     for layer in ("layers.0", "layers.1"):
@@ -34,7 +33,7 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
     assert {f"layers.{i}.{part}" for i in (0, 1) for part in others} <= set(modes)
 
     # In fp32, for the rounding of fp16 grows with the sentence.
-    api.compile(small_bert, tmp_path / "fp32", target_system=pimflow.system(dtype="fp32"))
+    pimflow.compile(small_bert, tmp_path / "fp32", target_system=pimflow.system(dtype="fp32"))
     session = onnxruntime.InferenceSession(small_bert.SerializeToString(), providers=["CPUExecutionProvider"])
     for seed in (1, 2):
         inputs = zoo.example_inputs(small_bert, seed)
@@ -44,10 +43,10 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
 
 
 def test_a_compiled_network_remembers_how_many_rows_its_tables_have(small_bert, tmp_path):
-    api.compile(small_bert, tmp_path / "out")
+    pimflow.compile(small_bert, tmp_path / "out")
     table = json.loads((tmp_path / "out/interface.json").read_text())
     assert table["inputs"]["input_ids"]["rows"] == 50 and table["inputs"]["token_type_ids"]["rows"] == 2
     assert "rows" not in table["inputs"]["attention_mask"]
-    by_default, given = api.run(tmp_path / "out"), zoo.example_inputs(small_bert)
+    by_default, given = pimflow.run(tmp_path / "out"), zoo.example_inputs(small_bert)
     for result, again in zip(by_default, run.run(tmp_path / "out", given), strict=True):
         np.testing.assert_array_equal(result, again)

@@ -24,10 +24,10 @@ pytestmark = [
 def test_a_network_runs_verified_and_timed(name, tmp_path):
     compiled = pimflow.compile(name, tmp_path / "out", target="cuda+pim")
     assert compiled.verification.verified
-    part = compiled.report["gpu_part"]
-    assert part["measured_ns"] > 0 and part["measured_on"] and part["compiler"]
-    print(f"{name}: measured {part['measured_ns'] / 1e6:.4f} ms on {part['measured_on']}, ", end="")
-    print(f"modelled {part['modelled_ns'] / 1e6:.4f} ms on {part['modelled_on']}")
+    part = compiled.report.gpu_part
+    assert part.measured_ns > 0 and part.measured_on and part.compiler
+    print(f"{name}: measured {part.measured_ns / 1e6:.4f} ms on {part.measured_on}, ", end="")
+    print(f"modelled {part.modelled_ns / 1e6:.4f} ms on {part.modelled_on}")
     y = pimflow.run(tmp_path / "out")
     twin = pimflow.run(tmp_path / "out", target="llvm+pim")
     assert np.abs(y[0] - twin[0]).max() <= 4e-3 * np.abs(twin[0]).max()

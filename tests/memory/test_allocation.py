@@ -12,8 +12,9 @@ from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+import pimflow
 from pimflow import frontend, zoo
-from pimflow.api import compile as api
+from pimflow.api.published import occamy_operators
 from pimflow.api.published.occamy_operators import operator_liveness
 from pimflow.compiler import phases
 from pimflow.compiler.measurement.allocations import NAIVE, heap_bytes
@@ -51,12 +52,12 @@ def network(request):
 
 @pytest.fixture(scope="module")
 def measured(network):
-    return api.measure_allocations(network[0], batch=network[1], runs=1)
+    return pimflow.measure_allocations(network[0], batch=network[1], runs=1)
 
 
 @pytest.fixture(scope="module")
 def planned(network):
-    return api.plan_memory(network[0], system(), batch=network[1])
+    return pimflow.plan_memory(network[0], system(), batch=network[1])
 
 
 def test_the_pool_is_one_allocation_of_the_planned_size(measured, planned):
@@ -151,10 +152,10 @@ def test_refused():
     with pytest.raises(UnknownNameError, match="did you mean lazy"):
         phases.build(frontend.load("toy").module, allocation="lzay")
     with pytest.raises(UsageError, match="0 runs"):
-        api.measure_allocations("toy", runs=0)
+        pimflow.measure_allocations("toy", runs=0)
     if not tvm.cuda().exist:
         with pytest.raises(ArtifactError, match="no device for cuda"):
-            api.measure_allocations("toy", target="cuda+pim")
+            pimflow.measure_allocations("toy", target="cuda+pim")
 
 
 def test_operators_of_a_small_network_counted_by_hand():
@@ -172,7 +173,7 @@ def test_operators_of_a_small_network_counted_by_hand():
     ]
     graph = helper.make_graph(nodes, "net", tensors[:1], tensors[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    found = api.count_operators(model)
+    found = occamy_operators.count_operators(model)
     tensor, filters, bias = 128, 16, 8
     assert (found.operators, found.variables, found.lazy_groups) == (3, 6, 3)  # x, w, b, c, r, y
     assert found.eager_bytes == 4 * tensor + filters + bias
@@ -185,7 +186,7 @@ def test_operators_of_a_zoo_network_counted_anew(batch):
     graph = zoo.load_model("toy", batch=batch).graph
     scalars = {each.name for each in graph.initializer if not each.dims}
     named = {name for node in graph.node for name in (*node.input, *node.output)} - scalars - {""}
-    found = api.count_operators("toy", batch=batch)
+    found = occamy_operators.count_operators("toy", batch=batch)
     assert (found.operators, found.variables) == (len(graph.node), len(named))
     sizes = {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):

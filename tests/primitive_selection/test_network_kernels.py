@@ -13,7 +13,7 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.runtime import targets
 from pimflow.primitive_selection import network_time as network_kernels
 from pimflow.primitive_selection.network_time import network_time
-from pimflow.primitive_selection.profile import PARTS, KernelTime, NetworkTime, Profile, network_text
+from pimflow.primitive_selection.profile import PARTS, KernelTime, NetworkTime, Profile
 from pimflow.primitive_selection.selection import summary
 from pimflow.primitives import PRIMITIVES
 
@@ -101,23 +101,23 @@ def test_the_same_kernel_is_timed_once_and_kept(calls, tmp_path, monkeypatch):
 def test_select_says_how_long_the_network_takes(tmp_path):
     cache = ResultCache(tmp_path / "cache.sqlite")
     found = pimflow.select("toy", measure=1, cache=cache)
-    row = summary(found)["network_time"]
-    assert row["time_ns"] == pytest.approx(sum(each["time_ns"] for each in row["kernels"]))
-    assert row["time_ns"] == pytest.approx(sum(row[f"{part}s_ns"] for part in PARTS))
-    assert all(each["time_ns"] > 0 for each in row["kernels"])
+    row = summary(found).network_time
+    assert row.time_ns == pytest.approx(sum(each.time_ns for each in row.kernels))
+    assert row.time_ns == pytest.approx(sum(getattr(row, f"{part}s_ns") for part in PARTS))
+    assert all(each.time_ns > 0 for each in row.kernels)
     found.profile.write(tmp_path / "p.json")
     stored = pimflow.select("toy", profile=tmp_path / "p.json")
-    assert summary(stored)["network_time"]["time_ns"] == pytest.approx(
-        row["time_ns"], abs=len(row["kernels"])
+    assert summary(stored).network_time.time_ns == pytest.approx(
+        row.time_ns, abs=len(row.kernels)
     )
     without = Profile(device=found.profile.device, code="", times_ns=found.profile.times_ns,
                       moves_ns=found.profile.moves_ns)  # fmt: skip
-    assert "network_time" not in summary(pimflow.select("toy", profile=without))
+    assert summary(pimflow.select("toy", profile=without)).network_time is None
 
 
 def test_sums():
     kernels = [KernelTime(kernel=part, part=part, key=part, time_ns=ns) for ns, part in enumerate(PARTS, 1)]
-    plain = NetworkTime(kernels=tuple(kernels), measured_ns=8.0).plain()
-    assert [plain[f"{part}s_ns"] for part in PARTS] == [1, 2, 3]
-    assert (plain["time_ns"], plain["difference"]) == (6, -0.25)
-    assert network_text(plain).endswith("0.000 ms measured, -25.0%")
+    plain = NetworkTime(kernels=tuple(kernels), measured_ns=8.0).summary()
+    assert [getattr(plain, f"{part}s_ns") for part in PARTS] == [1, 2, 3]
+    assert (plain.time_ns, plain.difference) == (6, -0.25)
+    assert plain.text().endswith("0.000 ms measured, -25.0%")

@@ -73,7 +73,7 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     assert {each["layer"] for each in row["choices"]} == set(Layers(found.problem.graph).chosen)
     assert row["measured"] == {
         "primitives": 12,
-        "of": row["measured"]["of"],
+        "of": row.measured.of,
         "predicted": 0,
         "failed": 0,
         "layouts_untimed": 0,
@@ -321,9 +321,9 @@ def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkey
     cache = ResultCache(tmp_path / "cache.sqlite")
     found = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
     row = summary(found)
-    assert [each["known"] for each in row["choices"]] == ["measured"] * 7
-    assert row["measured"]["predicted"] > 30
-    assert row["measured"]["predicted"] + row["measured"]["primitives"] == row["measured"]["of"]
+    assert [each.known for each in row.choices] == ["measured"] * 7
+    assert row.measured.predicted > 30
+    assert row.measured.predicted + row.measured.primitives == row.measured.of
     guessed = pimflow.select("toy", profile="predicted", cache=cache)
     assert guessed.selected.sums.time_ns == pytest.approx(found.selected.sums.time_ns, rel=1e-6)
     best = pimflow.select("toy", measure=None, cache=cache).selected.sums.time_ns

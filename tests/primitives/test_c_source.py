@@ -194,7 +194,7 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)
         made = pimflow.compile("toy", tmp_path / "toy", target="c")
-    assert made.report["c_part"]["flaw"].startswith("no C compiler was found")
+    assert made.report.c_part.flaw.startswith("no C compiler was found")
     assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert main(["select", "toy", "--target", "c", "--cache", "none"]) == 3

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
 from pimflow import frontend
-from pimflow.api import compile as api
-from pimflow.api import report
+from pimflow.api import prepare
+from pimflow.api.report import Estimate
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns
@@ -68,7 +68,7 @@ def network():
 
 @pytest.fixture(scope="module")
 def graph(network):
-    return api.regions(network, BASE)
+    return prepare.regions(network, BASE)
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ def test_branches_overlap_as_the_solver_foresees(graph, costs):
     assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
     assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-4)
     assert found.evaluation.latency_ns < 0.97 * serial.plan.latency_ns
-    told = [report.estimate_part(each) for each in (found, serial)]
-    assert abs(told[0]["estimate_gap"]) < 1e-9 < told[1]["estimate_gap"] and told[0]["overlapped_ns"]
+    told = [Estimate.of(each) for each in (found, serial)]
+    assert abs(told[0].estimate_gap) < 1e-9 < told[1].estimate_gap and told[0].overlapped_ns
     for part, each in zip(told, (found, serial), strict=True):
-        alone_ns = each.evaluation.latency_ns + sum(part["overlapped_ns"].values())
-        wanted_ns = part["estimate_ns"] if part["solver"] == "dp" else alone_ns
-        assert alone_ns == pytest.approx(wanted_ns, abs=0.1) and set(part["overlapped_ns"]) <= names
+        alone_ns = each.evaluation.latency_ns + sum(part.overlapped_ns.values())
+        wanted_ns = part.estimate_ns if part.solver == "dp" else alone_ns
+        assert alone_ns == pytest.approx(wanted_ns, abs=0.1) and set(part.overlapped_ns) <= names
     events = found.evaluation.timeline.events
     both = [
         (g.label, p.label)

@@ -9,7 +9,7 @@ import pytest
 from length import long_but
 
 from pimflow import frontend
-from pimflow.api import compile as api
+from pimflow.api import prepare
 from pimflow.hardware import system
 from pimflow.placement import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
@@ -20,7 +20,7 @@ NETWORKS = long_but(["toy"], ["toy", "mobilenet-v2", "efficientnet-b0"])
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def graph(request):
-    return api.regions(frontend.load(request.param))
+    return prepare.regions(frontend.load(request.param))
 
 
 def tensors(graph, region) -> set[tuple[int, ...]]:

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
-from pimflow.api.search import regions
+from pimflow.api.prepare import regions
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose

@@ -14,7 +14,7 @@ from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
-from pimflow.api import compile as api
+from pimflow.api import prepare
 from pimflow.compiler import phases
 from pimflow.core.candidate import Cost, CostTable
 from pimflow.core.region import RegionGraph
@@ -128,7 +128,7 @@ def applied(network: frontend.Network, maker: Candidates, chosen: tuple) -> tvm.
 
 def charged_and_built(network: frontend.Network, pick) -> tuple[int, int]:
     """GPU launches that a plan is charged, and kernels of the module that it was applied to."""
-    graph = api.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     maker.prepare()
     table = table_of(graph, maker)
@@ -140,7 +140,7 @@ def charged_and_built(network: frontend.Network, pick) -> tuple[int, int]:
 
 def test_readers_of_a_result_and_of_what_is_kept_beside_it():
     network = joined().load()
-    graph = api.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     first = next(region for region in graph.regions if region.kept_elements)
     second, last = graph.readers[first.name]
     assert graph.consumers[first.name] == (last,)
@@ -157,7 +157,7 @@ DEVICES = list(itertools.product(("GPU", "PIM"), repeat=3))
 def test_a_kept_concatenation_takes_over_nothing(devices):
     """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
     network = joined().load()
-    graph = api.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     first = next(region.name for region in graph.regions if region.kept_elements)
     on = dict(zip((first, *graph.readers[first]), devices, strict=True))
 
@@ -180,7 +180,7 @@ def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
 def test_consumers_are_those_that_read_the_result(network):
     """By the variables that the module's kernels read."""
     mod = network.module
-    graph, groups = api.regions(network, SYSTEM), region_groups(mod, views=SYSTEM.views)
+    graph, groups = prepare.regions(network, SYSTEM), region_groups(mod, views=SYSTEM.views)
     inside = {name: {b.var for b in group.bindings} for name, group in groups.items()}
     read = {
         name: {v for b in group.bindings for v in tvm.relax.analysis.free_vars(b.value)} - inside[name]
@@ -207,7 +207,7 @@ def fields(mod: tvm.IRModule) -> set:
 
 def test_the_solver_foresees_what_the_evaluator_finds():
     network = joined().load()
-    graph = api.regions(network, SYSTEM)
+    graph = prepare.regions(network, SYSTEM)
     maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     maker.prepare()
     table = table_of(graph, maker)

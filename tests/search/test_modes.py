@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples, long_but
 
 from pimflow import frontend
-from pimflow.api import report
+from pimflow.api.report import Estimate
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
@@ -128,6 +128,6 @@ def test_modes_are_named_as_on_the_command_line():
 def test_the_report_says_the_modes():
     graph = extract_regions(frontend.load("toy").module, "toy")
     searched = search(graph, SYSTEMS["full"], costs("full"), Goal(modes="gpu,pipeline"))
-    assert report.estimate_part(searched)["modes"] == ["gpu", "pipeline"]
+    assert Estimate.of(searched).modes == ("gpu", "pipeline")
     reasons = [choice.reason for choice in searched.plan.choices if choice.mode == "GPU"]
     assert reasons and all(reasons)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend, system
-from pimflow.api.explanation import explain
+from pimflow.api.explain import explain
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.core.region import ELEMENT_BYTES
@@ -199,7 +199,7 @@ def test_a_plan_file_can_name_any_stages(toy):
     assert found.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
     assert set(found.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}
     assert found.pipelines() == (BLOCK,)
-    assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(found, toy.region(EXPAND))
+    assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(found, toy.region(EXPAND)).text()
     for changes, says in [
         ({"gpu_share": 0.5}, "gpu_share null"),
         ({"schedules": ("sideways", "", "")}, "schedule 'sideways' is none of"),

@@ -9,7 +9,7 @@ from length import examples, long_but
 from problems import covers, problems
 
 from pimflow import frontend
-from pimflow.api import search as network_search
+from pimflow.api import prepare
 from pimflow.compiler import build, phases
 from pimflow.core.candidate import Cost
 from pimflow.core.liveness import Lifetime, Liveness
@@ -108,7 +108,7 @@ def test_what_is_inside_a_kernel_takes_nothing_unless_others_hold_it():
 @pytest.fixture(scope="module")
 def toy():
     network = frontend.load("toy")
-    return network, network_search.regions(network, SYSTEM, fuse=True)
+    return network, prepare.regions(network, SYSTEM, fuse=True)
 
 
 def built_bytes(network, found):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.api import explanation
-from pimflow.api import search as network_search
+from pimflow.api import prepare
+from pimflow.api.explain import explain
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UsageError
@@ -177,7 +177,7 @@ def test_a_memory_budget_binds_the_plan(graph, share):
 
 
 def test_a_budget_that_nobody_can_meet():
-    graph = network_search.regions(frontend.load("toy"), SYSTEM)
+    graph = prepare.regions(frontend.load("toy"), SYSTEM)
     with pytest.raises(InfeasibleError, match=r"memory of 'toy'.*--memory-budget (\d+)") as refused:
         search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=1000.0))
     found = search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=float(refused.value.demand)))
@@ -189,7 +189,7 @@ def test_a_budget_that_nobody_can_meet():
 
 @pytest.fixture(scope="module")
 def toy():
-    graph = network_search.regions(frontend.load("toy"), SYSTEM)
+    graph = prepare.regions(frontend.load("toy"), SYSTEM)
     return graph, search(graph, SYSTEM, goal=WITH)
 
 
@@ -211,8 +211,8 @@ def test_a_plan_file_names_them(toy):
     assert again.evaluation.latency_ns == found.evaluation.latency_ns
     assert again.gpu_only.latency_ns == found.gpu_only.latency_ns, "the baseline has primitives too"
     for name, primitive in chosen.items():
-        explained = explanation.explanation(found, graph.region(name))
-        starred = [c["name"] for c in explained["candidates"] if c["chosen"]]
+        explained = explain(found, graph.region(name))
+        starred = [c.name for c in explained.candidates if c.chosen]
         assert starred == [f"GPU {primitive.name}"]
 
 

@@ -10,7 +10,9 @@ from length import examples
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
-from pimflow.api import explanation, report
+from pimflow.api import report, report_text
+from pimflow.api.explain import explain
+from pimflow.api.report import Changes, GpuPart, PoolReport
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
@@ -124,25 +126,24 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         found,
         verification,
         speedup_without_launch=1.0,
-        conventions=[],
-        gpu_part={"target": "llvm+pim"},
-        memory={"tensors": 0, "pool_bytes": 0, "optimal": True, "target": "llvm+pim", "copies": []},
-        order=None,
-        decomposition=None,
-        skips=None,
-        primitives=None,
+        conventions=(),
+        gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
+        memory=PoolReport(
+            target="llvm+pim", pool_bytes=0, lower_bound_bytes=0, optimal=True, tensors=0, copies=()
+        ),
+        changes=Changes(),
         search_seconds=0.0,
         wall_seconds=0.0,
     )
-    rows = {row["name"]: row for row in told["regions"]}
+    rows = {row.name: row for row in told.regions}
     assert rows.keys() == {region.name for region in graph.regions}
-    assert rows[names[1]]["covers"] == list(names) and rows[names[1]]["latency_ns"] == 0.0
-    assert sum(row["latency_ns"] for row in rows.values()) == pytest.approx(told["latency_ns"])
-    assert f"with {names[0]}" in report.table(told, None)
+    assert rows[names[1]].covers == names and rows[names[1]].latency_ns == 0.0
+    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(told.latency_ns)
+    assert f"with {names[0]}" in report_text.table(told, None)
     for name in names:
-        explained = explanation.explanation(found, graph.region(name))
-        assert [c["covers"] for c in explained["candidates"] if c["chosen"]] == [list(names)]
-        assert explanation.explain(found, graph.region(name))
+        explained = explain(found, graph.region(name))
+        assert [c.covers for c in explained.candidates if c.chosen] == [names]
+        assert explained.text()
     assert makespan_ns(fused.tasks) == Cost.of(fused).latency_ns
 
 

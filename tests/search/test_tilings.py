@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend, fusion
-from pimflow.api import search as network_search
+from pimflow.api import prepare
 from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
@@ -130,7 +130,7 @@ def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
 
 @pytest.fixture(scope="module")
 def toy():
-    return network_search.regions(frontend.load("toy"), fuse=True)
+    return prepare.regions(frontend.load("toy"), fuse=True)
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy"])

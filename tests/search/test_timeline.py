@@ -6,7 +6,7 @@ import json
 import pytest
 from length import long_but
 
-from pimflow.api import compile as api
+import pimflow
 from pimflow.api import timeline
 from pimflow.cli.main import main
 from pimflow.core.candidate import RESOURCES
@@ -15,7 +15,7 @@ from pimflow.errors import OutputError, UsageError
 
 @pytest.fixture(scope="module")
 def searched():
-    return api.search("toy")
+    return pimflow.search("toy")
 
 
 @pytest.fixture(scope="module")

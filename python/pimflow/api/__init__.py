@@ -1,1 +1,7 @@
-"""The public API, a file a command. `pimflow` itself hands on the public names."""
+"""What pimflow does, a file a command. `pimflow` itself hands on the public names."""
+
+from pimflow import moved
+
+
+def __getattr__(name: str) -> object:
+    raise moved.missing(__name__, name)

@@ -1,80 +1,70 @@
-"""The public API: search, compile, run, simulate."""
+"""Compile a network: prepare, search, select, build, verify, report, write."""
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tvm
 
-from pimflow import frontend
-from pimflow.api import decompose as onnx_export
-from pimflow.api import fuse as fusion
-from pimflow.api import memory, report, timeline
-from pimflow.api import run as inference
-from pimflow.api import search as network_search
-from pimflow.api import select as selecting
-from pimflow.api import simulate as simulation
+from pimflow.api import prepare, report, timeline
 from pimflow.api import trace as tracing
-from pimflow.api.option_pairs import require_effect
-from pimflow.api.published import occamy_operators
-from pimflow.api.search import (
+from pimflow.api.options import (
     AnyPlan,
+    NetworkOptions,
     as_plan,
-    by_operators,
-    given_regions,
-    order_part,
-    place,
+    as_profiling,
+    as_system,
+    asked,
     planned_modes,
-    regions,
-    speedups,
+    require_effect,
+    require_type,
 )
-from pimflow.compiler import artifact, build, phases
+from pimflow.api.prepare import Prepared
+from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
+from pimflow.api.search import by_operators, order_report, place, speedups
+from pimflow.compiler import artifact, build
+from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import Build
-from pimflow.compiler.c_code import network as c_network
-from pimflow.compiler.measurement import allocations
+from pimflow.compiler.c_code import network as c_code
+from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposition import activations, choice
-from pimflow.decomposition import skips as skip_optimisation
 from pimflow.decomposition.calibration import Calibration, Data, agreement
-from pimflow.decomposition.network import Decomposing, decomposed, requested
+from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
-from pimflow.fusion.kernels import execution
-from pimflow.hardware import System, system
+from pimflow.frontend import Network
+from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates.candidates import require_primitives
-from pimflow.primitive_selection import options as primitive_options
-from pimflow.primitive_selection import report as primitive_report
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
+from pimflow.primitive_selection.options import (
+    SelectionOptions,
+    check_device,
+    goal_with_primitives,
+    selection_options,
+)
+from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
+from pimflow.primitive_selection.selection import Selection
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import SearchKeywords
     from pimflow.frontend import Model
+    from pimflow.primitive_selection.options import SelectionKeywords
 
 Progress = Callable[[str], None]
-search = network_search.search
-search_network = network_search.search_network
-trace_plan = timeline.trace_plan
-trace = tracing.trace
-simulate = simulation.simulate
-plan_memory = memory.plan_memory
-count_operators = occamy_operators.count_operators
-torch_peak_bytes = occamy_operators.torch_peak_bytes
-measure_allocations = allocations.measure_allocations
-fuse = fusion.fuse
-infer, run = inference.infer, inference.run
-fuse_decomposed = fusion.fuse_decomposed
-select = selecting.select
-execute_fused = execution.execute
-export_decomposed = onnx_export.export_decomposed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,43 +81,39 @@ class Compiled:
         By region.
     verification : Verification
         Of the target asked for where its device is there, else of the stand-in.
-    report : dict
-        The contents of ``report.json``.
+    report : Report
+        The contents of ``report.json``, which `Report.to_json` gives.
     """
 
     searched: Searched
     builds: tuple[Build, ...]
     programs: dict[str, PimProgram]
     verification: Verification
-    report: dict[str, Any]
+    report: Report
 
     @property
     def plan(self) -> Plan:
         return self.searched.plan
 
 
+# The signature and what it says of each argument take the most of its lines.
 def compile(
     model: Model,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     target_system: System | None = None,
     target: str = "llvm+pim",
     plan: AnyPlan | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    decompose: Decomposing | None = None,
-    optimize_skips: str | None = None,
-    fuse_activations: bool = False,
-    fuse: bool = False,
-    select: Mapping[str, Any] | None = None,
+    options: NetworkOptions | None = None,
+    goal: Goal | None = None,
+    select: SelectionOptions | SelectionKeywords | None = None,
     calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     emit_traces: bool = False,
-    reorder: bool = False,
     profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
-    **goal: Any,
+    **keywords: Unpack[SearchKeywords],
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
@@ -145,27 +131,18 @@ def compile(
         built, verified and timed where there is a compiler.
     plan : Plan, Searched or path, optional
         Applied instead of searching.
-    shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that the model leaves open.
-    batch : int, optional
-        Inferences at once; see `frontend.load`.
-    decompose : Request or str, optional
-        Layers to decompose before; see `search`. Outputs are then verified against those of the decomposed
-        network, and the report says how far these are from the original's, and which layers stay.
-    optimize_skips : str, optional
-        See `plan_memory`; outputs are still those of the decomposed network.
-    fuse_activations : bool
-        Of a decomposed network: whether what lies between two chains may be one GPU kernel
-        (`relay_passes.kernels.fuse_groups.activation_chains`), where that is faster.
-    fuse : bool
-        Whether neighbouring layers may be one GPU kernel over shared memory (`placement.candidates.tilings`),
-        where that is faster.
-    select : mapping of str to object, optional
-        Options of `api.select.select_for`, such as ``{"profile": "measured"}``: each
-        convolution that stays on the CPU standing in for a GPU is computed by the primitive chosen for it;
-        with target ``c``, each in the C code, by times of C on this machine unless the options say others.
-        With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives for the GPU are candidates of
-        the plan beside all others, by its times, and ``memory_budget_bytes`` bounds its memory.
+    options : NetworkOptions, optional
+        What the network becomes before it is searched. If layers are decomposed, outputs are verified against
+        those of the decomposed network, and the report says how far these are from the original's, and
+        which layers stay.
+    goal : Goal, optional
+        What is minimised, by which solver, within which bounds.
+    select : SelectionOptions, or mapping of str to its fields, optional
+        Such as ``{"profile": "measured"}``: each convolution that stays on the CPU standing in for a GPU is
+        computed by the primitive chosen for it; with target ``c``, each in the C code, by times of C on this
+        machine unless the options say others. With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32,
+        primitives for the GPU are candidates of the plan beside all others, by its times, and
+        ``memory_budget_bytes`` bounds its memory.
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
@@ -177,220 +154,349 @@ def compile(
         (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
-    reorder : bool
-        Whether layers may run in another order, if it takes less memory (docs/memory.md). `plan`, if given,
-        says the order.
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
     progress : callable
         Told what is being done.
-    **goal
-        As in `search`.
+    **keywords
+        Fields of `options` and `goal`, in place of what these say; see `api.search.search`.
 
     Raises
     ------
     PimflowError
-        Each kind as its class says. `VerificationError` if the result is wrong; then nothing is
-        written.
+        Each kind as its class says: `UsageError` for an unknown keyword, a value of another type or an option
+        that would have no effect; `VerificationError` if the result is wrong; then nothing is written.
     """
     begin = time.perf_counter()
-    target_system = target_system or system()
-    if out is not None:
-        artifact.check_target(out)
-    plan = as_plan(plan)
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1")
-    # Refused before the work, not after it.
-    in_c, target = target == targets.C, targets.executed(target)
-    fusing = {"fuse_activations": fuse_activations, "fuse": fuse}
-    require_effect(Goal(**goal), plan=plan, in_c=in_c, **fusing)
-    if in_c:
-        c_network.require_no_pim(plan)
-        goal["modes"] = "gpu"
-    primitive_options.check_device(select, targets.C if in_c else target)
-    goal |= primitive_options.for_plan(select)
-    select = None if "primitives" in goal else select
-    wanted = Goal(**goal)
-    target_system.require_network_dtype()
-    profiling = profiling or Profiling()
-    profiling.require(target_system, planned_modes(wanted, plan))
-    if wanted.primitives:
-        require_primitives(target_system, profiling.gpu)
-    request = requested(decompose)
-    skip_optimisation.check_criterion(optimize_skips)
-    if calibration is not None and request is None:
-        raise UsageError(
-            "--calibration compares a decomposed network with the original: give --decompose too"
-        )
-    progress("loading")
-    network = frontend.load(model, shapes, batch)
-    activations.require_decomposed(fuse_activations, request, network)
-    samples = None if calibration is None else Calibration.read(calibration, network)
-    interface = artifact.Interface(inputs=network.inputs, table_rows=network.table_rows)
-    inputs = network.example_inputs() if inputs is None else interface.ordered(inputs)
-    other_copies = replace(target_system, copies="made" if target_system.views else "elided")
-    given, other_given = (
-        given_regions(network, on, request, optimize_skips, **fusing) for on in (target_system, other_copies)
+    options, goal = asked(keywords, options, goal)
+    job = _checked(
+        _Job(
+            system=as_system(target_system),
+            target=targets.executed(target),
+            in_c=target == targets.C,
+            plan=as_plan(plan),
+            options=options,
+            goal=goal,
+            select=None if select is None else selection_options(select),
+            profiling=as_profiling(profiling),
+            tolerance=tolerance,
+            progress=progress,
+        ),
+        out,
+        calibration,
     )
-    network, change = decomposed(network, request, progress)
-    costs = Costs(target_system, profiling)
-    choosing = {"plan": plan, "progress": progress, **fusing}
-    change = choice.settled(change, target_system, costs, wanted, **choosing)
-    network, given = (change.network, given if change.layers else None) if change else (network, given)
-    optimize_skips, fuse_activations = choice.left(change, optimize_skips, fuse_activations)
-    progress("computing the reference")
-    expected = network.reference(inputs)
-    require_finite(expected)
-    decomposition = change.summary(inputs, expected) if change else None
-    if samples is not None:
-        progress(f"comparing {samples.samples} samples")
-        decomposition["calibration"], samples = agreement(samples, change), None
-    if optimize_skips is not None:
-        progress("optimising skip connections")
-    reduced = memory.with_reduced_skips(
-        network, change, optimize_skips, target_system, target, fuse_activations=fuse_activations
-    )
-    skips, change = reduced and reduced.summary(), None
-    network, reduced = (reduced.network if reduced else network).without_reference(), None
-    network = activations.with_phases_apart(network) if fuse_activations else network
-
-    order = None
-    if reorder:
-        progress("ordering layers")
-        order = memory.reordered(network, target_system, target, plan)
-        network = order.network
-    progress("searching")
-    search_begin = time.perf_counter()
-    graph = regions(network, target_system, fuse_activations=fuse_activations, fuse=fuse)
-    searched = place(graph, target_system, plan, costs, wanted, given)
-    search_seconds = time.perf_counter() - search_begin
-    other_graph = regions(network, other_copies, fuse_activations=fuse_activations, fuse=fuse)
-    compare = speedups(searched, plan, other_graph, other_copies, given and other_given)
-
-    selection = None
-    if select is not None:
-        progress("selecting primitives")
-        own, options = regions(network, target_system), {"cache": costs.profiling.cache, **select}
-        selection = primitive_selection.for_compilation(own, options, in_c=in_c)
-        if not in_c:
-            interface = replace(interface, cpu=targets.cpu_name())
-
-    progress("generating code")
-    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    names = dict.fromkeys([target, "llvm+pim"])
-    builds = tuple(
-        build.build(network, searched, targets.named_target(name), None if in_c else choices, layouts)
-        for name in names
-    )
-    c_part = None
-    if in_c:
-        progress("building C")
-        c_part = c_network.c_network(network, target_system, choices, layouts, inputs, expected, tolerance)
-
-    progress("verifying")
-    for built in reversed(builds):
-        if built.runs_here:
-            verification = verify(network, built, target_system, inputs, expected, tolerance)
-            verification.require()
-
-    if selection is not None and builds[-1].calls:
-        progress("timing kernels")
-        network_ns = network_time(builds[-1].calls, costs.profiling.cache)
-        network_ns = replace(network_ns, measured_ns=inference_ns(builds[-1], inputs))
-        selection = primitive_selection.with_network(selection, network_ns)
-
-    chosen = selection and primitive_selection.summary(selection)
-    if searched.goal.primitives:
-        chosen = primitive_report.plan_part(searched, by_operators(searched, plan))
-    summary = report.build(
-        searched,
-        verification,
-        gpu_part=_gpu_part(searched, builds[0], inputs),
-        memory=report.memory_part(builds[0].target, builds[0].memory, builds[0].copies),
-        order=None if order is None else order_part(order, searched, plan, costs),
-        decomposition=decomposition,
-        skips=skips,
-        primitives=chosen,
-        c_part=c_part and c_part.summary(),
-        speedup_without_launch=compare.pop("launches set to zero"),
-        conventions=[{"what": what, "speedup": speedup} for what, speedup in compare.items()],
-        search_seconds=search_seconds,
-        wall_seconds=time.perf_counter() - begin,
-    )
-    programs = searched.programs()
-    del network  # its weights are in the builds: linking them needs the memory
+    prepared, reference = _prepared(job, model, inputs, calibration)
+    placed = _placed(job, prepared)
+    selection = _selected(job, prepared)
+    made = _built(job, prepared.network, placed.searched, selection, reference)
+    verification = _verified(job, prepared.network, made, reference)
+    selection = _with_kernel_times(job, selection, made.builds[-1], reference)
+    changes = _changes(job, prepared, placed, reference, selection, made)
+    summary = _reported(placed, made, verification, reference, changes, begin)
+    programs = placed.searched.programs()
+    del prepared  # its weights are in the builds: linking them needs the memory
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
-        if c_part:
-            source = c_part.source
-            interface = replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
-        artifact.write(
-            out,
-            builds=builds,
-            interface=interface,
-            plan=searched.plan,
-            placed=artifact.Placed(
-                graph=searched.graph,
-                gpu=target_system.gpu.name,
-                dtype=target_system.dtype,
-                padding=target_system.padding,
-                bounds=verification.wider_bounds(target_system.dtype),
-            ),
-            pim=target_system.pim,
-            timeline=timeline.to_json(timeline.trace(searched)),
-            report=summary,
-            programs=programs,
-            traced=traced,
-            c_files=c_part and c_part.source.files(),
-        )
+        interface = _interface(job, reference, made)
+        _written(out, placed.searched, made, verification, interface, summary, programs, traced)
     return Compiled(
-        searched=searched, builds=builds, programs=programs, verification=verification, report=summary
+        searched=placed.searched,
+        builds=made.builds,
+        programs=programs,
+        verification=verification,
+        report=summary,
     )
 
 
-def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is asked for; `in_c` says that the target is ``c``, for which `target` stands in."""
+
+    system: System
+    target: str
+    in_c: bool
+    plan: Plan | None
+    options: NetworkOptions
+    goal: Goal
+    select: SelectionOptions | None
+    profiling: Profiling
+    tolerance: float | None
+    progress: Progress
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        return Costs(self.system, self.profiling)
+
+
+def _checked(job: _Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> _Job:
+    """`job` with the goal that it comes to; refused before the work, not after it."""
+    if out is not None:
+        artifact.check_target(out)
+    require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
+    if job.tolerance is not None and not 0 < job.tolerance < 1:
+        raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
+    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options)
+    goal = job.goal
+    if job.in_c:
+        c_code.require_no_pim(job.plan)
+        goal = replace(goal, modes="gpu")
+    check_device(job.select, targets.C if job.in_c else job.target)
+    goal = goal_with_primitives(goal, job.select)
+    job.system.require_network_dtype()
+    job.profiling.require(job.system, planned_modes(goal, job.plan))
+    if goal.primitives:
+        require_primitives(job.system, job.profiling.gpu)
+    if calibration is not None and job.options.request is None:
+        raise UsageError(
+            "--calibration compares a decomposed network with the original: give --decompose too"
+        )
+    # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
+    return replace(job, goal=goal, select=None if goal.primitives else job.select)
+
+
+@dataclass(kw_only=True)
+class _Reference:
+    """What the build is verified against: inputs, and outputs once layers are decomposed.
+
+    Attributes
+    ----------
+    samples : Calibration, optional
+        Until the networks were compared on them.
+    decomposition : DecompositionReport, optional
+        What became of the layers, and how far these outputs are from the original's.
+    """
+
+    interface: Interface
+    inputs: Mapping[str, np.ndarray]
+    samples: Calibration | None
+    progress: Progress
+    expected: Sequence[np.ndarray] = ()
+    decomposition: DecompositionReport | None = None
+
+    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
+        """Compute the outputs of `network`; called by `prepare`."""
+        self.progress("computing the reference")
+        self.expected = network.reference(self.inputs)
+        require_finite(self.expected)
+        if change is None:
+            return
+        self.decomposition = change.summary(self.inputs, self.expected)
+        if self.samples is not None:
+            self.progress(f"comparing {self.samples.samples} samples")
+            calibration = agreement(self.samples, change)
+            self.decomposition = replace(self.decomposition, calibration=calibration)
+            self.samples = None
+
+
+def _prepared(
+    job: _Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
+) -> tuple[Prepared, _Reference]:
+    job.progress("loading")
+    network = prepare.load(model, job.options)
+    prepare.require_decomposed(network, job.options)
+    interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+    reference = _Reference(
+        interface=interface,
+        inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
+        samples=None if calibration is None else Calibration.read(calibration, network),
+        progress=job.progress,
+    )
+    prepared = prepare.prepare(
+        network,
+        job.options,
+        job.system,
+        target=job.target,
+        plan=job.plan,
+        costs=job.costs,
+        goal=job.goal,
+        inspect=reference.inspect,
+        progress=job.progress,
+    )
+    return prepared, reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """A plan, beside the same under other conventions; see `api.search.speedups`."""
+
+    searched: Searched
+    search_seconds: float
+    speedup_without_launch: float
+    conventions: tuple[Convention, ...]
+
+
+def _placed(job: _Job, prepared: Prepared) -> _Placed:
+    job.progress("searching")
+    begin = time.perf_counter()
+    given = prepared.given_for(job.system)
+    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given)
+    seconds = time.perf_counter() - begin
+    other = prepare.with_other_copies(job.system)
+    graph, other_given = prepared.regions_for(other), prepared.given_for(other)
+    without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
+    return _Placed(
+        searched=searched,
+        search_seconds=seconds,
+        speedup_without_launch=without_launch,
+        conventions=conventions,
+    )
+
+
+def _selected(job: _Job, prepared: Prepared) -> Selection | None:
+    """Primitives for what a CPU computes, if they are asked for: by times of C if the network is to be C."""
+    if job.select is None:
+        return None
+    job.progress("selecting primitives")
+    options = job.select
+    if job.in_c and not options.target:
+        options = replace(options, target=targets.C)
+    own = prepare.regions(prepared.network, job.system)
+    return primitive_selection.select_for(own, options, cache=job.profiling.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """The builds, what was asked for first, and the network in C."""
+
+    builds: tuple[Build, ...]
+    c_part: CNetwork | None
+
+
+def _built(
+    job: _Job, network: Network, searched: Searched, selection: Selection | None, reference: _Reference
+) -> _Made:
+    job.progress("generating code")
+    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
+    builds = tuple(
+        build.build(network, searched, targets.named_target(name), None if job.in_c else choices, layouts)
+        for name in dict.fromkeys([job.target, "llvm+pim"])
+    )
+    if not job.in_c:
+        return _Made(builds=builds, c_part=None)
+    job.progress("building C")
+    inputs, expected = reference.inputs, reference.expected
+    c_part = c_code.c_network(network, job.system, choices, layouts, inputs, expected, job.tolerance)
+    return _Made(builds=builds, c_part=c_part)
+
+
+def _verified(job: _Job, network: Network, made: _Made, reference: _Reference) -> Verification:
+    """Every build that runs here is verified; what is returned is of that which was asked for, if it does."""
+    job.progress("verifying")
+    for built in reversed(made.builds):
+        if built.runs_here:
+            verification = verify(
+                network, built, job.system, reference.inputs, reference.expected, job.tolerance
+            )
+            verification.require()
+    return verification
+
+
+def _with_kernel_times(
+    job: _Job, selection: Selection | None, built: Build, reference: _Reference
+) -> Selection | None:
+    """`selection` with the times of the whole network's kernels."""
+    if selection is None or not built.calls:
+        return selection
+    job.progress("timing kernels")
+    network_ns = network_time(built.calls, job.profiling.cache)
+    network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
+    return primitive_selection.with_network(selection, network_ns)
+
+
+def _changes(
+    job: _Job,
+    prepared: Prepared,
+    placed: _Placed,
+    reference: _Reference,
+    selection: Selection | None,
+    made: _Made,
+) -> Changes:
+    """What the report says of the network beside its placement."""
+    searched, order = placed.searched, prepared.order
+    primitives: SelectionReport | PlanPrimitives | None = None
+    if searched.goal.primitives:
+        primitives = plan_primitives(searched, by_operators(searched, job.plan))
+    elif selection is not None:
+        primitives = primitive_selection.summary(selection)
+    return Changes(
+        order=None if order is None else order_report(order, searched, job.plan, job.costs),
+        decomposition=reference.decomposition,
+        skips=None if prepared.skips is None else prepared.skips.summary(),
+        primitives=primitives,
+        c_part=None if made.c_part is None else made.c_part.summary(),
+    )
+
+
+def _reported(
+    placed: _Placed,
+    made: _Made,
+    verification: Verification,
+    reference: _Reference,
+    changes: Changes,
+    begin: float,
+) -> Report:
+    built = made.builds[0]
+    return report.build(
+        placed.searched,
+        verification,
+        gpu_part=_gpu_part(placed.searched, built, reference.inputs),
+        memory=PoolReport.of(built.target, built.memory, built.copies),
+        changes=changes,
+        speedup_without_launch=placed.speedup_without_launch,
+        conventions=placed.conventions,
+        search_seconds=placed.search_seconds,
+        wall_seconds=time.perf_counter() - begin,
+    )
+
+
+def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
     """What the report says of the GPU's kernels; timed where they run."""
     measured_ns, measured_on = None, ""
     if built.target != "llvm+pim" and built.runs_here:
         measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
         measured_on = str(built.device.device_name)
     kernels = built.kernels
-    return report.gpu_part(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
+    return GpuPart.of(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
 
 
-def relax_pipeline(
-    target_system: System | None = None,
-    plan: AnyPlan | None = None,
-    **options: Any,
-) -> tvm.transform.Pass:
-    """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
+def _interface(job: _Job, reference: _Reference, made: _Made) -> Interface:
+    """What the compiled directory says of itself."""
+    interface = reference.interface
+    if made.c_part is not None:
+        source = made.c_part.source
+        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
+    return replace(interface, cpu=targets.cpu_name()) if job.select is not None else interface
 
-    Parameters
-    ----------
-    target_system : System, optional
-        `pimflow.system()` by default.
-    plan : Plan, Searched or path, optional
-        Made by `search` for the same module; searched for if None.
-    **options
-        ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``profiling`` and the
-        goal, as in `search`.
 
-    Raises
-    ------
-    UsageError
-        When it runs: if the target has no PIM.
-    """
-    target_system, plan = target_system or system(), as_plan(plan)
-
-    @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")
-    def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        target = tvm.target.Target.current(allow_none=True)
-        if target is None or not targets.has_pim(target):
-            raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        own = {"target": targets.name_of(target), **options}
-        network, searched = search_network(frontend.load(mod), target_system, plan, **own)
-        return phases.lower(build.planned(network.module, searched), target, target_system)
-
-    return run_pipeline
+def _written(
+    out: str | os.PathLike[str],
+    searched: Searched,
+    made: _Made,
+    verification: Verification,
+    interface: Interface,
+    summary: Report,
+    programs: Mapping[str, PimProgram],
+    traced: Collection[str],
+) -> None:
+    system = searched.system
+    artifact.write(
+        out,
+        builds=made.builds,
+        interface=interface,
+        plan=searched.plan,
+        placed=artifact.Placed(
+            graph=searched.graph,
+            gpu=system.gpu.name,
+            dtype=system.dtype,
+            padding=system.padding,
+            bounds=verification.wider_bounds(system.dtype),
+        ),
+        pim=system.pim,
+        timeline=timeline.to_json(timeline.trace(searched)),
+        report=summary.to_json(),
+        programs=programs,
+        traced=traced,
+        c_files=None if made.c_part is None else made.c_part.source.files(),
+    )

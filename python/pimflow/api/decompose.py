@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 
 from pimflow import frontend, zoo
+from pimflow.api import prepare
+from pimflow.api.options import as_profiling, as_system, asked
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition.calibration import Calibration, Data, agreement
-from pimflow.decomposition.choice import settled
-from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, requested
+from pimflow.decomposition.network import DecomposedNetwork, Decomposing
 from pimflow.decomposition.onnx_chains import with_chains
+from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph
-from pimflow.hardware import System, system
+from pimflow.hardware import System
 from pimflow.host.files import replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import GoalKeywords, Shapes
     from pimflow.frontend import Model
 
 # Of `relative_error`, what the order of sums may make between ONNX Runtime and TVM, both in fp32; assumed.
@@ -34,16 +40,17 @@ EXPORT_BOUND = 1e-4
 def export_decomposed(
     model: Model,
     request: Decomposing,
-    out: str | os.PathLike,
+    out: str | os.PathLike[str],
     *,
     target_system: System | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Shapes | None = None,
     batch: int | None = None,
+    goal: Goal | None = None,
     calibration: Data | None = None,
     profiling: Profiling | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    **goal: Any,
-) -> dict[str, Any]:
+    **keywords: Unpack[GoalKeywords],
+) -> ExportReport:
     """Decompose layers of an ONNX model, and write it as an ONNX model.
 
     All but the decomposed layers is as it was: other nodes and weights, batch norms, and dimensions that the
@@ -54,19 +61,15 @@ def export_decomposed(
     model : str, path or ModelProto
         See `frontend.load`.
     request : Request or str
-        See `api.search.search`.
+        `decompose` of `api.options.NetworkOptions`.
     out : path
         Model to write; a file that is there is replaced.
-    target_system, profiling, **goal
+    target_system, profiling, goal
         What ``where=pays`` chooses layers by; see `api.search.search`.
     calibration : path, or mapping of str to ndarray, optional
         See `api.compile.compile`.
-
-    Returns
-    -------
-    dict
-        `DecomposedNetwork.summary`, and ``output``, ``nodes``, ``bytes`` of what was written, and
-        ``export_error``: how far its outputs are from those of the network that pimflow compiles.
+    **keywords
+        Fields of `goal`, in place of what it says.
 
     Raises
     ------
@@ -77,20 +80,21 @@ def export_decomposed(
     VerificationError
         If the outputs differ; nothing is written.
     """
-    wanted, request = Goal(**goal), requested(request)
+    options, goal = asked({"shapes": shapes, "batch": batch, "decompose": request, **keywords}, None, goal)
+    target_system = as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
-    on = target_system or system()
     progress("loading")
     proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
     network = frontend.load(proto)
     samples = None if calibration is None else Calibration.read(calibration, network)
-    change = decompose(network, request, progress)
-    costs = Costs(on, profiling or Profiling())
-    change = settled(change, on, costs, wanted, progress=progress)
+    costs = Costs(target_system, as_profiling(profiling))
+    change = prepare.decomposed(network, options, target_system, costs=costs, goal=goal, progress=progress)
+    if change is None:
+        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
     if not change.layers:
         raise UsageError(
-            f"'{request.text}' leaves all layers of '{network.name}' as they are: nothing to write"
+            f"'{change.request.text}' leaves all layers of '{network.name}' as they are: nothing to write"
         )
     pushed: dict[str, np.ndarray] = {}
     given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))
@@ -102,16 +106,17 @@ def export_decomposed(
     found = change.summary(inputs, expected)
     if samples is not None:
         progress(f"comparing {samples.samples} samples")
-        found["calibration"] = agreement(samples, change)
+        found = replace(found, calibration=agreement(samples, change))
     _open_dims(model, written)
     data = _bytes(written, out)
     replace_file(out, data)
-    return found | {
-        "output": os.fspath(out),
-        "nodes": len(written.graph.node),
-        "bytes": len(data),
-        "export_error": error,
-    }
+    return ExportReport(
+        **vars(found),
+        output=os.fspath(out),
+        nodes=len(written.graph.node),
+        bytes=len(data),
+        export_error=error,
+    )
 
 
 def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: list) -> float:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pimflow import fusion, zoo
-from pimflow.decomposition.report import decomposition_text
+from pimflow.core.json_form import json_form
+from pimflow.decomposition.report import DecompositionReport, decomposition_text
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.fusion import KINDS, Accelerator, FusionPlan, LayerGraph
 
@@ -77,8 +78,9 @@ def fuse(
         See `fusion.fuse_layers`.
     """
     graph = layer_graph(model, baseline, shapes, batch)
-    options = {"reuse": reuse, "search": search, "halo": halo, "objective": objective}
-    return fusion.fuse_layers(graph, accelerator, **options, progress=progress)
+    return fusion.fuse_layers(
+        graph, accelerator, reuse=reuse, search=search, halo=halo, objective=objective, progress=progress
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,14 @@ class DecomposedFusion:
     ----------
     plan : FusionPlan
         Of the decomposed network's regions.
-    decomposition : dict
-        What became of the layers, and how far outputs are from the original's; `DecomposedNetwork.summary`.
+    decomposition : DecompositionReport
+        What became of the layers, and how far outputs are from the original's.
     dram_bytes_original : int
         Of the original network, layer by layer.
     """
 
     plan: FusionPlan
-    decomposition: dict[str, Any]
+    decomposition: DecompositionReport
     dram_bytes_original: int
 
     @property
@@ -107,7 +109,7 @@ class DecomposedFusion:
     def summary(self) -> dict[str, Any]:
         """What ``pimflow fuse --decompose --json`` prints."""
         more = {"dram_bytes_original": self.dram_bytes_original, "reduction_of_original": self.reduction}
-        return summary(self.plan) | more | {"decomposition": self.decomposition}
+        return summary(self.plan) | more | {"decomposition": json_form(self.decomposition)}
 
     def text(self) -> str:
         """The summary for people."""
@@ -126,8 +128,12 @@ def fuse_decomposed(
     baseline: str = "unfolded",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
+    reuse: str = "deep",
+    search: str = "optimal",
+    halo: str = "recompute",
+    objective: str = "traffic",
     note: Callable[[str], None] = lambda _: None,
-    **options: Any,
+    progress: Callable[[float], None] | None = None,
 ) -> DecomposedFusion:
     """Fuse a network whose layers are decomposed before, as pimflow compiles it.
 
@@ -141,8 +147,8 @@ def fuse_decomposed(
         Layers of the original network, by which traffic is compared; see `layer_graph`.
     note : callable
         Told what is being done.
-    options
-        Of `fusion.fuse_layers`.
+    accelerator, reuse, search, halo, objective, progress
+        See `fusion.fuse_layers`.
 
     Raises
     ------
@@ -154,11 +160,16 @@ def fuse_decomposed(
     from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     request = decomposed_network.requested(decompose)
+    if request is None:
+        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+    decomposed_network.require_all(request, "an analysis of fused layers")
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network
     graph = fusion.folded(extract_regions(network.module, network.name))
-    plan = fusion.fuse_layers(graph, accelerator, **options)
+    plan = fusion.fuse_layers(
+        graph, accelerator, reuse=reuse, search=search, halo=halo, objective=objective, progress=progress
+    )
     note("comparing outputs")
     inputs = network.example_inputs()
     return DecomposedFusion(

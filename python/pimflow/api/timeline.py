@@ -16,13 +16,18 @@ from pimflow.host.files import replace_file
 from pimflow.placement import Searched
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import PlanKeywords
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
 LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
 
 
-def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> dict[str, Any]:
+def trace_plan(
+    source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
+) -> dict[str, Any]:
     """When everything runs, for Perfetto: of a compiled directory, or of the plan that a search finds.
 
     Parameters

@@ -62,17 +62,25 @@ def run(args: argparse.Namespace) -> None:
     goal, network = options.goal(args), options.network(args)
     target_system = options.target_system(args)
     network["select"] = primitive_options.selection(args, args.select) if args.select else None
-    from pimflow.api import compile as api
-    from pimflow.api import explanation, report
+    from pimflow.api.compile import compile
+    from pimflow.api.explain import explain
+    from pimflow.api.report_text import table
+    from pimflow.api.search import search
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         if args.explain is not None:
             progress("searching")
-            searched = api.search(
-                args.model, target_system, plan=args.plan, profiling=profiling, **network, **goal
+            searched = search(
+                args.model,
+                target_system,
+                target=args.target,
+                plan=args.plan,
+                profiling=profiling,
+                **network,
+                **goal,
             )
         else:
-            compiled = api.compile(
+            compiled = compile(
                 args.model,
                 args.output,
                 target_system=target_system,
@@ -89,13 +97,13 @@ def run(args: argparse.Namespace) -> None:
     if args.explain is not None:
         region = searched.graph.region(args.explain)
         if args.json:
-            output.print_json(explanation.explanation(searched, region))
+            output.print_json(explain(searched, region).to_json())
         else:
-            print(explanation.explain(searched, region))
+            print(explain(searched, region).text())
     elif args.json:
-        output.print_json(compiled.report)
+        output.print_json(compiled.report.to_json())
     else:
-        print(report.table(compiled.report, args.output))
+        print(table(compiled.report, args.output))
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -25,12 +25,13 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Decompose the network of `args`, write it and print how it compares with the original."""
-    from pimflow.api import compile as api
+    from pimflow.api.decompose import export_decomposed
+    from pimflow.core.json_form import json_form
     from pimflow.decomposition.report import export_text
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         network = options.network(args)
-        found = api.export_decomposed(
+        found = export_decomposed(
             args.model,
             network.pop("decompose"),
             args.output,
@@ -42,6 +43,6 @@ def run(args: argparse.Namespace) -> None:
             **options.goal(args),
         )
     if args.json:
-        output.print_json(found)
+        output.print_json(json_form(found))
     else:
         print(export_text(found))

@@ -134,12 +134,12 @@ def run(args: argparse.Namespace) -> None:
 def _decomposed(
     args: argparse.Namespace, target: Accelerator, choices: dict[str, Any], decompose: str
 ) -> tuple[dict[str, Any], str]:
-    from pimflow.api import compile as api
+    from pimflow.api import fuse
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
     with output.bar("decomposing and searching", args.quiet) as advance:
-        done = api.fuse_decomposed(args.model, decompose, target, **choices, progress=advance)
+        done = fuse.fuse_decomposed(args.model, decompose, target, **choices, progress=advance)
     return done.summary(), done.text()
 
 

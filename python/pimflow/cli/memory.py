@@ -104,11 +104,11 @@ def _is_table(source: str) -> bool:
 
 
 def _network(args: argparse.Namespace) -> NetworkMemory:
-    from pimflow.api import compile as api
+    from pimflow.api.memory import plan_memory
     from pimflow.hardware import system
 
     output.say(f"lowering {args.source} …", args.quiet)
-    return api.plan_memory(
+    return plan_memory(
         args.source,
         system(args.system, dtype=args.dtype),
         target=args.target,
@@ -160,6 +160,8 @@ def _row(plan: MemoryPlan, policies: dict[str, int], size_bytes: dict[str, int])
 
 
 def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
+    from pimflow.core.json_form import json_form
+
     return {
         "tvm_pool_bytes": network.tvm_pool_bytes,
         "eager_bytes": network.eager_bytes,
@@ -169,16 +171,16 @@ def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
         "lazy_groups": network.lazy_groups,
         "overwritten": network.overwritten,
         "copies": [dataclasses.asdict(copied) for copied in network.copies],
-        "order": network.order.summary() if network.order else None,
-        "decomposition": network.decomposition,
-        "skips": network.skips.summary() if network.skips else None,
+        "order": json_form(network.order.summary()) if network.order else None,
+        "decomposition": json_form(network.decomposition),
+        "skips": json_form(network.skips.summary()) if network.skips else None,
         **network.internal.summary(),
         "fused": network.fused,
     }
 
 
 def _network_text(network: NetworkMemory) -> str:
-    from pimflow.api.report import order_text
+    from pimflow.api.report_text import order_text
 
     pool = max(network.plan.pool_bytes, 1)
     width = len("each tensor while it is live")

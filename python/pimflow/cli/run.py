@@ -62,14 +62,14 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run it, store outputs where they are asked for, and print what came out."""
-    from pimflow.api import compile as api
+    from pimflow.api.run import infer
     from pimflow.cli import arrays
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
     inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
-        found = api.infer(
+        found = infer(
             args.directory,
             inputs,
             target=args.target,

@@ -65,12 +65,13 @@ def run(args: argparse.Namespace) -> None:
     chosen = primitive_options.selection(args, args.profile)
     points = DRAWN if args.plot and args.pareto is None else args.pareto
     chosen |= {"target": args.target, "gpu": args.gpu, "pareto": points, **options.network(args)}
-    from pimflow.api import compile as api
+    from pimflow.api.select import select
+    from pimflow.core.json_form import json_form
     from pimflow.primitive_selection import selection
 
     cache = options.result_cache(args)
     with output.bar("measuring", args.quiet) as advance:
-        found = api.select(args.model, cache=cache, progress=advance, **chosen)
+        found = select(args.model, cache=cache, progress=advance, **chosen)
     if not args.quiet:
         _warn(found, cache)
     if args.output:
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
         figures.write(args.plot, found)
     if args.json:
-        output.print_json(selection.summary(found))
+        output.print_json(json_form(selection.summary(found)))
     else:
         print(selection.text(found))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pimflow.compiler.smaller_pool import Rewritten
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, StepGraph, reorder
+from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -27,20 +26,20 @@ class LayerOrder(Rewritten):
 
     order: Order
 
-    def summary(self) -> dict[str, Any]:
-        """Its part of the report: peak live bytes before and after, the bound of all orders, pools."""
+    def summary(self) -> OrderSummary:
+        """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""
         live_bytes = self.order.peak_bytes if self.changed else self.order.given_peak_bytes
-        return {
-            "reordered": self.changed,
-            "kept_because": self.kept_because,
-            "live_given_bytes": self.order.given_peak_bytes,
-            "live_bytes": live_bytes,
-            "lower_bound_bytes": self.order.lower_bound_bytes,
-            "optimal": self.order.lower_bound_bytes == live_bytes,
-            "pool_given_bytes": self.pool_given_bytes,
-            "pool_bytes": self.pool_bytes,
-            "seconds": self.order.seconds,
-        }
+        return OrderSummary(
+            reordered=self.changed,
+            kept_because=self.kept_because,
+            live_given_bytes=self.order.given_peak_bytes,
+            live_bytes=live_bytes,
+            lower_bound_bytes=self.order.lower_bound_bytes,
+            optimal=self.order.lower_bound_bytes == live_bytes,
+            pool_given_bytes=self.pool_given_bytes,
+            pool_bytes=self.pool_bytes,
+            seconds=self.order.seconds,
+        )
 
 
 def find(

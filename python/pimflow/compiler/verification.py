@@ -111,16 +111,6 @@ class Verification:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
 
 
-def legality_text(violations: int | None, judged: str | None, timing: str) -> str:
-    """How many commands are illegal by the clocks of `judged`, which differ if `timing` has none."""
-    if violations is None:
-        return "timing not checked (published timing)"
-    counted = f"{violations} timing violations"
-    if judged == timing:
-        return counted
-    return f"{counted} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
-
-
 def require_finite(expected: Sequence[np.ndarray]) -> None:
     """Raise `VerificationError` if a reference has NaN or infinity, which nothing can be compared with."""
     for index, reference in enumerate(expected):

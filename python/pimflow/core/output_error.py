@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -86,9 +85,9 @@ def worst(checks: Sequence[OutputCheck]) -> OutputCheck:
     return max(checks, key=lambda check: check.error_over_bound)
 
 
-def error_text(report: Mapping[str, Any]) -> str:
-    """The outputs' error in ``report.json``, with the effect of rounding on the reference, if known."""
-    text, deviation = f"max rel {report['max_relative_error']:.1e}", report["reference_deviation"]
+def error_text(check: OutputCheck) -> str:
+    """Error of an output, beside what rounding does to the reference, if found."""
+    text, deviation = f"max rel {check.relative_error:.1e}", check.reference_deviation
     if deviation is None:
         return text
-    return f"{text}, bound {report['tolerance']:.1e}: rounding moves the reference by {deviation:.1e}"
+    return f"{text}, bound {check.bound:.1e}: rounding moves the reference by {deviation:.1e}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.report import ClassAgreement, MapAgreement
 from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 
@@ -88,18 +88,10 @@ class Calibration:
             yield {name: array[part] for name, array in self.inputs.items()}, labels
 
 
-def agreement(data: Calibration, change: DecomposedNetwork) -> dict[str, Any]:
+def agreement(data: Calibration, change: DecomposedNetwork) -> ClassAgreement | MapAgreement:
     """What a report says of `data`: how the decomposed network does beside the original.
 
     Both are run by their references, in fp32: what is compiled is verified against the former.
-
-    Returns
-    -------
-    dict
-        ``samples`` and, of a classifier, shares of them: ``top1_agreement``, with the same first class;
-        ``top5_agreement``, where the original's first is among the five of the decomposed one. Of maps
-        ``dice``: 2 |A and B| / (|A| + |B|) over all pixels, the mean of all classes that occur; of maps of
-        one channel, of what is in front. With labels, the same against them for both networks, else null.
     """
     original, decomposed = change.original.reference.prepared(), change.network.reference.prepared()
     tally = _Maps(data.classes) if data.maps else _Classes()
@@ -107,7 +99,8 @@ def agreement(data: Calibration, change: DecomposedNetwork) -> dict[str, Any]:
         shape = (data.batch, data.classes, *([-1] if data.maps else []))
         outputs = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
         tally.add(*outputs, None if labels is None else labels.reshape(data.batch, -1))
-    return {"samples": data.samples} | tally.summary(data.labels is not None)
+    shares = tally.summary(data.labels is not None)
+    return (MapAgreement if data.maps else ClassAgreement)(samples=data.samples, **shares)
 
 
 def _arrays(path: str) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -15,6 +14,7 @@ from pimflow.core.chains import Decomposed
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition import factorisation
 from pimflow.decomposition.factorisation import RankRule, Request
+from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
@@ -68,8 +68,8 @@ class DecomposedNetwork:
 
     def summary(
         self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
-    ) -> dict[str, Any]:
-        """Its part of the report.
+    ) -> DecompositionReport:
+        """What a report says of it.
 
         Parameters
         ----------
@@ -82,32 +82,32 @@ class DecomposedNetwork:
         if inputs is not None:
             originals = self.original.reference(inputs)
             difference = max(relative_error(y, x) for y, x in zip(outputs, originals, strict=True))
-        return {
-            "request": self.request.text,
-            "weight_bytes": self.weight_bytes,
-            "weight_bytes_original": self.weight_bytes_original,
-            "max_relative_difference": difference,
-            "calibration": None,
-            "layers": [
-                {
-                    "name": layer.layer,
-                    "chain": list(self.chains[layer.layer]),
-                    "method": layer.method,
-                    "ranks": list(layer.ranks),
-                    "reconstruction_error": layer.relative_error,
-                    "weight_elements": layer.weight_elements,
-                    "weight_elements_original": layer.geometry.oc * layer.geometry.reduction,
-                    "macs": layer.macs,
-                    "macs_original": layer.geometry.macs,
-                }
+        return DecompositionReport(
+            request=self.request.text,
+            weight_bytes=self.weight_bytes,
+            weight_bytes_original=self.weight_bytes_original,
+            max_relative_difference=difference,
+            calibration=None,
+            layers=tuple(
+                DecomposedLayer(
+                    name=layer.layer,
+                    chain=self.chains[layer.layer],
+                    method=layer.method,
+                    ranks=tuple(layer.ranks),
+                    reconstruction_error=layer.relative_error,
+                    weight_elements=layer.weight_elements,
+                    weight_elements_original=layer.geometry.oc * layer.geometry.reduction,
+                    macs=layer.macs,
+                    macs_original=layer.geometry.macs,
+                )
                 for layer in self.layers
-            ],
-            "kept": list(self.kept),
-            "alone_ns": {
-                name: {"original": given, "decomposed": chain}
+            ),
+            kept=self.kept,
+            alone_ns={
+                name: AloneTimes(original=given, decomposed=chain)
                 for name, (given, chain) in self.alone_ns.items()
             },
-        }
+        )
 
 
 def requested(request: Decomposing | None) -> Request | None:

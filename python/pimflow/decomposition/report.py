@@ -1,69 +1,235 @@
-"""Lines for people about a decomposed network."""
+"""What is said of a decomposed network: as trees that reports are written from, and as text."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 
-def decomposition_text(part: dict[str, Any]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ClassAgreement:
+    """How a decomposed classifier does beside the original, in shares of the samples.
+
+    Attributes
+    ----------
+    samples : int
+    top1_agreement : float
+        With the same first class.
+    top5_agreement : float
+        Where the original's first class is among the five of the decomposed network.
+    top1_accuracy, top5_accuracy, top1_accuracy_original, top5_accuracy_original : float or None
+        Against labels, where there are any.
+    """
+
+    samples: int
+    top1_agreement: float
+    top5_agreement: float
+    top1_accuracy: float | None
+    top5_accuracy: float | None
+    top1_accuracy_original: float | None
+    top5_accuracy_original: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapAgreement:
+    """How a decomposed network of maps does beside the original.
+
+    Attributes
+    ----------
+    samples : int
+    dice : float
+        2 |A and B| / (|A| + |B|) over all pixels, the mean of all classes that occur.
+    dice_to_labels, dice_to_labels_original : float or None
+        Against labels, where there are any.
+    """
+
+    samples: int
+    dice: float
+    dice_to_labels: float | None
+    dice_to_labels_original: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecomposedLayer:
+    """A layer and the chain that it became.
+
+    Attributes
+    ----------
+    reconstruction_error : float
+        Of the filters, over their norm.
+    """
+
+    name: str
+    chain: tuple[str, ...]
+    method: str
+    ranks: tuple[int, ...]
+    reconstruction_error: float
+    weight_elements: int
+    weight_elements_original: int
+    macs: int
+    macs_original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AloneTimes:
+    """What a layer takes by itself as it came, and as a chain; ns."""
+
+    original: float
+    decomposed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecompositionReport:
+    """What became of a network's layers, and how far its outputs are from the original's.
+
+    Attributes
+    ----------
+    request : str
+        What was asked for, as text.
+    weight_bytes, weight_bytes_original : int
+        Of all constants, fp32.
+    max_relative_difference : float or None
+        Of the outputs; None where they were not compared.
+    calibration : ClassAgreement or MapAgreement or None
+        On the user's samples, where there are any.
+    layers : tuple of DecomposedLayer
+    kept : tuple of str
+        Layers that were asked for and stay as they came, because that is cheaper.
+    alone_ns : dict of str to AloneTimes
+        Where that was compared.
+    """
+
+    request: str
+    weight_bytes: int
+    weight_bytes_original: int
+    max_relative_difference: float | None
+    calibration: ClassAgreement | MapAgreement | None
+    layers: tuple[DecomposedLayer, ...]
+    kept: tuple[str, ...]
+    alone_ns: dict[str, AloneTimes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport(DecompositionReport):
+    """The same of a network that was written as ONNX.
+
+    Attributes
+    ----------
+    output : str
+        The file.
+    nodes, bytes : int
+        Of what was written.
+    export_error : float
+        How far its outputs are from those of the network that pimflow compiles.
+    """
+
+    output: str
+    nodes: int
+    bytes: int
+    export_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedSkip:
+    """A skip connection that waits in its reduced form.
+
+    Attributes
+    ----------
+    uses : tuple of str
+        Layers that read it, each with a copy of what restores it.
+    restores, reduced : tuple of str
+        What restores it, and what waits.
+    flops, flops_original : int
+        Of a copy, and of the layers that were decomposed.
+    """
+
+    tensor: str
+    size_bytes: int
+    uses: tuple[str, ...]
+    restores: tuple[str, ...]
+    reduced: tuple[str, ...]
+    flops: int
+    flops_original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipsReport:
+    """What became of the skip connections of a decomposed network; see `skips.SkipOptimisation`."""
+
+    criterion: str
+    changed: bool
+    kept_because: str
+    candidates: int
+    transformation: str
+    sites: tuple[str, ...]
+    folded: tuple[str, ...]
+    copies: tuple[ReducedSkip, ...]
+    flops_given: int
+    flops: int
+    weight_bytes: int
+    pool_given_bytes: int | None
+    pool_bytes: int | None
+
+
+def decomposition_text(part: DecompositionReport) -> str:
     """What was decomposed, and how far the result is from the original."""
-    text = f"{len(part['layers'])} layers decomposed ({part['request']})"
-    if part["kept"]:
-        text += f", {len(part['kept'])} kept as they came, which is cheaper"
-    if not part["layers"]:
+    text = f"{len(part.layers)} layers decomposed ({part.request})"
+    if part.kept:
+        text += f", {len(part.kept)} kept as they came, which is cheaper"
+    if not part.layers:
         return text
-    errors = {layer["reconstruction_error"]: layer["name"] for layer in part["layers"]}
+    errors = {layer.reconstruction_error: layer.name for layer in part.layers}
     worst = max(errors)
     text += (
-        f", weights {part['weight_bytes_original'] / 1e6:.3f} → {part['weight_bytes'] / 1e6:.3f} MB, "
+        f", weights {part.weight_bytes_original / 1e6:.3f} → {part.weight_bytes / 1e6:.3f} MB, "
         f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
     )
-    if part["max_relative_difference"] is not None:
-        share = part["max_relative_difference"]
+    if part.max_relative_difference is not None:
+        share = part.max_relative_difference
         text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
     return text
 
 
-def agreement_text(part: dict[str, Any]) -> str:
-    """Agreement of a decomposed network with the original."""
-    if "dice" in part:
-        text = f"Dice {part['dice']:.4f} to the original's maps"
-        if part["dice_to_labels"] is not None:
-            text += f"; to labels {part['dice_to_labels_original']:.4f} → {part['dice_to_labels']:.4f}"
+def agreement_text(part: ClassAgreement | MapAgreement) -> str:
+    """How often a decomposed network says what the original says."""
+    if isinstance(part, MapAgreement):
+        text = f"Dice {part.dice:.4f} to the original's maps"
+        if part.dice_to_labels is not None:
+            text += f"; to labels {part.dice_to_labels_original:.4f} → {part.dice_to_labels:.4f}"
     else:
-        text = f"the original's class comes first for {part['top1_agreement']:.1%}"
-        text += f", among five for {part['top5_agreement']:.1%}"
-        if part["top1_accuracy"] is not None:
+        text = f"the original's class comes first for {part.top1_agreement:.1%}"
+        text += f", among five for {part.top5_agreement:.1%}"
+        if part.top1_accuracy is not None:
             text += (
-                f"; the label {part['top1_accuracy_original']:.1%} → {part['top1_accuracy']:.1%}, among five "
-                f"{part['top5_accuracy_original']:.1%} → {part['top5_accuracy']:.1%}"
+                f"; the label {part.top1_accuracy_original:.1%} → {part.top1_accuracy:.1%}, among five "
+                f"{part.top5_accuracy_original:.1%} → {part.top5_accuracy:.1%}"
             )
-    return f"{text} ({part['samples']} samples)"
+    return f"{text} ({part.samples} samples)"
 
 
-def export_text(part: dict[str, Any]) -> str:
+def export_text(part: ExportReport) -> str:
     """What was written, and how far it is from what pimflow makes of it."""
     lines = [decomposition_text(part)]
-    if part["calibration"]:
-        lines.append(agreement_text(part["calibration"]))
+    if part.calibration:
+        lines.append(agreement_text(part.calibration))
     lines.append(
-        f"{part['output']}: {part['nodes']} nodes, {part['bytes'] / 1e6:.3f} MB; outputs within "
-        f"{part['export_error']:.1e} of the largest value of those of the network that pimflow compiles"
+        f"{part.output}: {part.nodes} nodes, {part.bytes / 1e6:.3f} MB; outputs within "
+        f"{part.export_error:.1e} of the largest value of those of the network that pimflow compiles"
     )
     return "\n".join(lines)
 
 
-def skips_text(part: dict[str, Any]) -> str:
-    """The changes to the skip connections of a decomposed network."""
-    if not part["changed"]:
-        return f"kept: {part['kept_because']}"
-    copies = sum(len(skip["uses"]) for skip in part["copies"])
+def skips_text(part: SkipsReport) -> str:
+    """What became of the skip connections of a decomposed network."""
+    if not part.changed:
+        return f"kept: {part.kept_because}"
+    copies = sum(len(skip.uses) for skip in part.copies)
     how = {"merge": "lconvs merged", "split": "fconvs split", "merge, split": "lconvs merged, fconvs split"}
     text = (
-        f"{len(part['copies'])} of {part['candidates']} wait in their reduced form, {copies} copies of lconvs"
+        f"{len(part.copies)} of {part.candidates} wait in their reduced form, {copies} copies of lconvs"
     )
-    text += f"; {how[part['transformation']]}" if part["transformation"] else ""
-    text += f"; {len(part['folded'])} lconvs folded into fconvs" if part["folded"] else ""
-    pools = f"{part['pool_given_bytes'] / 1e6:.3f} → {part['pool_bytes'] / 1e6:.3f} MB"
-    work = f"{part['flops_given'] / 1e9:.3f} → {part['flops'] / 1e9:.3f} GFLOP"
+    text += f"; {how[part.transformation]}" if part.transformation else ""
+    text += f"; {len(part.folded)} lconvs folded into fconvs" if part.folded else ""
+    assert part.pool_given_bytes is not None and part.pool_bytes is not None
+    pools = f"{part.pool_given_bytes / 1e6:.3f} → {part.pool_bytes / 1e6:.3f} MB"
+    work = f"{part.flops_given / 1e9:.3f} → {part.flops / 1e9:.3f} GFLOP"
     return f"{text}; pool of the network on the GPU {pools}, {work}"

@@ -12,6 +12,7 @@ from pimflow import memory
 from pimflow.compiler.smaller_pool import Rewritten
 from pimflow.decomposition.activations import fused_module
 from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.report import ReducedSkip, SkipsReport
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
@@ -78,34 +79,34 @@ class SkipOptimisation(Rewritten):
             weight_bytes=relax_module.weight_bytes(self.given.module),
         )
 
-    def summary(self) -> dict[str, Any]:
-        """Its part of the report."""
-        return {
-            "criterion": self.criterion,
-            "changed": self.changed,
-            "kept_because": self.kept_because,
-            "candidates": self.candidates,
-            "transformation": self.transformation,
-            "sites": list(self.sites),
-            "folded": list(self.folded),
-            "copies": [
-                {
-                    "tensor": skip.name,
-                    "size_bytes": skip.size_bytes,
-                    "uses": list(skip.uses),
-                    "restores": list(skip.restores),
-                    "reduced": list(skip.reduced),
-                    "flops": skip.flops,
-                    "flops_original": skip.flops_original,
-                }
+    def summary(self) -> SkipsReport:
+        """What reports say of it."""
+        return SkipsReport(
+            criterion=self.criterion,
+            changed=self.changed,
+            kept_because=self.kept_because,
+            candidates=self.candidates,
+            transformation=self.transformation,
+            sites=self.sites,
+            folded=self.folded,
+            copies=tuple(
+                ReducedSkip(
+                    tensor=skip.name,
+                    size_bytes=skip.size_bytes,
+                    uses=tuple(skip.uses),
+                    restores=tuple(skip.restores),
+                    reduced=tuple(skip.reduced),
+                    flops=skip.flops,
+                    flops_original=skip.flops_original,
+                )
                 for skip in self.copies
-            ],
-            "flops_given": self.flops_given,
-            "flops": self.flops,
-            "weight_bytes": self.weight_bytes,
-            "pool_given_bytes": self.pool_given_bytes,
-            "pool_bytes": self.pool_bytes,
-        }
+            ),
+            flops_given=self.flops_given,
+            flops=self.flops,
+            weight_bytes=self.weight_bytes,
+            pool_given_bytes=self.pool_given_bytes,
+            pool_bytes=self.pool_bytes,
+        )
 
 
 def check_criterion(criterion: str | None) -> None:

@@ -218,6 +218,37 @@ class Order:
         return self.peak_bytes == self.lower_bound_bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class OrderSummary:
+    """What reports say of the order of a network's layers.
+
+    Attributes
+    ----------
+    reordered : bool
+        Whether another order than the given one is taken.
+    kept_because : str
+        Why not; empty if it is.
+    live_given_bytes, live_bytes, lower_bound_bytes : int
+        The most live at once in the given order, in that which is taken, and at the least in any.
+    optimal : bool
+        Whether it is proved that no order has fewer.
+    pool_given_bytes, pool_bytes : int or None
+        Pools of the network on the GPU in both orders.
+    seconds : float
+        Of the search.
+    """
+
+    reordered: bool
+    kept_because: str
+    live_given_bytes: int
+    live_bytes: int
+    lower_bound_bytes: int
+    optimal: bool
+    pool_given_bytes: int | None
+    pool_bytes: int | None
+    seconds: float
+
+
 def reorder(graph: StepGraph, *, seconds: float = TIME_LIMIT_SECONDS) -> Order:
     """The order of `graph`'s steps with the fewest live bytes, never more than in the given one.
 

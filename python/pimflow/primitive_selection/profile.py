@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pimflow.core.json_form import OMITTED
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
@@ -100,6 +101,45 @@ class KernelTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelReport:
+    """A kernel of a compiled network, by what it does for the network."""
+
+    kernel: str
+    part: str
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkTimeReport:
+    """How long a whole network takes; see `NetworkTime`.
+
+    Attributes
+    ----------
+    time_ns : float
+        Of all kernels; then by `PARTS`.
+    measured_ns, difference : float or None
+        Of whole inferences, and how much the sum is above that, as a share; None if none was run.
+    """
+
+    time_ns: float
+    primitives_ns: float
+    transforms_ns: float
+    others_ns: float
+    kernels: tuple[KernelReport, ...]
+    measured_ns: float | None = field(default=None, metadata=OMITTED)
+    difference: float | None = field(default=None, metadata=OMITTED)
+
+    def text(self) -> str:
+        """A line for people."""
+        by_part = zip((self.primitives_ns, self.transforms_ns, self.others_ns), PARTS, strict=True)
+        parts = ", ".join(f"{part_ns / 1e6:.3f} ms {part}s" for part_ns, part in by_part)
+        line = f"inference {self.time_ns / 1e6:.3f} ms by its {len(self.kernels)} kernels alone ({parts})"
+        if self.measured_ns is not None and self.difference is not None:
+            line += f", {self.measured_ns / 1e6:.3f} ms measured, {100 * self.difference:+.1f}%"
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkTime:
     """How long a whole network takes on a CPU: all kernels, one after the other.
 
@@ -118,27 +158,23 @@ class NetworkTime:
     def time_ns(self) -> float:
         return sum(kernel.time_ns for kernel in self.kernels)
 
-    def plain(self) -> dict[str, Any]:
+    def summary(self) -> NetworkTimeReport:
         """For a report: sums by part, every kernel, and what was measured."""
-        row: dict[str, Any] = {"time_ns": self.time_ns}
-        for part in PARTS:
-            row[f"{part}s_ns"] = sum(kernel.time_ns for kernel in self.kernels if kernel.part == part)
-        row["kernels"] = [
-            {"kernel": kernel.kernel, "part": kernel.part, "time_ns": kernel.time_ns}
-            for kernel in self.kernels
-        ]
-        if self.measured_ns is not None:
-            row |= {"measured_ns": self.measured_ns, "difference": self.time_ns / self.measured_ns - 1}
-        return row
-
-
-def network_text(row: Mapping[str, Any]) -> str:
-    """`NetworkTime.plain` for people."""
-    parts = ", ".join(f"{row[f'{part}s_ns'] / 1e6:.3f} ms {part}s" for part in PARTS)
-    line = f"inference {row['time_ns'] / 1e6:.3f} ms by its {len(row['kernels'])} kernels alone ({parts})"
-    if "measured_ns" in row:
-        line += f", {row['measured_ns'] / 1e6:.3f} ms measured, {100 * row['difference']:+.1f}%"
-    return line
+        primitives_ns, transforms_ns, others_ns = (
+            sum(kernel.time_ns for kernel in self.kernels if kernel.part == part) for part in PARTS
+        )
+        return NetworkTimeReport(
+            time_ns=self.time_ns,
+            primitives_ns=primitives_ns,
+            transforms_ns=transforms_ns,
+            others_ns=others_ns,
+            kernels=tuple(
+                KernelReport(kernel=kernel.kernel, part=kernel.part, time_ns=kernel.time_ns)
+                for kernel in self.kernels
+            ),
+            measured_ns=self.measured_ns,
+            difference=None if self.measured_ns is None else self.time_ns / self.measured_ns - 1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

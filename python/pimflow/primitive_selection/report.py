@@ -1,20 +1,190 @@
-"""Lines of a compilation's table about convolution primitives and C."""
+"""What is said of convolution primitives: as trees that reports are written from, and as text."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Cost
+from pimflow.core.json_form import OMITTED
 from pimflow.placement import Searched
-from pimflow.primitive_selection.profile import network_text
+from pimflow.primitive_selection.problem import Transform
+from pimflow.primitive_selection.profile import NetworkTimeReport
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import usable
 
 
-def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
-    """The report's part about the GPU's primitives in a plan; times in ns.
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a selection amounts to."""
+
+    time_ns: float
+    memory_bytes: int
+    workspace_bytes: int
+
+    def text(self) -> str:
+        mib = 2**20
+        return (
+            f"{self.time_ns / 1e6:.3f} ms, memory {self.memory_bytes / mib:.2f} MiB, "
+            f"workspace {self.workspace_bytes / mib:.2f} MiB"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPrimitive:
+    """What computes a convolution.
+
+    Attributes
+    ----------
+    known : str
+        How its time is known: ``measured``, ``predicted`` or ``analytic``.
+    """
+
+    layer: str
+    primitive: str
+    input_layout: str
+    output_layout: str
+    time_ns: float
+    known: str
+    workspace_bytes: int
+    filter_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherLayer:
+    """In which layout another layer works."""
+
+    layer: str
+    layout: str
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesReport:
+    """How many times of primitives that apply were measured, and how many of the others there are.
+
+    Attributes
+    ----------
+    primitives, of : int
+        Measured, of all.
+    layouts_untimed : int
+        Of other layers.
+    """
+
+    primitives: int
+    of: int
+    predicted: int
+    failed: int
+    layouts_untimed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontPoint(Figures):
+    """A point of a front, and the time of the paper's greedy selection in no more."""
+
+    greedy_time_ns: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionReport:
+    """A selection of primitives.
+
+    Attributes
+    ----------
+    status : str
+        ``optimal`` or ``time limit``.
+    transforms : tuple of Transform
+        Of layouts.
+    greedy_time_ns : float or None
+        Of the paper's greedy selection; None if it finds none.
+    baselines : dict of str to Figures
+    gap : float
+        To the bound of the integer program.
+    network_time : NetworkTimeReport, optional
+    front : tuple of FrontPoint, optional
+    """
+
+    network: str
+    status: str
+    minimize: str
+    memory_model: str
+    time_ns: float
+    memory_bytes: int
+    workspace_bytes: int
+    choices: tuple[ChosenPrimitive, ...]
+    others: tuple[OtherLayer, ...]
+    transforms: tuple[Transform, ...]
+    greedy_time_ns: float | None
+    baselines: dict[str, Figures]
+    solve_seconds: float
+    gap: float
+    device: str
+    measured: TimesReport
+    network_time: NetworkTimeReport | None = field(default=None, metadata=OMITTED)
+    front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def figures(self) -> Figures:
+        return Figures(
+            time_ns=self.time_ns, memory_bytes=self.memory_bytes, workspace_bytes=self.workspace_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPrimitive:
+    """A primitive of the GPU in a plan.
+
+    Attributes
+    ----------
+    launches : int
+        Kernels of an inference.
+    operator_ns : float
+        What the operator takes.
+    """
+
+    layer: str
+    primitive: str
+    launches: int
+    time_ns: float
+    operator_ns: float
+    known: str
+    workspace_bytes: int
+    filter_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPrimitives:
+    """The GPU's primitives in a plan.
+
+    Attributes
+    ----------
+    device : str
+        The GPU, and whose times.
+    layers : int
+        That some primitive computes.
+    latency_operators_ns, latency_gpu_only_operators_ns : float
+        Of the plan with operators alone, and of the GPU alone with these.
+    saved_ns, saved_gpu_only_ns : float
+        Against those.
+    workspace_bytes : int
+        The largest.
+    filter_bytes : int
+        Of all.
+    """
+
+    device: str
+    layers: int
+    choices: tuple[PlannedPrimitive, ...]
+    latency_operators_ns: float
+    saved_ns: float
+    latency_gpu_only_operators_ns: float
+    saved_gpu_only_ns: float
+    workspace_bytes: int
+    filter_bytes: int
+
+
+def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
+    """What a report says of the GPU's primitives in a plan.
 
     Parameters
     ----------
@@ -27,60 +197,47 @@ def plan_part(searched: Searched, operators: Searched) -> dict[str, Any]:
         cost = Cost.of(candidate)
         operator = searched.maker.make(region, "GPU", gpu_channels=searched.plan.gpu_channels)
         choices.append(
-            {
-                "layer": name,
-                "primitive": primitive.name,
-                "launches": len(candidate.tasks),
-                "time_ns": cost.latency_ns,
-                "operator_ns": Cost.of(operator).latency_ns,
-                "known": cost.known["gpu"].value,
-                "workspace_bytes": candidate.workspace_bytes,
-                "filter_bytes": candidate.filter_bytes,
-            }
+            PlannedPrimitive(
+                layer=name,
+                primitive=primitive.name,
+                launches=len(candidate.tasks),
+                time_ns=cost.latency_ns,
+                operator_ns=Cost.of(operator).latency_ns,
+                known=cost.known["gpu"].value,
+                workspace_bytes=candidate.workspace_bytes,
+                filter_bytes=candidate.filter_bytes,
+            )
         )
-    return {
-        "device": f"{searched.system.gpu.name}, {costs.profiling.gpu.name}",
-        "layers": sum(bool(usable(region)) for region in graph.regions),
-        "choices": choices,
-        "latency_operators_ns": operators.evaluation.latency_ns,
-        "saved_ns": operators.evaluation.latency_ns - searched.evaluation.latency_ns,
-        "latency_gpu_only_operators_ns": operators.baseline.latency_ns,
-        "saved_gpu_only_ns": operators.baseline.latency_ns - searched.baseline.latency_ns,
-        "workspace_bytes": max((each["workspace_bytes"] for each in choices), default=0),
-        "filter_bytes": sum(each["filter_bytes"] for each in choices),
-    }
+    return PlanPrimitives(
+        device=f"{searched.system.gpu.name}, {costs.profiling.gpu.name}",
+        layers=sum(bool(usable(region)) for region in graph.regions),
+        choices=tuple(choices),
+        latency_operators_ns=operators.evaluation.latency_ns,
+        saved_ns=operators.evaluation.latency_ns - searched.evaluation.latency_ns,
+        latency_gpu_only_operators_ns=operators.baseline.latency_ns,
+        saved_gpu_only_ns=operators.baseline.latency_ns - searched.baseline.latency_ns,
+        workspace_bytes=max((each.workspace_bytes for each in choices), default=0),
+        filter_bytes=sum(each.filter_bytes for each in choices),
+    )
 
 
-def primitives_text(chosen: Mapping[str, Any]) -> list[str]:
-    """Lines for people, from what `primitive_selection.selection.summary` or `plan_part` gives."""
-    if "saved_ns" in chosen:
+def primitives_text(chosen: SelectionReport | PlanPrimitives) -> list[str]:
+    """Lines of a compilation's table about primitives."""
+    if isinstance(chosen, PlanPrimitives):
         return [_plan_text(chosen)]
     line = (
-        f"primitives of {len(chosen['choices'])} layers for {chosen['device']}: "
-        f"{chosen['time_ns'] / 1e6:.3f} ms by themselves, {chosen['status']}"
+        f"primitives of {len(chosen.choices)} layers for {chosen.device}: "
+        f"{chosen.time_ns / 1e6:.3f} ms by themselves, {chosen.status}"
     )
-    whole = chosen.get("network_time")
-    return [line, network_text(whole)] if whole else [line]
+    return [line, chosen.network_time.text()] if chosen.network_time else [line]
 
 
-def _plan_text(part: Mapping[str, Any]) -> str:
-    families = Counter(PRIMITIVES[each["primitive"]].family for each in part["choices"])
+def _plan_text(part: PlanPrimitives) -> str:
+    families = Counter(PRIMITIVES[each.primitive].family for each in part.choices)
     which = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
     return (
-        f"primitives of {len(part['choices'])} of {part['layers']} layers{which and f' ({which})'}: "
-        f"{part['saved_ns'] / 1e3:.2f} us saved against operators alone, "
-        f"{part['saved_gpu_only_ns'] / 1e3:.2f} us of the GPU alone; workspaces up to "
-        f"{part['workspace_bytes'] / 2**20:.2f} MiB, filters {part['filter_bytes'] / 2**20:.2f} MiB"
-    )
-
-
-def c_text(part: Mapping[str, Any]) -> str:
-    """A line for people, from what `CNetwork.summary` gives."""
-    sizes = f"pool {part['pool_bytes']} B, weights {part['weight_bytes']} B"
-    if part["flaw"]:
-        return f"C         not built: {part['flaw']}; {sizes}"
-    parallel = f", {part['parallel_ns'] / 1e6:.3f} ms on {part['threads']}" if part["parallel_ns"] else ""
-    return (
-        f"C         {part['measured_ns'] / 1e6:.3f} ms on one core{parallel} by {part['compiler']}, outputs "
-        f"match (max rel {part['max_relative_error']:.1e}); {sizes}"
+        f"primitives of {len(part.choices)} of {part.layers} layers{which and f' ({which})'}: "
+        f"{part.saved_ns / 1e3:.2f} us saved against operators alone, "
+        f"{part.saved_gpu_only_ns / 1e3:.2f} us of the GPU alone; workspaces up to "
+        f"{part.workspace_bytes / 2**20:.2f} MiB, filters {part.filter_bytes / 2**20:.2f} MiB"
     )

@@ -14,6 +14,7 @@ from pimflow.api.published.taso_instances import inceptions
 from pimflow.core.candidate import Candidate
 from pimflow.primitive_selection.integer_program import Selected
 from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.options import SelectionOptions
 from pimflow.primitive_selection.prediction import predicted_ns
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import Profile
@@ -127,9 +128,8 @@ def selections(
     for name, graph in graphs.items():
         say(f"{name}: times")
         progress = _twentieths(lambda share, name=name: say(f"{name}: {share:.0%} of the times"))
-        found[name] = select_for(
-            graph, profile=profile, device=device, measure=measure, cache=cache, progress=progress
-        )
+        options = SelectionOptions(profile=profile, device=device, measure=measure)
+        found[name] = select_for(graph, options, cache=cache, progress=progress)
     return found
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import frontend, memory
-from pimflow.api import memory as network_memory
+from pimflow.api import prepare
+from pimflow.api.options import NetworkOptions
 from pimflow.compiler import phases
 from pimflow.compiler.measurement import allocations
 from pimflow.core.output_error import relative_error
 from pimflow.core.region import ConvGeometry
 from pimflow.decomposition.activations import fused_module
-from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, requested, require_all
+from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, require_all
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -88,20 +89,20 @@ def decomposition_variants(
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecompositionVariants:
     """Of `model`; skip connections are reduced where the planned pool shrinks."""
-    original = frontend.load(model, None, batch)
-    request = requested(decompose_as)
-    if request is None:
+    options = NetworkOptions(batch=batch, decompose=decompose_as)
+    if options.request is None:
         raise UsageError("nothing says how to decompose")
-    require_all(request, "a comparison of its variants")
-    change = decompose(original, request, progress)
+    require_all(options.request, "a comparison of its variants")
+    original = prepare.load(model, options)
+    change = decompose(original, options.request, progress)
     networks = {"original": original, "decomposed": change.network}
     for name in VARIANTS:
         progress(name)
         network, fuse = change.network, "fusion" in name
         if "skip-opt" in name:
-            network = network_memory.with_reduced_skips(
-                network, change, "pool", system, target, fuse_activations=fuse
-            ).network
+            own = replace(options, optimize_skips="pool", fuse_activations=fuse)
+            reduced = prepare.reduced_skips(network, change, own, system, target)
+            network = replace(network, module=reduced.network.module) if reduced else network
         networks[name] = replace(network, module=fused_module(network.module)) if fuse else network
     return DecompositionVariants(change=change, networks=networks)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from pimflow.compiler.build import with_primitives
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
+from pimflow.compiler.c_report import CReport
 from pimflow.compiler.conditioning import output_checks
 from pimflow.core.output_error import worst
 from pimflow.core.plan import Plan
@@ -48,19 +48,19 @@ class CNetwork:
     threads: int = 1
     parallel_ns: float | None = None
 
-    def summary(self) -> dict[str, Any]:
-        """Its part of the report."""
-        return {
-            "compiler": self.compiler,
-            "options": list(builds.OPTIONS),
-            "flaw": "" if self.compiler else builds.NO_COMPILER,
-            "max_relative_error": self.max_relative_error,
-            "measured_ns": self.call_ns,
-            "threads": self.threads,
-            "parallel_ns": self.parallel_ns,
-            "pool_bytes": self.source.pool_bytes,
-            "weight_bytes": len(self.source.weights),
-        }
+    def summary(self) -> CReport:
+        """What the report says of it."""
+        return CReport(
+            compiler=self.compiler,
+            options=tuple(builds.OPTIONS),
+            flaw="" if self.compiler else builds.NO_COMPILER,
+            max_relative_error=self.max_relative_error,
+            measured_ns=self.call_ns,
+            threads=self.threads,
+            parallel_ns=self.parallel_ns,
+            pool_bytes=self.source.pool_bytes,
+            weight_bytes=len(self.source.weights),
+        )
 
 
 def require_no_pim(plan: Plan | None) -> None:

@@ -93,6 +93,12 @@ class Goal:
     primitives: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("objective", "solver"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise UsageError(f"{name} is a name, not {value!r}")
+        if not isinstance(self.primitives, bool):
+            raise UsageError(f"primitives is True or False, not {self.primitives!r}")
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
         if self.solver not in (AUTO, *SOLVERS):
@@ -139,6 +145,8 @@ class Goal:
 def _modes(named: Sequence[str]) -> tuple[str, ...]:
     """The modes as plans name them, in the order of `MODES`."""
     named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
+    if not isinstance(named, Sequence) or not all(isinstance(name, str) for name in named):
+        raise UsageError(f"modes are names, such as 'gpu,pim', not {named!r}")
     for name in named:
         if name.upper() not in MODES:
             raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])

@@ -118,11 +118,11 @@ def build(
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved, options = _target(target), pass_options.current()
     from pimflow import frontend
-    from pimflow.api import compile as api
+    from pimflow.api.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import Kernels
-    from pimflow.primitive_selection import options as primitive_options
+    from pimflow.primitive_selection.options import SelectionOptions, check_device
     from pimflow.primitive_selection.time_sources import CUDA
 
     if options and not targets.has_pim(resolved):
@@ -131,11 +131,11 @@ def build(
             f"would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
         )
     if options.get("primitives"):
-        primitive_options.check_device({"device": CUDA}, targets.name_of(resolved))
+        check_device(SelectionOptions(device=CUDA), targets.name_of(resolved))
     bound, plan = _bound(mod, params or {}), None
     if targets.has_pim(resolved):
         on, own = options.pop("system", None), {"target": targets.name_of(resolved), **options}
-        network, searched = api.search_network(frontend.load(bound), on, **own)
+        network, searched = search_network(frontend.load(bound), on, **own)
         built = compilation.build(network, searched, resolved)
         module, kernels, plan = built.module, built.kernels, searched.plan
     else:

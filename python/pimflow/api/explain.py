@@ -1,0 +1,118 @@
+"""Why a layer is done as it is: every candidate with its costs, and how these are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pimflow.api.report import known_parts, schedule_text
+from pimflow.core.candidate import Candidate, Cost, Task
+from pimflow.core.json_form import Json, fields_form
+from pimflow.core.region import Region
+from pimflow.placement import Searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedCandidate:
+    """A way to do a region, alone or with others.
+
+    Attributes
+    ----------
+    chosen : bool
+        Whether the plan has it.
+    pending : tuple of str
+        What is left to the readers of its output.
+    cost : Cost
+    tasks : tuple of Task
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    chosen: bool
+    gpu_share: float | None
+    schedule: str
+    pending: tuple[str, ...]
+    cost: Cost
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def of(cls, candidate: Candidate, chosen: Candidate) -> ExplainedCandidate:
+        return cls(
+            name=candidate.name,
+            covers=candidate.covers,
+            chosen=candidate == chosen,
+            gpu_share=candidate.gpu_share,
+            schedule=schedule_text(candidate),
+            pending=tuple(candidate.output.pending),
+            cost=Cost.of(candidate),
+            tasks=tuple(candidate.tasks),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Tasks with their energy, which they compute."""
+        tasks: list[Json] = [fields_form(task) | {"energy_pj": task.energy_pj} for task in self.tasks]
+        return fields_form(self) | {"tasks": tasks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Every candidate of a region, and which one was chosen why.
+
+    Attributes
+    ----------
+    refused : str
+        Why PIM cannot do it; empty if it can.
+    """
+
+    region: str
+    operators: tuple[str, ...]
+    output_shape: tuple[int, ...]
+    refused: str
+    reason: str
+    candidates: tuple[ExplainedCandidate, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow compile --explain --json`` prints."""
+        return fields_form(self) | {"candidates": [each.to_json() for each in self.candidates]}
+
+    def text(self) -> str:
+        """The same for people; the chosen candidate is starred."""
+        shape = list(self.output_shape)
+        lines = [f"region    {self.region}: {' + '.join(self.operators)}, {shape}"]
+        if self.refused:
+            lines.append(f"          not on PIM: {self.refused}")
+        for candidate in self.candidates:
+            cost, mark = candidate.cost, "*" if candidate.chosen else " "
+            pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
+            known = ", ".join(f"{resource} {how}" for resource, how in known_parts(cost).items())
+            lines.append(
+                f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
+                f"{cost.energy_pj / 1e6:>8.2f} uJ  {known}  {candidate.schedule}{pending}"
+            )
+            lines += [f"      {_task_text(task)}" for task in candidate.tasks]
+        if self.reason:
+            lines.append(f"reason    {self.reason}")
+        return "\n".join(lines)
+
+
+def explain(searched: Searched, region: Region) -> Explanation:
+    """Every candidate of a region with its tasks and costs, and which one was chosen why."""
+    chosen = searched.doing[region.name]
+    candidates = list(searched.table.candidates[region.name])
+    if chosen not in candidates:
+        candidates.append(chosen)
+    return Explanation(
+        region=region.name,
+        operators=tuple(region.operators),
+        output_shape=tuple(region.output_shape),
+        refused=searched.table.refused.get(region.name, ""),
+        reason=searched.plan.choice(region.name).reason,
+        candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+    )
+
+
+def _task_text(task: Task) -> str:
+    launch = f"launch {task.launch_ns / 1e3:.2f} + " if task.launch_ns else ""
+    return (
+        f"{task.resource:<8} {launch}{task.execution_ns / 1e3:.2f} us, {task.moved_bytes} bytes, "
+        f"{task.energy_pj / 1e6:.3f} uJ ({task.known.value})  {task.label}"
+    )

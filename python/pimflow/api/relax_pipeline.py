@@ -1,0 +1,69 @@
+"""The pass pipeline that users of Relax name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tvm
+
+from pimflow import frontend
+from pimflow.api.options import AnyPlan, NetworkOptions, as_plan, as_profiling, as_system, asked
+from pimflow.api.search import search_network
+from pimflow.compiler import build, phases
+from pimflow.errors import UsageError
+from pimflow.hardware import System
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Goal, Profiling
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import SearchKeywords
+
+
+def relax_pipeline(
+    target_system: System | None = None,
+    plan: AnyPlan | None = None,
+    *,
+    options: NetworkOptions | None = None,
+    goal: Goal | None = None,
+    profiling: Profiling | None = None,
+    **keywords: Unpack[SearchKeywords],
+) -> tvm.transform.Pass:
+    """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
+
+    Parameters
+    ----------
+    target_system : System, optional
+        `pimflow.system()` by default.
+    plan : Plan, Searched or path, optional
+        Made by `search` for the same module; searched for if None.
+    options, goal, profiling, **keywords
+        See `api.search.search`: ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``,
+        ``fuse`` and the goal; shapes are those of the module.
+
+    Raises
+    ------
+    UsageError
+        For what `search` refuses; and when it runs, if the target has no PIM.
+    """
+    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
+    options, goal = asked(keywords, options, goal)
+
+    @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")
+    def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=True)
+        if target is None or not targets.has_pim(target):
+            raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
+        network, searched = search_network(
+            frontend.load(mod),
+            own,
+            given_plan,
+            target=targets.name_of(target),
+            options=options,
+            goal=goal,
+            profiling=profiling,
+        )
+        return phases.lower(build.planned(network.module, searched), target, own)
+
+    return run_pipeline

@@ -1,0 +1,176 @@
+"""A compilation's report as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pimflow.api.report import GpuPart, OrderReport, PoolReport, RegionReport, Report
+from pimflow.core.output_error import error_text
+from pimflow.core.plan import MODES
+from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
+from pimflow.memory.reorder import OrderSummary
+from pimflow.primitive_selection.report import primitives_text
+
+
+def table(report: Report, out: str | None) -> str:
+    """The report as text for people."""
+    regions = report.regions
+    capable = sum(r.pim_capable for r in regions)
+    pim = [r for r in regions if r.on_pim]
+    channels = (
+        f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels"
+        if pim
+        else f"all {report.gpu_channels} channels on the GPU"
+    )
+    lines = [
+        f"system    {report.gpu} ({_known(report)}) + {report.pim} ({report.timing}), {channels}, "
+        f"accounting {report.accounting}",
+        f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
+        f"{len(regions) - capable} GPU only",
+    ]
+    width = max([len(r.name) for r in regions] + [6])
+    modes = max([len(r.mode) for r in regions] + [5])
+    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {heads}")
+    for r in regions:
+        before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
+        share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
+        # What several regions take together stands at the first.
+        took = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
+        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {took}"
+        lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
+    legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
+    verdict = "match" if report.verified else "DIFFER"
+    lines += [
+        f"latency   {report.latency_gpu_only_ns / 1e6:.4f} → {report.latency_ns / 1e6:.4f} ms "
+        f"({report.speedup:.3f}x; launches set to zero: {report.speedup_without_launch:.3f}x)"
+        f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ",
+        *_baseline_lines(report),
+        _search_line(report),
+        _savings_line(report.savings_pj),
+        "          " + "; ".join(f"{c.what}: {c.speedup:.3f}x" for c in report.conventions),
+        f"check     {report.regions_verified} of {len(pim)} PIM regions and the outputs {verdict} "
+        f"({error_text(report.worst)}, {report.dtype}); {legality}",
+    ]
+    lines += [_known_line(regions), _memory_line(report.memory)]
+    if report.order:
+        lines.append(f"order     {order_text(report.order)}")
+    if report.decomposition:
+        lines.append(f"numerics  {decomposition_text(report.decomposition)}")
+        if report.decomposition.calibration:
+            lines.append(f"samples   {agreement_text(report.decomposition.calibration)}")
+    if report.skips:
+        lines.append(f"skips     {skips_text(report.skips)}")
+    if report.primitives:
+        lines += primitives_text(report.primitives)
+    if report.c_part:
+        lines.append(report.c_part.text())
+    if report.gpu_part.target != "llvm+pim":
+        lines.append(_gpu_line(report.gpu_part))
+    if out:
+        lines.append(f"wrote     {out}")
+    return "\n".join(lines)
+
+
+def _baseline_lines(report: Report) -> list[str]:
+    """What the first figures are of, where that is another network than the plan's."""
+    changed = report.changed_gpu_only
+    if changed is None:
+        return []
+    taken = f"{changed.latency_ns / 1e6:.4f} ms and {changed.energy_pj / 1e9:.2f} mJ"
+    return [f"baseline  {report.baseline}; the changed network takes {taken} there"]
+
+
+def _legality_text(violations: int | None, judged: str | None, timing: str) -> str:
+    """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
+    if violations is None:
+        return "timing not checked (published timing)"
+    found = f"{violations} timing violations"
+    if judged == timing:
+        return found
+    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
+
+
+def _search_line(report: Report) -> str:
+    """How the plan was found, and how far the solver's view of it is from the timeline."""
+    estimate = report.estimate
+    overlapped = sum(estimate.overlapped_ns.values())
+    modes = "" if len(estimate.modes) == len(MODES) else f" with {', '.join(estimate.modes)} alone"
+    return (
+        f"search    least {estimate.objective} by {estimate.solver}{modes}: estimate "
+        f"{estimate.estimate_ns / 1e6:.4f} ms ({100 * estimate.estimate_gap:+.2f} %), no plan below "
+        f"{estimate.lower_bound_ns / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
+    )
+
+
+def _memory_line(memory: PoolReport) -> str:
+    proof = "the smallest" if memory.optimal else f"bound {memory.lower_bound_bytes / 1e6:.3f}"
+    copied = sum(copied.size_bytes for copied in memory.copies)
+    return (
+        f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
+        f"on {memory.target}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
+    )
+
+
+def order_text(order: OrderSummary) -> str:
+    """What another order of the layers saves, and costs if that is known."""
+    live, bound = order.live_bytes / 1e6, order.lower_bound_bytes / 1e6
+    if not order.reordered:
+        why = order.kept_because
+        return f"as given: {why} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+    proof = "proved the fewest" if order.optimal else f"bound of all orders {bound:.3f} MB"
+    text = (
+        f"changed: {order.live_given_bytes / 1e6:.3f} → {live:.3f} MB live at once ({proof}), pool of the "
+        f"network on the GPU {order.pool_given_bytes / 1e6:.3f} → {order.pool_bytes / 1e6:.3f} MB"
+    )
+    if not isinstance(order, OrderReport):
+        return text
+    return f"{text}; latency {order.latency_given_ns / 1e6:.4f} → {order.latency_ns / 1e6:.4f} ms"
+
+
+def _known_line(regions: Sequence[RegionReport]) -> str:
+    """By resource, how the times are known; where in several ways, of how many regions in each."""
+    counts: dict[str, Counter[str]] = {}
+    for region in regions:
+        for resource, known in region.known.items():
+            counts.setdefault(resource, Counter())[known] += 1
+    parts = []
+    for resource, ways in sorted(counts.items()):
+        told = [f"{known} ({count} of the regions)" for known, count in ways.items()]
+        parts.append(f"{resource} {', '.join(told if len(told) > 1 else ways)}")
+    return f"known     {'; '.join(parts)}"
+
+
+def _known(report: Report) -> str:
+    """Which profiler the GPU's times are from, and how the kernels it was asked for are known."""
+    known, name = report.gpu_known, report.gpu_profiler
+    if list(known) == [name]:
+        return name
+    return f"{name}: " + ", ".join(f"{count} kernels {way}" for way, count in known.items())
+
+
+def _savings_line(saved_pj: dict[str, float]) -> str:
+    """Of the energy, what the plan saves by taking less time, and by what its work costs."""
+
+    def mj(part: str) -> str:
+        return f"{saved_pj[part] / 1e9:+.2f} mJ"
+
+    return (
+        f"saved     {mj('total')}: {mj('shorter_runtime')} by shorter runtime (constant power), "
+        f"{mj('cheaper_work')} by cheaper work"
+    )
+
+
+def _gpu_line(part: GpuPart) -> str:
+    """Where the kernels of a plan run, and how long they take there."""
+    modelled = f"modelled {part.modelled_ns / 1e6:.4f} ms on {part.modelled_on}"
+    if part.measured_ns is not None:
+        measured = f"measured {part.measured_ns / 1e6:.4f} ms on {part.measured_on}"
+    elif part.flaw:
+        measured = f"not compiled: {part.flaw}"
+    else:
+        measured = (
+            f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
+        )
+    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}"

@@ -1,0 +1,44 @@
+"""What is said of a network in C."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CReport:
+    """A network in C, built and timed where there is a compiler.
+
+    Attributes
+    ----------
+    compiler, flaw : str
+        That built it here, or why it was not built.
+    options : tuple of str
+        Of the compiler.
+    max_relative_error : float or None
+        Of its outputs.
+    measured_ns, parallel_ns : float or None
+        Median time of a run on one core, and on all `threads`.
+    pool_bytes, weight_bytes : int
+    """
+
+    compiler: str
+    options: tuple[str, ...]
+    flaw: str
+    max_relative_error: float | None
+    measured_ns: float | None
+    threads: int
+    parallel_ns: float | None
+    pool_bytes: int
+    weight_bytes: int
+
+    def text(self) -> str:
+        """A line for people."""
+        sizes = f"pool {self.pool_bytes} B, weights {self.weight_bytes} B"
+        if self.measured_ns is None:
+            return f"C         not built: {self.flaw}; {sizes}"
+        parallel = f", {self.parallel_ns / 1e6:.3f} ms on {self.threads}" if self.parallel_ns else ""
+        return (
+            f"C         {self.measured_ns / 1e6:.3f} ms on one core{parallel} by {self.compiler}, outputs "
+            f"match (max rel {self.max_relative_error:.1e}); {sizes}"
+        )

@@ -1,0 +1,50 @@
+"""Trees of dataclasses as the plain data that JSON has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+# Metadata of a dataclass field: its own fields stand in its place.
+FLAT = {"flat": True}
+# Metadata of a dataclass field: left out where it is None.
+OMITTED = {"omitted": True}
+
+
+def json_form(value: object) -> Json:
+    """`value` as JSON has it: a dataclass is an object of its fields, in their order; tuples are lists.
+
+    Raises
+    ------
+    TypeError
+        If there is something in it that JSON has nothing for.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return json_form(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): json_form(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_form(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        return fields_form(value)
+    if hasattr(value, "item"):  # a number of NumPy's
+        return json_form(value.item())
+    raise TypeError(f"JSON has nothing for {type(value).__name__} {value!r}")
+
+
+def fields_form(tree: object) -> dict[str, Json]:
+    """A dataclass as a JSON object; see `FLAT` and `OMITTED`."""
+    assert dataclasses.is_dataclass(tree)
+    row: dict[str, Json] = {}
+    for field in dataclasses.fields(tree):
+        value = getattr(tree, field.name)
+        if field.metadata.get("flat"):
+            row |= fields_form(value)
+        elif value is not None or not field.metadata.get("omitted"):
+            row[field.name] = json_form(value)
+    return row

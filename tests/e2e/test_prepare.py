@@ -1,0 +1,211 @@
+"""Do all commands search, place and plan the same network for the same options, and refuse what is none?"""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import tvm
+from branching import wide_branches
+from skip_networks import hourglass
+from tvm import relay
+
+import pimflow
+from pimflow import frontend
+from pimflow.api import prepare
+from pimflow.api.options import NetworkOptions, asked
+from pimflow.api.published import temco_variants
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
+
+SYSTEM = system()
+
+
+def relaxed(mod, target, **options):
+    with targets.named_target(target):
+        pimflow.relax_pipeline(SYSTEM, **options)(mod)
+
+
+def related(mod, target, **options):
+    config = {f"pimflow.{name}": value for name, value in options.items()}
+    with tvm.transform.PassContext(config=config):
+        relay.build(mod, target=target)
+
+
+# All that take a network and options.
+COMMANDS = {
+    "compile": lambda mod, target, **options: pimflow.compile(mod, target=target, **options),
+    "search": lambda mod, target, **options: pimflow.search(mod, target=target, **options),
+    "search_network": lambda mod, target, **options: pimflow.search_network(
+        frontend.load(mod), target=target, **options
+    ),
+    "relax_pipeline": relaxed,
+    "relay.build": related,
+    "trace_plan": lambda mod, target, **options: pimflow.trace_plan(mod, target=target, **options),
+    "plan_memory": lambda mod, target, **options: pimflow.plan_memory(mod, SYSTEM, target=target, **options),
+}
+OPTIONS = [
+    ({}, "llvm+pim"),
+    ({"reorder": True, "fuse": True}, "llvm+pim"),
+    ({"decompose": "tucker:0.1", "optimize_skips": "pool"}, "cuda+pim"),
+    (
+        {
+            "decompose": "tucker:0.1",
+            "optimize_skips": "paper",
+            "fuse_activations": True,
+            "reorder": True,
+        },
+        "llvm+pim",
+    ),
+    ({"decompose": "tucker:0.5,where=pays", "optimize_skips": "pool", "reorder": True}, "cuda+pim"),
+]
+
+
+class Prepared(Exception):
+    """Nothing is searched: that takes long, and is not what is asked."""
+
+
+@pytest.fixture(scope="module")
+def mod():
+    return frontend.load(hourglass()).module
+
+
+def prepared_by(monkeypatch, command, mod, target, options):
+    real, found = prepare.prepare, []
+
+    def spied(*args, **keywords):
+        found.append(real(*args, **keywords))
+        raise Prepared
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "prepare", spied)
+        with contextlib.suppress(Prepared, RuntimeError):  # which TVM makes of it inside a pass
+            COMMANDS[command](mod, target, **options)
+    (one,) = found
+    return one
+
+
+def judged(prepared):
+    skips, order = prepared.skips, prepared.order
+    return skips and skips.summary(), order and replace(order.summary(), seconds=0.0)
+
+
+@pytest.mark.parametrize(("options", "target"), OPTIONS)
+def test_all_commands_prepare_the_same_network(monkeypatch, mod, options, target):
+    first, *others = (
+        prepared_by(monkeypatch, command, mod, target, options)
+        for command in COMMANDS
+        if command != "plan_memory" or "pays" not in options.get("decompose", "")  # which needs a search
+    )
+    for other in others:
+        tvm.ir.assert_structural_equal(first.network.module, other.network.module)
+        assert other.options == first.options and judged(other) == judged(first)
+        assert other.regions == first.regions and other.given == first.given
+
+
+def test_an_order_is_judged_with_activations_fused():
+    """Another order would make the pool smaller, but fusing alone makes it as small: it is kept."""
+    mod, orders = frontend.load(wide_branches()).module, {}
+    for fuse in (False, True):
+        options = NetworkOptions(decompose="tucker:0.1", fuse_activations=fuse, reorder=True)
+        order = prepare.prepare(prepare.load(mod, options), options, SYSTEM).order
+        planned = pimflow.plan_memory(mod, SYSTEM, options=options)
+        assert planned.plan.pool_bytes == planned.order.pool_bytes == order.pool_bytes
+        assert planned.order.pool_given_bytes == order.pool_given_bytes
+        orders[fuse] = order
+    assert orders[False].changed and not orders[True].changed
+    assert orders[True].pool_bytes < orders[False].pool_bytes
+
+
+def test_what_saves_memory_is_judged_by_the_target(mod):
+    """A GPU stores fp16, the CPU that stands in for it fp32."""
+    options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")
+    network = prepare.load(mod, options)
+    cpu, gpu = (
+        prepare.prepare(network, options, SYSTEM, target=target).skips for target in ("llvm+pim", "cuda+pim")
+    )
+    assert gpu.pool_bytes < 0.6 * cpu.pool_bytes and gpu.pool_given_bytes < 0.6 * cpu.pool_given_bytes
+
+
+def test_variants_reduce_skips_as_a_search_does(mod):
+    variants = temco_variants.decomposition_variants(mod, SYSTEM)
+    options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")
+    prepared = prepare.prepare(prepare.load(mod, options), options, SYSTEM)
+    tvm.ir.assert_structural_equal(variants.networks["skip-opt"].module, prepared.network.module)
+    assert prepared.skips.changed
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "said"),
+    [
+        ({"objectve": "edp"}, UnknownNameError, "unknown keyword 'objectve'; did you mean objective"),
+        ({"fuse": 1}, UsageError, r"fuse is True or False, not 1 \(int\)"),
+        ({"reorder": "yes"}, UsageError, "reorder is True or False, not 'yes'"),
+        ({"batch": "2"}, UsageError, "batch is a number of inferences or None, not '2'"),
+        ({"batch": True}, UsageError, "batch is a number"),
+        ({"shapes": [1, 2]}, UsageError, "shapes is a mapping of input names"),
+        ({"shapes": {"x": 3}}, UsageError, "the shape of 'x' is a tuple of sizes, not 3"),
+        ({"shapes": {"x": (1.5,)}}, UsageError, "a size of 'x' is a whole number"),
+        ({"decompose": 0.1}, UsageError, "decompose is a Request, its text"),
+        ({"decompose": "tukker:0.1"}, UsageError, "tukker"),
+        ({"optimize_skips": "most"}, UnknownNameError, "unknown criterion 'most'"),
+        ({"optimize_skips": 3}, UsageError, "optimize_skips is the name of a criterion"),
+        ({"objective": 3}, UsageError, "objective is a name, not 3"),
+        ({"solver": ["dp"]}, UsageError, r"solver is a name, not \['dp'\]"),
+        ({"modes": 3}, UsageError, "modes are names"),
+        ({"modes": ["gpu", 3]}, UsageError, "modes are names"),
+        ({"primitives": "all"}, UsageError, "primitives is True or False, not 'all'"),
+        ({"max_latency_ns": "2ms"}, UsageError, "max_latency_ns '2ms' is no number above zero"),
+    ],
+)
+def test_a_wrong_keyword_is_refused(keywords, error, said):
+    with pytest.raises(error, match=said):
+        asked(keywords)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"target_system": "pimflow"}, "target_system is a System"),
+        ({"profiling": "analytic"}, "profiling is a Profiling"),
+        ({"plan": 3}, "plan is a Plan, what search returned or a file"),
+        ({"options": {"fuse": True}}, "options is a NetworkOptions or None"),
+        ({"goal": "edp"}, "goal is a Goal or None"),
+        ({"select": "measured"}, "a selection is a SelectionOptions or a mapping"),
+        ({"select": {"profil": "measured"}}, "unknown option of a selection 'profil'; did you mean profile"),
+        ({"select": {"measure": "all"}}, "measure is a number of primitives or None for all"),
+        ({"tolerance": "1e-3"}, "tolerance is a number between 0 and 1"),
+        ({"target": "llvm"}, "unknown target 'llvm'"),
+        ({"fuze": True}, "unknown keyword 'fuze'; did you mean fuse"),
+    ],
+)
+def test_a_wrong_argument_of_compile_is_refused(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        pimflow.compile("toy", **arguments)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pimflow.search("toy", fuze=True),
+        lambda: pimflow.search_network(None, fuze=True),
+        lambda: pimflow.relax_pipeline(fuze=True),
+        lambda: pimflow.plan_memory("toy", SYSTEM, fuze=True),
+        lambda: pimflow.trace_plan("toy", fuze=True),
+        lambda: pimflow.export_decomposed("toy", "tucker:0.1", "x.onnx", fuze=True),
+        lambda: pimflow.select("toy", fuze=True),
+    ],
+)
+def test_a_keyword_that_there_is_none_of_is_refused(call):
+    with pytest.raises(UnknownNameError, match="'fuze'"):
+        call()
+
+
+def test_keywords_stand_in_place_of_fields():
+    options, goal = asked(
+        {"fuse": False, "objective": "edp"},
+        NetworkOptions(fuse=True, reorder=True),
+        pimflow.Goal(solver="dp"),
+    )
+    assert options == NetworkOptions(reorder=True)
+    assert goal == pimflow.Goal(solver="dp", objective="edp")
