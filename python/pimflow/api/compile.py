@@ -401,7 +401,8 @@ def _with_kernel_times(
         return selection
     job.progress("timing kernels")
     network_ns = network_time(built.calls, job.profiling.cache)
-    network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
+    if network_ns is not None:
+        network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
     return primitive_selection.with_network(selection, network_ns)
 
 

@@ -119,6 +119,7 @@ def order_text(order: OrderSummary) -> str:
     if not order.reordered:
         why = order.kept_because
         return f"as given: {why} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+    assert order.pool_given_bytes is not None and order.pool_bytes is not None
     proof = "proved the fewest" if order.optimal else f"bound of all orders {bound:.3f} MB"
     text = (
         f"changed: {order.live_given_bytes / 1e6:.3f} → {live:.3f} MB live at once ({proof}), pool of the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -287,7 +287,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
 
 
 def example_arrays(
-    wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+    wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
 ) -> dict[str, np.ndarray]:
     """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 

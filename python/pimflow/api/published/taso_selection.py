@@ -96,7 +96,7 @@ class Study:
 
 def selections(
     networks: Sequence[str],
-    profile: Profile | str | os.PathLike = "measured",
+    profile: Profile | str | os.PathLike[str] = "measured",
     *,
     device: str | None = None,
     measure: int | None = None,
@@ -308,7 +308,7 @@ def plain(found: Study) -> dict[str, Any]:
 
     def brief(sums: Sums | None) -> dict[str, float] | None:
         names = ("time_ns", "memory_bytes", "workspace_bytes")
-        return sums and {name: getattr(sums, name) for name in names}
+        return None if sums is None else {name: getattr(sums, name) for name in names}
 
     def points(of: Sequence[Point]) -> list[dict[str, Any]]:
         return [
