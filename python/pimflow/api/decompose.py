@@ -132,7 +132,7 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequen
     return error
 
 
-def _open_dims(model: Model, written: onnx.ModelProto) -> None:
+def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
     """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
     if isinstance(model, str) and model in zoo.names():
         return  # which have no open ones

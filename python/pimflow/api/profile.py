@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import external_data_helper
@@ -20,6 +20,9 @@ from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import Candidates, Costs, Profiling
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
 
 # What turns a model into regions.
 READ_BY = ("core", "api.fuse", "frontend", "fusion.kernels", "relay_passes", "zoo")
@@ -115,7 +118,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def region_graph(
-    model: str | os.PathLike[str],
+    model: Model,
     shapes: Mapping[str, tuple[int, ...]],
     cache: ResultCache | None,
     *,
@@ -142,8 +145,10 @@ def region_graph(
     return graph
 
 
-def _contents(model: str | os.PathLike[str]) -> str | None:
+def _contents(model: Model) -> str | None:
     """Digest of all that a network's regions depend on; None if that is not one file."""
+    if not isinstance(model, str | os.PathLike):
+        return None
     embedded = isinstance(model, str) and model in zoo.names()
     path = zoo.GRAPHS / f"{model}.onnx" if embedded else Path(model)
     try:

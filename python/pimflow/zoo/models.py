@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import onnx
@@ -219,7 +220,7 @@ def load_model(
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
 
 
-def is_onnx(model: object) -> bool:
+def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:
     """Whether :func:`load_model` may take it: a model, a name, or a path other than of a PyTorch program."""
     if isinstance(model, str | os.PathLike):
         return Path(model).suffix != ".pt2"
