@@ -109,7 +109,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
 
     for name in ("down.conv", "pool", on_pim):
-        assert main(["compile", "toy", "--explain", name, *options]) == 0
+        assert main(["compile", "toy", "--explain", name, *options, "--json"]) == 0
         candidates = {c["name"]: c for c in json.loads(capsys.readouterr().out)["candidates"]}
         (task,) = candidates["GPU"]["tasks"]
         if name == "down.conv":
