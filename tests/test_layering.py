@@ -86,6 +86,7 @@ WITHOUT_TVM = (
         "primitive_selection.search",
         "api.report",
         "api.report_text",
+        "api.make_report",
         "api.explain",
         "api.options",
         "api.timeline",

@@ -120,7 +120,7 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
     back = frontend.load(path)
     for y, x in zip(back.reference(inputs), change.network.reference(inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=0, atol=2e-6 * np.abs(x).max())
-    assert found["export_error"] < 1e-5 < found["max_relative_difference"]
+    assert found.export_error < 1e-5 < found.max_relative_difference
     mine, again = prepare.regions(change.network), prepare.regions(back)
     if name != "odd" and request_text[:2] != "cp":  # whose two transposed cores crop one by one
         assert (again.regions, again.outputs) == (mine.regions, mine.outputs)

@@ -10,8 +10,9 @@ from length import examples
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
-from pimflow.api import report, report_text
+from pimflow.api import report_text
 from pimflow.api.explain import explain
+from pimflow.api.make_report import make_report
 from pimflow.api.report import Changes, GpuPart, PoolReport
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
@@ -122,7 +123,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         regions=(),
         timing_violations=0,
     )
-    told = report.build(
+    told = make_report(
         found,
         verification,
         speedup_without_launch=1.0,

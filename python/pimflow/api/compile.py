@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Real
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.api import prepare, report, timeline
+from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
 from pimflow.api.options import (
     AnyPlan,
@@ -21,41 +19,20 @@ from pimflow.api.options import (
     as_profiling,
     as_system,
     asked,
-    planned_modes,
-    require_effect,
-    require_type,
 )
-from pimflow.api.prepare import Prepared
-from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
-from pimflow.api.search import by_operators, order_report, place, speedups
-from pimflow.compiler import artifact, build
-from pimflow.compiler.artifact import Interface
+from pimflow.api.report import Report
 from pimflow.compiler.build import Build
-from pimflow.compiler.c_code import network as c_code
-from pimflow.compiler.c_code.network import CNetwork
-from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
-from pimflow.compiler.verification import Verification, require_finite, verify
+from pimflow.compiler.verification import Verification
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposition.calibration import Calibration, Data, agreement
-from pimflow.decomposition.network import DecomposedNetwork
-from pimflow.decomposition.report import DecompositionReport
-from pimflow.errors import UsageError
-from pimflow.frontend import Network
+from pimflow.decomposition.calibration import Data
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling, Searched
-from pimflow.placement.candidates.candidates import require_primitives
-from pimflow.primitive_selection import selection as primitive_selection
-from pimflow.primitive_selection.network_time import network_time
+from pimflow.placement import Goal, Profiling, Searched
 from pimflow.primitive_selection.options import (
     SelectionOptions,
-    check_device,
-    goal_with_primitives,
     selection_options,
 )
-from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
-from pimflow.primitive_selection.selection import Selection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,8 +147,8 @@ def compile(
     """
     begin = time.perf_counter()
     options, goal = asked(keywords, options, goal)
-    job = _checked(
-        _Job(
+    job = steps.checked(
+        steps.Job(
             system=as_system(target_system),
             target=targets.executed(target),
             in_c=target == targets.C,
@@ -186,317 +163,25 @@ def compile(
         out,
         calibration,
     )
-    prepared, reference = _prepared(job, model, inputs, calibration)
-    placed = _placed(job, prepared)
-    selection = _selected(job, prepared)
-    made = _built(job, prepared.network, placed.searched, selection, reference)
-    verification = _verified(job, prepared.network, made, reference)
-    selection = _with_kernel_times(job, selection, made.builds[-1], reference)
-    changes = _changes(job, prepared, placed, reference, selection, made)
-    summary = _reported(placed, made, verification, reference, changes, begin)
+    prepared, reference = steps.prepared(job, model, inputs, calibration)
+    placed = steps.placed(job, prepared)
+    selection = steps.selected(job, prepared)
+    made = steps.built(job, prepared.network, placed.searched, selection, reference)
+    verification = steps.verified(job, prepared.network, made, reference)
+    selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
+    changes = steps.changes(job, prepared, placed, reference, selection, made)
+    summary = steps.reported(placed, made, verification, reference, changes, begin)
     programs = placed.searched.programs()
     del prepared  # its weights are in the builds: linking them needs the memory
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
-        interface = _interface(job, reference, made)
-        _written(out, placed.searched, made, verification, interface, summary, programs, traced)
+        interface = steps.interface(job, reference, made)
+        steps.written(out, placed.searched, made, verification, interface, summary, programs, traced)
     return Compiled(
         searched=placed.searched,
         builds=made.builds,
         programs=programs,
         verification=verification,
         report=summary,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What is asked for; `in_c` says that the target is ``c``, for which `target` stands in."""
-
-    system: System
-    target: str
-    in_c: bool
-    plan: Plan | None
-    options: NetworkOptions
-    goal: Goal
-    select: SelectionOptions | None
-    profiling: Profiling
-    tolerance: float | None
-    progress: Progress
-
-    @functools.cached_property
-    def costs(self) -> Costs:
-        return Costs(self.system, self.profiling)
-
-
-def _checked(job: _Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> _Job:
-    """`job` with the goal that it comes to; refused before the work, not after it."""
-    if out is not None:
-        artifact.check_target(out)
-    require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
-    if job.tolerance is not None and not 0 < job.tolerance < 1:
-        raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
-    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options)
-    goal = job.goal
-    if job.in_c:
-        c_code.require_no_pim(job.plan)
-        goal = replace(goal, modes="gpu")
-    check_device(job.select, targets.C if job.in_c else job.target)
-    goal = goal_with_primitives(goal, job.select)
-    job.system.require_network_dtype()
-    job.profiling.require(job.system, planned_modes(goal, job.plan))
-    if goal.primitives:
-        require_primitives(job.system, job.profiling.gpu)
-    if calibration is not None and job.options.request is None:
-        raise UsageError(
-            "--calibration compares a decomposed network with the original: give --decompose too"
-        )
-    # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
-    return replace(job, goal=goal, select=None if goal.primitives else job.select)
-
-
-@dataclass(kw_only=True)
-class _Reference:
-    """What the build is verified against: inputs, and outputs once layers are decomposed.
-
-    Attributes
-    ----------
-    samples : Calibration, optional
-        Until the networks were compared on them.
-    decomposition : DecompositionReport, optional
-        What became of the layers, and how far these outputs are from the original's.
-    """
-
-    interface: Interface
-    inputs: Mapping[str, np.ndarray]
-    samples: Calibration | None
-    progress: Progress
-    expected: Sequence[np.ndarray] = ()
-    decomposition: DecompositionReport | None = None
-
-    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
-        """Compute the outputs of `network`; called by `prepare`."""
-        self.progress("computing the reference")
-        self.expected = network.reference(self.inputs)
-        require_finite(self.expected)
-        if change is None:
-            return
-        self.decomposition = change.summary(self.inputs, self.expected)
-        if self.samples is not None:
-            self.progress(f"comparing {self.samples.samples} samples")
-            calibration = agreement(self.samples, change)
-            self.decomposition = replace(self.decomposition, calibration=calibration)
-            self.samples = None
-
-
-def _prepared(
-    job: _Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
-) -> tuple[Prepared, _Reference]:
-    job.progress("loading")
-    network = prepare.load(model, job.options)
-    prepare.require_decomposed(network, job.options)
-    interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
-    reference = _Reference(
-        interface=interface,
-        inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
-        samples=None if calibration is None else Calibration.read(calibration, network),
-        progress=job.progress,
-    )
-    prepared = prepare.prepare(
-        network,
-        job.options,
-        job.system,
-        target=job.target,
-        plan=job.plan,
-        costs=job.costs,
-        goal=job.goal,
-        inspect=reference.inspect,
-        progress=job.progress,
-    )
-    return prepared, reference
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Placed:
-    """A plan, beside the same under other conventions; see `api.search.speedups`."""
-
-    searched: Searched
-    search_seconds: float
-    speedup_without_launch: float
-    conventions: tuple[Convention, ...]
-
-
-def _placed(job: _Job, prepared: Prepared) -> _Placed:
-    job.progress("searching")
-    begin = time.perf_counter()
-    given = prepared.given_for(job.system)
-    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given)
-    seconds = time.perf_counter() - begin
-    other = prepare.with_other_copies(job.system)
-    graph, other_given = prepared.regions_for(other), prepared.given_for(other)
-    without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
-    return _Placed(
-        searched=searched,
-        search_seconds=seconds,
-        speedup_without_launch=without_launch,
-        conventions=conventions,
-    )
-
-
-def _selected(job: _Job, prepared: Prepared) -> Selection | None:
-    """Primitives for what a CPU computes, if they are asked for: by times of C if the network is to be C."""
-    if job.select is None:
-        return None
-    job.progress("selecting primitives")
-    options = job.select
-    if job.in_c and not options.target:
-        options = replace(options, target=targets.C)
-    own = prepare.regions(prepared.network, job.system)
-    return primitive_selection.select_for(own, options, cache=job.profiling.cache)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """The builds, what was asked for first, and the network in C."""
-
-    builds: tuple[Build, ...]
-    c_part: CNetwork | None
-
-
-def _built(
-    job: _Job, network: Network, searched: Searched, selection: Selection | None, reference: _Reference
-) -> _Made:
-    job.progress("generating code")
-    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    builds = tuple(
-        build.build(network, searched, targets.named_target(name), None if job.in_c else choices, layouts)
-        for name in dict.fromkeys([job.target, "llvm+pim"])
-    )
-    if not job.in_c:
-        return _Made(builds=builds, c_part=None)
-    job.progress("building C")
-    inputs, expected = reference.inputs, reference.expected
-    c_part = c_code.c_network(network, job.system, choices, layouts, inputs, expected, job.tolerance)
-    return _Made(builds=builds, c_part=c_part)
-
-
-def _verified(job: _Job, network: Network, made: _Made, reference: _Reference) -> Verification:
-    """Every build that runs here is verified; what is returned is of that which was asked for, if it does."""
-    job.progress("verifying")
-    for built in reversed(made.builds):
-        if built.runs_here:
-            verification = verify(
-                network, built, job.system, reference.inputs, reference.expected, job.tolerance
-            )
-            verification.require()
-    return verification
-
-
-def _with_kernel_times(
-    job: _Job, selection: Selection | None, built: Build, reference: _Reference
-) -> Selection | None:
-    """`selection` with the times of the whole network's kernels."""
-    if selection is None or not built.calls:
-        return selection
-    job.progress("timing kernels")
-    network_ns = network_time(built.calls, job.profiling.cache)
-    network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
-    return primitive_selection.with_network(selection, network_ns)
-
-
-def _changes(
-    job: _Job,
-    prepared: Prepared,
-    placed: _Placed,
-    reference: _Reference,
-    selection: Selection | None,
-    made: _Made,
-) -> Changes:
-    """What the report says of the network beside its placement."""
-    searched, order = placed.searched, prepared.order
-    primitives: SelectionReport | PlanPrimitives | None = None
-    if searched.goal.primitives:
-        primitives = plan_primitives(searched, by_operators(searched, job.plan))
-    elif selection is not None:
-        primitives = primitive_selection.summary(selection)
-    return Changes(
-        order=None if order is None else order_report(order, searched, job.plan, job.costs),
-        decomposition=reference.decomposition,
-        skips=None if prepared.skips is None else prepared.skips.summary(),
-        primitives=primitives,
-        c_part=None if made.c_part is None else made.c_part.summary(),
-    )
-
-
-def _reported(
-    placed: _Placed,
-    made: _Made,
-    verification: Verification,
-    reference: _Reference,
-    changes: Changes,
-    begin: float,
-) -> Report:
-    built = made.builds[0]
-    return report.build(
-        placed.searched,
-        verification,
-        gpu_part=_gpu_part(placed.searched, built, reference.inputs),
-        memory=PoolReport.of(built.target, built.memory, built.copies),
-        changes=changes,
-        speedup_without_launch=placed.speedup_without_launch,
-        conventions=placed.conventions,
-        search_seconds=placed.search_seconds,
-        wall_seconds=time.perf_counter() - begin,
-    )
-
-
-def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
-    """What the report says of the GPU's kernels; timed where they run."""
-    measured_ns, measured_on = None, ""
-    if built.target != "llvm+pim" and built.runs_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
-        measured_on = str(built.device.device_name)
-    kernels = built.kernels
-    return GpuPart.of(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
-
-
-def _interface(job: _Job, reference: _Reference, made: _Made) -> Interface:
-    """What the compiled directory says of itself."""
-    interface = reference.interface
-    if made.c_part is not None:
-        source = made.c_part.source
-        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
-    return replace(interface, cpu=targets.cpu_name()) if job.select is not None else interface
-
-
-def _written(
-    out: str | os.PathLike[str],
-    searched: Searched,
-    made: _Made,
-    verification: Verification,
-    interface: Interface,
-    summary: Report,
-    programs: Mapping[str, PimProgram],
-    traced: Collection[str],
-) -> None:
-    system = searched.system
-    artifact.write(
-        out,
-        builds=made.builds,
-        interface=interface,
-        plan=searched.plan,
-        placed=artifact.Placed(
-            graph=searched.graph,
-            gpu=system.gpu.name,
-            dtype=system.dtype,
-            padding=system.padding,
-            bounds=verification.wider_bounds(system.dtype),
-        ),
-        pim=system.pim,
-        timeline=timeline.to_json(timeline.trace(searched)),
-        report=summary.to_json(),
-        programs=programs,
-        traced=traced,
-        c_files=None if made.c_part is None else made.c_part.source.files(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,7 +119,7 @@ def export_decomposed(
     )
 
 
-def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: list) -> float:
+def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
     """How far the outputs of `written` are; raises `VerificationError` if that is too far."""
     outputs = onnx_graph.reference(written)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
@@ -132,7 +132,7 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: list) 
     return error
 
 
-def _open_dims(model: Model, written: onnx.ModelProto) -> None:
+def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
     """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
     if isinstance(model, str) and model in zoo.names():
         return  # which have no open ones
@@ -152,8 +152,8 @@ def _open_dims(model: Model, written: onnx.ModelProto) -> None:
                     dim.CopyFrom(own)
 
 
-def _bytes(written: onnx.ModelProto, out: str | os.PathLike) -> bytes:
+def _bytes(written: onnx.ModelProto, out: str | os.PathLike[str]) -> bytes:
     try:
-        return written.SerializeToString()
+        return bytes(written.SerializeToString())
     except (EncodeError, ValueError) as error:
         raise ArtifactError(f"{Path(out)}: cannot be written: ONNX files hold at most 2 GiB") from error

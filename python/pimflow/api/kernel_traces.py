@@ -99,6 +99,7 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
         if choice is None or choice.mode == "GPU":
             requests.append(KernelRequest(whole, gpu_channels))
         elif choice.mode == "SPLIT":
+            assert region.geometry is not None and choice.gpu_share is not None
             part = Split.of(region.geometry, choice.axis, choice.gpu_share)
             requests.append(KernelRequest(gpu_kernel(region, dtype, part, system.symmetric), gpu_channels))
         elif choice.mode == "PIPELINE":
@@ -112,7 +113,7 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
 
 
 def write(
-    directory: str | os.PathLike, of: Wanted, advance: Callable[[float], None] = lambda _: None
+    directory: str | os.PathLike[str], of: Wanted, advance: Callable[[float], None] = lambda _: None
 ) -> dict[str, Any]:
     """Write the traces into an existing directory; returns what ``trace.json`` says.
 

@@ -176,7 +176,8 @@ class _Planned:
         if prepared.options.fuse_activations:
             network = with_fused_activations(network)
         groups = _groups(network, system) if self.fuse else {}
-        module = OutlineGroups(groups, system.views)(network.module)
+        outlined: tvm.transform.Pass = OutlineGroups(groups, system.views)
+        module = outlined(network.module)
         lowered = phases.allocate(module, self.lowered_for, system)
         placed = buffers(lowered, in_place=pools.in_place)
         liveness = pools.aligned(placed.liveness(pools.weights))

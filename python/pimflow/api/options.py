@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pimflow.core.plan import Plan
 from pimflow.decomposition.request import Request
@@ -148,17 +148,19 @@ def asked(
     options, goal = options or NetworkOptions(), goal or Goal()
     of_network, of_goal = names(NetworkOptions), names(Goal)
     require_known(keywords, (*of_network, *of_goal))
-    return (
-        replace(options, **{name: value for name, value in keywords.items() if name in of_network}),
-        replace(goal, **{name: value for name, value in keywords.items() if name in of_goal}),
-    )
+    return replace(options, **_only(of_network, keywords)), replace(goal, **_only(of_goal, keywords))
 
 
 def network_options(keywords: Mapping[str, object], options: NetworkOptions | None = None) -> NetworkOptions:
     """The same for a command that searches nothing; see `asked`."""
     require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
     require_known(keywords, names(NetworkOptions))
-    return replace(options or NetworkOptions(), **keywords)
+    return replace(options or NetworkOptions(), **_only(names(NetworkOptions), keywords))
+
+
+def _only(wanted: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
+    """Of `keywords`, those called `wanted`; the dataclass that gets them checks their types."""
+    return {name: value for name, value in keywords.items() if name in wanted}
 
 
 def names(options: type) -> tuple[str, ...]:
@@ -212,7 +214,7 @@ def as_plan(plan: AnyPlan | None) -> Plan | None:
     if plan is None or isinstance(plan, Plan):
         return plan
     require_type("plan", plan, (str, os.PathLike), "a Plan, what search returned or a file")
-    return Plan.load(plan)
+    return Plan.load(os.fspath(plan))
 
 
 def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:

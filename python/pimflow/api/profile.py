@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import external_data_helper
@@ -21,12 +21,15 @@ from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import Candidates, Costs, Profiling
 
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
 # What turns a model into regions.
 READ_BY = ("core", "api.fuse", "frontend", "fusion.kernels", "relay_passes", "zoo")
 
 
 def profile(
-    models: Sequence[str | os.PathLike],
+    models: Sequence[str | os.PathLike[str]],
     target_system: System,
     profiling: Profiling,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -56,8 +59,12 @@ def profile(
     begin = time.perf_counter()
     profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
-    options = {"views": target_system.views, "batch": batch, "fuse": fuse}
-    graphs = [region_graph(model, shapes or {}, profiling.cache, **options) for model in models]
+    graphs = [
+        region_graph(
+            model, shapes or {}, profiling.cache, views=target_system.views, batch=batch, fuse=fuse
+        )
+        for model in models
+    ]
     loaded = time.perf_counter()
     makers = [Candidates(graph, target_system, costs) for graph in graphs]
     # All networks' layers together, so that no worker waits at the end of one.
@@ -111,7 +118,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def region_graph(
-    model: str | os.PathLike,
+    model: Model,
     shapes: Mapping[str, tuple[int, ...]],
     cache: ResultCache | None,
     *,
@@ -125,7 +132,7 @@ def region_graph(
     """
     contents = _contents(model) if cache else None
     key = ("regions", sources_digest(READ_BY), contents, views, batch, fuse, tuple(sorted(shapes.items())))
-    kept = cache.get([key]) if contents else {}
+    kept = cache.get([key]) if cache and contents else {}
     if key in kept:
         return stored_graph(kept[key])
     from pimflow import frontend
@@ -133,13 +140,15 @@ def region_graph(
 
     network = frontend.load(model, shapes, batch)
     graph = regions_of(network.module, network.name, views=views, fuse=fuse)
-    if contents:
+    if cache and contents:
         cache.put({key: dataclasses.asdict(graph)})
     return graph
 
 
-def _contents(model: str | os.PathLike) -> str | None:
+def _contents(model: Model) -> str | None:
     """Digest of all that a network's regions depend on; None if that is not one file."""
+    if not isinstance(model, str | os.PathLike):
+        return None
     embedded = isinstance(model, str) and model in zoo.names()
     path = zoo.GRAPHS / f"{model}.onnx" if embedded else Path(model)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
@@ -109,4 +110,5 @@ def parse_profilers(
         if device in found:
             raise UsageError(f"two profilers of the {device}; give one")
         found[device] = source.make(argument)
-    return found.get("gpu"), found.get("pim")
+    # What `_sources` has of a device makes profilers of that device.
+    return cast("GpuProfiler | None", found.get("gpu")), cast("PimProfiler | None", found.get("pim"))

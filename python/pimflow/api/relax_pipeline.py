@@ -50,7 +50,7 @@ def relax_pipeline(
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
     options, goal = asked(keywords, options, goal)
 
-    @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")
+    @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")  # type: ignore[untyped-decorator]
     def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):

@@ -10,20 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pimflow.compiler.c_report import CReport
-from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.json_form import FLAT, Json, fields_form
 from pimflow.core.output_error import OutputCheck
-from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
-from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
-from pimflow.placement import Evaluation, Searched
-from pimflow.placement.solvers.evaluate import overlapped_ns, savings_pj
+from pimflow.placement import Searched
+from pimflow.placement.solvers.evaluate import overlapped_ns
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
-    from pimflow.compiler.verification import Verification
     from pimflow.relay_passes.regions.kernel_groups import Copied
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
@@ -312,136 +308,3 @@ class Report:
     def to_json(self) -> dict[str, Json]:
         """The contents of ``report.json``."""
         return fields_form(self)
-
-
-# One line a figure: more than 50 of them.
-def build(
-    searched: Searched,
-    verification: Verification,
-    *,
-    speedup_without_launch: float,
-    conventions: tuple[Convention, ...],
-    gpu_part: GpuPart,
-    memory: PoolReport,
-    changes: Changes,
-    search_seconds: float,
-    wall_seconds: float,
-) -> Report:
-    """The report of a network that was searched, built and verified; see `Report`."""
-    from pimflow.compiler.verification import JUDGED  # TVM: only who makes a report waits for it
-
-    system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
-    costs, violations = searched.maker.costs, verification.timing_violations
-    placed_bytes = sum(candidate.placed_bytes for candidate in searched.candidates)
-    return Report(
-        model=searched.graph.name,
-        system=system.name,
-        gpu=system.gpu.name,
-        pim=system.pim.name,
-        gpu_channels=searched.plan.gpu_channels,
-        pim_channels=system.pim_channels,
-        dtype=system.dtype,
-        accounting=system.accounting,
-        timing=costs.side.profiler.name,
-        gpu_profiler=costs.profiling.gpu.name,
-        gpu_known=costs.known_kernels(),
-        scheduling=system.scheduling,
-        copies=system.copies,
-        padding=system.padding,
-        splits=searched.maker.splitting,
-        baseline=BASELINE,
-        changed_gpu_only=None if searched.given is None else _changed(searched.gpu_only),
-        latency_gpu_only_ns=baseline.latency_ns,
-        latency_ns=evaluation.latency_ns,
-        estimate=Estimate.of(searched),
-        speedup=baseline.latency_ns / evaluation.latency_ns,
-        speedup_without_launch=speedup_without_launch,
-        conventions=conventions,
-        energy_gpu_only_pj=baseline.energy_pj,
-        energy_pj=evaluation.energy_pj,
-        energies_gpu_only_pj=baseline.energies_pj,
-        energies_pj=evaluation.energies_pj,
-        savings_pj=savings_pj(evaluation, baseline),
-        verified=verification.verified,
-        max_relative_error=verification.max_relative_error,
-        tolerance=verification.bound,
-        reference_deviation=verification.worst.reference_deviation,
-        outputs=verification.outputs,
-        regions_verified=len(_verified(verification)),
-        timing_violations=violations,
-        timing_violations_of=None if violations is None else JUDGED,
-        weight_load_ns=weight_load_ns(system, placed_bytes),
-        weight_bytes=placed_bytes,
-        peak_activation_bytes=searched.graph.liveness(system.dtype).peak_bytes,
-        regions=_regions(searched, changes.decomposition),
-        gpu_part=gpu_part,
-        memory=memory,
-        **vars(changes),
-        assumed=system.assumptions(),
-        search_seconds=search_seconds,
-        wall_seconds=wall_seconds,
-    )
-
-
-def _changed(gpu_only: Evaluation) -> ChangedBaseline:
-    return ChangedBaseline(latency_ns=gpu_only.latency_ns, energy_pj=gpu_only.energy_pj)
-
-
-def _regions(searched: Searched, decomposition: DecompositionReport | None) -> tuple[RegionReport, ...]:
-    before_ns = _gpu_only_ns(searched, decomposition)
-    rows = []
-    for region in searched.graph.regions:
-        candidate = searched.doing[region.name]
-        rows.append(
-            RegionReport(
-                name=region.name,
-                covers=candidate.covers,
-                mode=candidate.rewrite.mode,
-                gpu_share=candidate.gpu_share,
-                axis=candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
-                latency_gpu_only_ns=before_ns[region.name],
-                latency_ns=searched.evaluation.region_ns[region.name],
-                known=known_parts(Cost.of(candidate)),
-                schedule=schedule_text(candidate),
-                primitive=candidate.rewrite.primitive,
-                on_pim=region.name in candidate.pim_regions,
-                pim_capable=region.name not in searched.table.refused,
-                reason=searched.plan.choice(region.name).reason,
-            )
-        )
-    return tuple(rows)
-
-
-def _gpu_only_ns(searched: Searched, decomposition: DecompositionReport | None) -> dict[str, float]:
-    """By region, what the baseline takes for it; for a chain, what the layer took stands at its first."""
-    given_ns = dict(searched.baseline.region_ns)
-    found = {region.name: given_ns.pop(region.name, 0.0) for region in searched.graph.regions}
-    for layer in decomposition.layers if decomposition else ():
-        first = next((name for name in layer.chain if name in found), None)
-        if first is not None:
-            found[first] += given_ns.pop(layer.name, 0.0)
-    return found
-
-
-def known_parts(cost: Cost) -> dict[str, str]:
-    """By resource, how a cost is known."""
-    return {resource: known.value for resource, known in cost.known.items()}
-
-
-def schedule_text(candidate: Candidate) -> str:
-    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
-    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
-
-
-def _verified(verification: Verification) -> set[str]:
-    """PIM regions that match, in all parts."""
-    wrong = {whole_name(r.region) for r in verification.regions if not r.matches}
-    return {whole_name(r.region) for r in verification.regions} - wrong
-
-
-def weight_load_ns(system: System, placed_bytes: int) -> float:
-    """Time to write weights into the PIM channels, all at once, each at the rate of its bus."""
-    if not placed_bytes:
-        return 0.0
-    bytes_per_ns = system.pim.column_bytes / (system.pim.timing["nBL"] * system.pim.tCK_ns)
-    return placed_bytes / (bytes_per_ns * system.pim_channels)

@@ -29,17 +29,7 @@ def table(report: Report, out: str | None) -> str:
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
     ]
-    width = max([len(r.name) for r in regions] + [6])
-    modes = max([len(r.mode) for r in regions] + [5])
-    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
-    lines.append(f"{'region':<{width}}  {'mode':<{modes}}  {heads}")
-    for r in regions:
-        before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
-        share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
-        # What several regions take together stands at the first.
-        took = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
-        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {took}"
-        lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
+    lines += _region_lines(regions)
     legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
     verdict = "match" if report.verified else "DIFFER"
     lines += [
@@ -82,6 +72,22 @@ def _baseline_lines(report: Report) -> list[str]:
     return [f"baseline  {report.baseline}; the changed network takes {taken} there"]
 
 
+def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """A line a region, under their heads."""
+    width = max([len(r.name) for r in regions] + [6])
+    modes = max([len(r.mode) for r in regions] + [5])
+    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    lines = [f"{'region':<{width}}  {'mode':<{modes}}  {heads}"]
+    for r in regions:
+        before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
+        share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
+        # What several regions take together stands at the first.
+        took = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
+        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {took}"
+        lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
+    return lines
+
+
 def _legality_text(violations: int | None, judged: str | None, timing: str) -> str:
     """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
     if violations is None:
@@ -119,6 +125,7 @@ def order_text(order: OrderSummary) -> str:
     if not order.reordered:
         why = order.kept_because
         return f"as given: {why} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+    assert order.pool_given_bytes is not None and order.pool_bytes is not None
     proof = "proved the fewest" if order.optimal else f"bound of all orders {bound:.3f} MB"
     text = (
         f"changed: {order.live_given_bytes / 1e6:.3f} → {live:.3f} MB live at once ({proof}), pool of the "

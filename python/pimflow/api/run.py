@@ -56,7 +56,7 @@ Inputs = Mapping[str, np.ndarray] | np.ndarray
 
 
 def run(
-    directory: str | os.PathLike, inputs: Inputs | None = None, *, target: str | None = None
+    directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
 ) -> list[np.ndarray]:
     """Outputs of a compiled directory, the PIM part computed by its command streams.
 
@@ -69,7 +69,7 @@ def run(
 
 
 def infer(
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     inputs: Inputs | None = None,
     *,
     target: str | None = None,

@@ -157,8 +157,15 @@ def place(
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
-    of_the_gpu = {"primitives": goal.primitives, "max_memory_bytes": goal.max_memory_bytes}
-    applied = apply(graph, target_system, plan, costs, given=given, **of_the_gpu)
+    applied = apply(
+        graph,
+        target_system,
+        plan,
+        costs,
+        given=given,
+        primitives=goal.primitives,
+        max_memory_bytes=goal.max_memory_bytes,
+    )
     memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
     goal.require(graph.name, applied.evaluation, memory_bytes)
     return applied

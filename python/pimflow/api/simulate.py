@@ -23,8 +23,8 @@ TRACED = "newton-gddr6"  # what the authors' fork, which reads .pim traces, mode
 
 
 def simulate(
-    path: str | os.PathLike,
-    pim: str | os.PathLike | PimSpec | None = None,
+    path: str | os.PathLike[str],
+    pim: str | os.PathLike[str] | PimSpec | None = None,
     *,
     timing: str = "strict",
     gwrite_hiding: bool = True,
@@ -74,7 +74,7 @@ def simulate(
 
 
 def simulated_energy_pj(
-    path: str | os.PathLike, result: TimingResult, pim: str | os.PathLike | PimSpec | None = None
+    path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
 ) -> tuple[dict[str, float], ...]:
     """Energy of what `simulate` timed, for each channel by what it goes into.
 
@@ -99,7 +99,7 @@ def simulated_energy_pj(
     )
 
 
-def device_of(path: str | os.PathLike) -> PimSpec:
+def device_of(path: str | os.PathLike[str]) -> PimSpec:
     """The device that a file is for, where nobody names one.
 
     That is what the compiled directory which holds it was compiled for; of a program elsewhere the
@@ -129,7 +129,7 @@ def device_of(path: str | os.PathLike) -> PimSpec:
     return spec
 
 
-def _device(path: str | os.PathLike, pim: str | os.PathLike | PimSpec | None) -> PimSpec:
+def _device(path: str | os.PathLike[str], pim: str | os.PathLike[str] | PimSpec | None) -> PimSpec:
     if pim is None:
         return device_of(path)
     return pim if isinstance(pim, PimSpec) else PimSpec.load(pim)

@@ -35,7 +35,7 @@ class Point:
     settings: tuple[tuple[str, Value], ...]
     goal: Goal
 
-    def key(self, profilers: str) -> tuple:
+    def key(self, profilers: str) -> tuple[object, ...]:
         """All that its row depends on."""
         system = replace(
             self.system,
@@ -114,7 +114,7 @@ def _results(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sweep(
-    models: Sequence[str | os.PathLike],
+    models: Sequence[str | os.PathLike[str]],
     base: System,
     settings: Sequence[Setting],
     profiling: Profiling,
@@ -220,14 +220,14 @@ def _with_pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def check_output(directory: str | os.PathLike) -> None:
+def check_output(directory: str | os.PathLike[str]) -> None:
     """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
     if Path(directory).exists() and not Path(directory).is_dir():
         raise ArtifactError(f"{directory} is a file; name a directory")
 
 
 def write(
-    directory: str | os.PathLike, rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]
+    directory: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]
 ) -> None:
     """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
     folder = Path(directory)

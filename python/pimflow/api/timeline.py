@@ -16,6 +16,7 @@ from pimflow.host.files import replace_file
 from pimflow.placement import Searched
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from pimflow.api.options import PlanKeywords
@@ -75,14 +76,15 @@ def to_json(found: Mapping[str, Any]) -> str:
     return f'{json.dumps(head)[:-1]}, "traceEvents": [\n{rows}\n]}}\n'
 
 
-def load(directory: str | os.PathLike) -> dict[str, Any]:
+def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The trace of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
     path = Path(directory)
     Interface.load(path).check(path, TIMELINE)
-    return json.loads((path / TIMELINE).read_text(encoding="utf-8"))
+    stored: dict[str, Any] = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
+    return stored
 
 
-def write(path: str | os.PathLike, found: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
     """Write a trace for Perfetto; raises `ArtifactError` if that is not possible."""
     replace_file(path, to_json(found).encode())
 
@@ -121,7 +123,7 @@ def text(row: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(path: str | os.PathLike, found: Mapping[str, Any]) -> None:
+def draw(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
     """Draw a trace, a row a resource, as .png, .svg or .html by the name of the file.
 
     Raises
@@ -136,7 +138,7 @@ def draw(path: str | os.PathLike, found: Mapping[str, Any]) -> None:
     replace_file(path, pictures.rendered(_figure(found, title), suffix, title))
 
 
-def _figure(found: Mapping[str, Any], title: str):
+def _figure(found: Mapping[str, Any], title: str) -> Figure:
     from matplotlib.figure import Figure
 
     whole = Figure(figsize=(14, 3), layout="constrained")

@@ -89,8 +89,8 @@ REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
 
 
 def trace(
-    layer: str | os.PathLike,
-    out: str | os.PathLike,
+    layer: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     format: str,
     target_system: System | None = None,
     *,
@@ -157,6 +157,7 @@ def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
     for choice in plan.choices:
         if choice.mode == "SPLIT":
             geometry = graph.region(choice.region).geometry
+            assert geometry is not None and choice.gpu_share is not None
             found[choice.region] = Split.of(geometry, choice.axis, choice.gpu_share).gpu_part(geometry)
     return found
 
@@ -255,7 +256,7 @@ def runs(layer: str, system: System, format: str) -> list[PimRun]:
 
 
 def write(
-    out: str | os.PathLike, found: list[PimRun], system: System, format: str, advance: Advance
+    out: str | os.PathLike[str], found: list[PimRun], system: System, format: str, advance: Advance
 ) -> dict[str, Any]:
     """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
 

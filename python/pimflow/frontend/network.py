@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from pimflow.frontend.reference import Perturbed, Reference, Run
 if TYPE_CHECKING:
     import torch
 
-    Model = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
+    Model: TypeAlias = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
 
 __all__ = ["Network", "load"]
 

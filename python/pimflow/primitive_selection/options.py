@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.placement import Goal
@@ -120,7 +120,8 @@ def selection_options(
     for name in given:
         if name not in known:
             raise UnknownNameError("option of a selection", str(name), known)
-    return replace(options or SelectionOptions(), **given)
+    fresh: dict[str, Any] = dict(given)  # whose types `SelectionOptions` checks
+    return replace(options or SelectionOptions(), **fresh)
 
 
 # What a plan says by options of its own: by option of a selection, its name, its default, and what to give.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import onnx
@@ -219,7 +220,7 @@ def load_model(
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
 
 
-def is_onnx(model: object) -> bool:
+def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:
     """Whether :func:`load_model` may take it: a model, a name, or a path other than of a PyTorch program."""
     if isinstance(model, str | os.PathLike):
         return Path(model).suffix != ".pt2"
@@ -287,7 +288,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
 
 
 def example_arrays(
-    wanted: dict[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+    wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
 ) -> dict[str, np.ndarray]:
     """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 

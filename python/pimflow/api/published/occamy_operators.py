@@ -106,7 +106,7 @@ def operator_liveness(graph: onnx.GraphProto) -> Liveness:
 def _size_bytes(value: onnx.ValueInfoProto) -> int:
     tensor = value.type.tensor_type
     dims = [dim.dim_value for dim in tensor.shape.dim]
-    return math.prod(dims) * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
+    return int(math.prod(dims)) * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
 
 
 def _is_float(elem_type: int) -> bool:

@@ -89,7 +89,7 @@ class Searches:
 
     def __init__(self, profiling: Profiling, progress: Callable[[str], None] = lambda _: None):
         self.profiling, self.progress = profiling, progress
-        self._costs: dict[tuple, Costs] = {}
+        self._costs: dict[tuple[object, ...], Costs] = {}
         self._graphs: dict[str, RegionGraph] = {}
 
     def graph(self, model: str) -> RegionGraph:
@@ -124,6 +124,7 @@ def kind(region: Region) -> str:
     g = region.geometry
     if region.operator != "conv2d":
         return "depthwise"
+    assert g is not None
     return "1x1" if (g.kh, g.kw) == (1, 1) else "k x k"
 
 
@@ -198,9 +199,10 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
     rows = []
     for model in models:
         alone = searches.search(model, system(), Goal(modes=("GPU",))).gpu_only
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for region in searches.graph(model).regions:
-            total[kind(region)] += alone.added_ns.get(region.name, 0.0)
+            name = kind(region)
+            total[name] = total.get(name, 0.0) + alone.added_ns.get(region.name, 0.0)
         rows.append({"model": model, **{name: ns / alone.latency_ns for name, ns in total.items()}})
     return rows
 

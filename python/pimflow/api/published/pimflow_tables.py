@@ -21,7 +21,7 @@ from pimflow.api.published.pimflow_comparison import (
 )
 
 # The paper's figures by configuration: convolutions only, end to end; None where it gives none.
-PUBLISHED = {
+PUBLISHED: dict[str, dict[str, tuple[float | None, float | None]]] = {
     "paper: mobilenet-v2": {
         "Newton++": (1.365, None),
         "Pipeline": (1.413, None),

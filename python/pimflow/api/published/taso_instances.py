@@ -77,7 +77,7 @@ def problem_of(
                 task = Task(label="transform", resource="cpu", execution_ns=time_ns)
                 transforms[tensor, given, taken] = EdgeCost(task=task)
     table = CostTable(
-        candidates=candidates,
+        candidates=dict(candidates),
         costs={},
         refused={},
         settle={},

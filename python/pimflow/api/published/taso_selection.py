@@ -96,7 +96,7 @@ class Study:
 
 def selections(
     networks: Sequence[str],
-    profile: Profile | str | os.PathLike = "measured",
+    profile: Profile | str | os.PathLike[str] = "measured",
     *,
     device: str | None = None,
     measure: int | None = None,
@@ -127,10 +127,14 @@ def selections(
     found = {}
     for name, graph in graphs.items():
         say(f"{name}: times")
-        progress = _twentieths(lambda share, name=name: say(f"{name}: {share:.0%} of the times"))
+        progress = _twentieths(functools.partial(_say_share, say, name))
         options = SelectionOptions(profile=profile, device=device, measure=measure)
         found[name] = select_for(graph, options, cache=cache, progress=progress)
     return found
+
+
+def _say_share(say: Say, name: str, share: float) -> None:
+    say(f"{name}: {share:.0%} of the times")
 
 
 def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
@@ -224,7 +228,7 @@ def sets_of_families(found: Study) -> list[dict[str, Any]]:
     rows = []
     for some in chain.from_iterable(combinations(others, count) for count in range(1, len(others) + 1)):
         has = {"loops", *some}
-        problem = found.problem.restricted(lambda _, c, has=has: has.issuperset(_family(c)))
+        problem = found.problem.restricted(functools.partial(_within, has))
         quick = fastest(problem).sums
         kept = minimise(problem, "memory", Budgets(time_ns=quick.time_ns * (1 + MORE_TIME))).sums
         row = {"families": ["loops", *some], "time_ns": quick.time_ns, "memory_bytes": quick.memory_bytes}
@@ -303,12 +307,17 @@ def known(selection: Selection) -> dict[str, int]:
     return {"measured": measured, "predicted": predicted}
 
 
+def _within(families: set[str], _: str, candidate: Candidate) -> bool:
+    """Whether a layer may be computed by a candidate if there are no others than `families`."""
+    return families.issuperset(_family(candidate))
+
+
 def plain(found: Study) -> dict[str, Any]:
     """As JSON has it."""
 
     def brief(sums: Sums | None) -> dict[str, float] | None:
         names = ("time_ns", "memory_bytes", "workspace_bytes")
-        return sums and {name: getattr(sums, name) for name in names}
+        return None if sums is None else {name: getattr(sums, name) for name in names}
 
     def points(of: Sequence[Point]) -> list[dict[str, Any]]:
         return [

@@ -206,6 +206,7 @@ def traded(found: Sequence[Study]) -> str:
     for each in found:
         quick, least = each.fastest.sums.memory_bytes, each.smallest.sums.memory_bytes
         ratio = each.claims["memory_for_15_percent"]
+        assert ratio is not None
         kept = quick / ratio
         share = (quick - kept) / (quick - least) if quick > least else 1.0
         cells = [each.network, each.library, each.problem.memory_model, f"{quick / MIB:.1f}"]

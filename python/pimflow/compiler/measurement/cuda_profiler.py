@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tvm
 
@@ -76,8 +77,8 @@ class Cuda:
         If there is no CUDA device, or no compiler for it.
     """
 
-    computes = False
-    primitives = True
+    computes: ClassVar[bool] = False
+    primitives: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,0 +1,350 @@
+"""The steps of `compile`, in order: check, prepare, place, select, build, verify, report, write."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pimflow.api import prepare, timeline
+from pimflow.api.make_report import make_report
+from pimflow.api.options import (
+    NetworkOptions,
+    planned_modes,
+    require_effect,
+    require_type,
+)
+from pimflow.api.prepare import Prepared
+from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
+from pimflow.api.search import by_operators, order_report, place, speedups
+from pimflow.compiler import artifact, build
+from pimflow.compiler.artifact import Interface
+from pimflow.compiler.build import Build
+from pimflow.compiler.c_code import network as c_code
+from pimflow.compiler.c_code.network import CNetwork
+from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
+from pimflow.compiler.verification import Verification, require_finite, verify
+from pimflow.core.plan import Plan
+from pimflow.core.program import PimProgram
+from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.report import DecompositionReport
+from pimflow.errors import UsageError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement.candidates.candidates import require_primitives
+from pimflow.primitive_selection import selection as primitive_selection
+from pimflow.primitive_selection.network_time import network_time
+from pimflow.primitive_selection.options import (
+    SelectionOptions,
+    check_device,
+    goal_with_primitives,
+)
+from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
+from pimflow.primitive_selection.selection import Selection
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is asked for; `in_c` says that the target is ``c``, for which `target` stands in."""
+
+    system: System
+    target: str
+    in_c: bool
+    plan: Plan | None
+    options: NetworkOptions
+    goal: Goal
+    select: SelectionOptions | None
+    profiling: Profiling
+    tolerance: float | None
+    progress: Progress
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        return Costs(self.system, self.profiling)
+
+
+def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> Job:
+    """`job` with the goal that it comes to; refused before the work, not after it."""
+    if out is not None:
+        artifact.check_target(out)
+    require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
+    if job.tolerance is not None and not 0 < job.tolerance < 1:
+        raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
+    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options)
+    goal = job.goal
+    if job.in_c:
+        c_code.require_no_pim(job.plan)
+        goal = replace(goal, modes="gpu")
+    check_device(job.select, targets.C if job.in_c else job.target)
+    goal = goal_with_primitives(goal, job.select)
+    job.system.require_network_dtype()
+    job.profiling.require(job.system, planned_modes(goal, job.plan))
+    if goal.primitives:
+        require_primitives(job.system, job.profiling.gpu)
+    if calibration is not None and job.options.request is None:
+        raise UsageError(
+            "--calibration compares a decomposed network with the original: give --decompose too"
+        )
+    # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
+    return replace(job, goal=goal, select=None if goal.primitives else job.select)
+
+
+@dataclass(kw_only=True)
+class Reference:
+    """What the build is verified against: inputs, and outputs once layers are decomposed.
+
+    Attributes
+    ----------
+    samples : Calibration, optional
+        Until the networks were compared on them.
+    decomposition : DecompositionReport, optional
+        What became of the layers, and how far these outputs are from the original's.
+    """
+
+    interface: Interface
+    inputs: Mapping[str, np.ndarray]
+    samples: Calibration | None
+    progress: Progress
+    expected: Sequence[np.ndarray] = ()
+    decomposition: DecompositionReport | None = None
+
+    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
+        """Compute the outputs of `network`; called by `prepare`."""
+        self.progress("computing the reference")
+        self.expected = network.reference(self.inputs)
+        require_finite(self.expected)
+        if change is None:
+            return
+        self.decomposition = change.summary(self.inputs, self.expected)
+        if self.samples is not None:
+            self.progress(f"comparing {self.samples.samples} samples")
+            calibration = agreement(self.samples, change)
+            self.decomposition = replace(self.decomposition, calibration=calibration)
+            self.samples = None
+
+
+def prepared(
+    job: Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
+) -> tuple[Prepared, Reference]:
+    job.progress("loading")
+    network = prepare.load(model, job.options)
+    prepare.require_decomposed(network, job.options)
+    interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+    reference = Reference(
+        interface=interface,
+        inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
+        samples=None if calibration is None else Calibration.read(calibration, network),
+        progress=job.progress,
+    )
+    prepared = prepare.prepare(
+        network,
+        job.options,
+        job.system,
+        target=job.target,
+        plan=job.plan,
+        costs=job.costs,
+        goal=job.goal,
+        inspect=reference.inspect,
+        progress=job.progress,
+    )
+    return prepared, reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A plan, beside the same under other conventions; see `api.search.speedups`."""
+
+    searched: Searched
+    search_seconds: float
+    speedup_without_launch: float
+    conventions: tuple[Convention, ...]
+
+
+def placed(job: Job, prepared: Prepared) -> Placed:
+    job.progress("searching")
+    begin = time.perf_counter()
+    given = prepared.given_for(job.system)
+    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given)
+    seconds = time.perf_counter() - begin
+    other = prepare.with_other_copies(job.system)
+    graph, other_given = prepared.regions_for(other), prepared.given_for(other)
+    without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
+    return Placed(
+        searched=searched,
+        search_seconds=seconds,
+        speedup_without_launch=without_launch,
+        conventions=conventions,
+    )
+
+
+def selected(job: Job, prepared: Prepared) -> Selection | None:
+    """Primitives for what a CPU computes, if they are asked for: by times of C if the network is to be C."""
+    if job.select is None:
+        return None
+    job.progress("selecting primitives")
+    options = job.select
+    if job.in_c and not options.target:
+        options = replace(options, target=targets.C)
+    own = prepare.regions(prepared.network, job.system)
+    return primitive_selection.select_for(own, options, cache=job.profiling.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The builds, what was asked for first, and the network in C."""
+
+    builds: tuple[Build, ...]
+    c_part: CNetwork | None
+
+
+def built(
+    job: Job, network: Network, searched: Searched, selection: Selection | None, reference: Reference
+) -> Made:
+    job.progress("generating code")
+    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
+    builds = tuple(
+        build.build(network, searched, targets.named_target(name), None if job.in_c else choices, layouts)
+        for name in dict.fromkeys([job.target, "llvm+pim"])
+    )
+    if not job.in_c:
+        return Made(builds=builds, c_part=None)
+    job.progress("building C")
+    inputs, expected = reference.inputs, reference.expected
+    c_part = c_code.c_network(network, job.system, choices, layouts, inputs, expected, job.tolerance)
+    return Made(builds=builds, c_part=c_part)
+
+
+def verified(job: Job, network: Network, made: Made, reference: Reference) -> Verification:
+    """Every build that runs here is verified; what is returned is of that which was asked for, if it does."""
+    job.progress("verifying")
+    for built in reversed(made.builds):
+        if built.runs_here:
+            verification = verify(
+                network, built, job.system, reference.inputs, reference.expected, job.tolerance
+            )
+            verification.require()
+    return verification
+
+
+def with_kernel_times(
+    job: Job, selection: Selection | None, built: Build, reference: Reference
+) -> Selection | None:
+    """`selection` with the times of the whole network's kernels."""
+    if selection is None or not built.calls:
+        return selection
+    job.progress("timing kernels")
+    network_ns = network_time(built.calls, job.profiling.cache)
+    if network_ns is not None:
+        network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
+    return primitive_selection.with_network(selection, network_ns)
+
+
+def changes(
+    job: Job,
+    prepared: Prepared,
+    placed: Placed,
+    reference: Reference,
+    selection: Selection | None,
+    made: Made,
+) -> Changes:
+    """What the report says of the network beside its placement."""
+    searched, order = placed.searched, prepared.order
+    primitives: SelectionReport | PlanPrimitives | None = None
+    if searched.goal.primitives:
+        primitives = plan_primitives(searched, by_operators(searched, job.plan))
+    elif selection is not None:
+        primitives = primitive_selection.summary(selection)
+    return Changes(
+        order=None if order is None else order_report(order, searched, job.plan, job.costs),
+        decomposition=reference.decomposition,
+        skips=None if prepared.skips is None else prepared.skips.summary(),
+        primitives=primitives,
+        c_part=None if made.c_part is None else made.c_part.summary(),
+    )
+
+
+def reported(
+    placed: Placed,
+    made: Made,
+    verification: Verification,
+    reference: Reference,
+    changes: Changes,
+    begin: float,
+) -> Report:
+    built = made.builds[0]
+    return make_report(
+        placed.searched,
+        verification,
+        gpu_part=_gpu_part(placed.searched, built, reference.inputs),
+        memory=PoolReport.of(built.target, built.memory, built.copies),
+        changes=changes,
+        speedup_without_launch=placed.speedup_without_launch,
+        conventions=placed.conventions,
+        search_seconds=placed.search_seconds,
+        wall_seconds=time.perf_counter() - begin,
+    )
+
+
+def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
+    """What the report says of the GPU's kernels; timed where they run."""
+    measured_ns, measured_on = None, ""
+    if built.target != "llvm+pim" and built.runs_here:
+        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
+        measured_on = str(built.device.device_name)
+    kernels = built.kernels
+    return GpuPart.of(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
+
+
+def interface(job: Job, reference: Reference, made: Made) -> Interface:
+    """What the compiled directory says of itself."""
+    interface = reference.interface
+    if made.c_part is not None:
+        source = made.c_part.source
+        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
+    return replace(interface, cpu=targets.cpu_name()) if job.select is not None else interface
+
+
+def written(
+    out: str | os.PathLike[str],
+    searched: Searched,
+    made: Made,
+    verification: Verification,
+    interface: Interface,
+    summary: Report,
+    programs: Mapping[str, PimProgram],
+    traced: Collection[str],
+) -> None:
+    system = searched.system
+    artifact.write(
+        out,
+        builds=made.builds,
+        interface=interface,
+        plan=searched.plan,
+        placed=artifact.Placed(
+            graph=searched.graph,
+            gpu=system.gpu.name,
+            dtype=system.dtype,
+            padding=system.padding,
+            bounds=verification.wider_bounds(system.dtype),
+        ),
+        pim=system.pim,
+        timeline=timeline.to_json(timeline.trace(searched)),
+        report=summary.to_json(),
+        programs=programs,
+        traced=traced,
+        c_files=None if made.c_part is None else made.c_part.source.files(),
+    )
