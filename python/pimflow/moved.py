@@ -39,7 +39,7 @@ relay_passes relay_passes.memory: allocate_each buffers keep_views kernel_memory
 relay_passes relay_passes.memory: overwriting plan_pool reorder_layers
 relay_passes relay_passes.pim: decompose_to_matrix_vector drop_codegen_constants outline_pim
 relay_passes relay_passes.regions: extract_regions kernel_groups padded_inputs
-relay_passes relay_passes.schedules: fused_chain keep_registers loops own_barriers registers
+relay_passes relay_passes.schedules: fused_chain keep_registers loops
 relay_passes relay_passes.schedules: schedule_cpu schedule_fused_cpu schedule_fused_gpu schedule_gpu
 relay_passes relay_passes.schedules: schedule_primitives schedule_primitives_gpu
 relay_passes relay_passes.schedules: schedule_tensor_cores task_workspaces
@@ -80,6 +80,8 @@ _RENAMED = {
     "primitive_kernels": "primitives.kernels",
     "primitive_profiles": "primitive_selection",
     "profiling": "api.profile",
+    "relay_passes.own_barriers": "relay_passes.schedules.keep_barriers",
+    "relay_passes.registers": "relay_passes.schedules.thread_registers",
     "selection_figures": "primitive_selection.figures",
     "simulation": "api.simulate",
     "simulators.accel_sim_accuracy": "simulators.accel_sim.accuracy",

@@ -73,7 +73,7 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     assert {each["layer"] for each in row["choices"]} == set(Layers(found.problem.graph).chosen)
     assert row["measured"] == {
         "primitives": 12,
-        "of": row.measured.of,
+        "of": row["measured"]["of"],
         "predicted": 0,
         "failed": 0,
         "layouts_untimed": 0,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 # What turns a model into regions.
-READ_BY = ("core", "api.fuse", "frontend", "fusion.kernels", "relay_passes", "zoo")
+READ_BY = ("core", "frontend", "fusion", "relay_passes", "zoo")
 
 
 def profile(
