@@ -7,6 +7,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +23,12 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
+from pimflow.core.typed_values import of_type
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.system import PADDINGS
 from pimflow.simulators.pim.expansion import pim_text
+from pimflow.zoo.shapes import LARGEST
 
 if TYPE_CHECKING:
     from pimflow.compiler.build import Build
@@ -36,6 +39,7 @@ REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
+C_TARGET = "c"  # `targets.C`, which is TVM's side
 KERNELS = "kernels.cu"
 _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
 
@@ -86,17 +90,35 @@ class Interface:
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
-        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
-        rows = {name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry}
+        with _reading(directory, INTERFACE):
+            found = cls._of(table)
+            _require_type(found, cls)
+            found._require_values()
+        return found
+
+    @classmethod
+    def _of(cls, table: Mapping[str, Any]) -> Interface:
+        """From what `to_json` writes."""
         return cls(
-            inputs=inputs,
+            inputs={name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()},
             targets=tuple(table["targets"]),
-            table_rows=rows,
+            table_rows={name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry},
             sha256=table["sha256"],
             cpu=table.get("cpu", ""),
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
         )
+
+    def _require_values(self) -> None:
+        """Raise `ValueError` or `TypeError` for a target, size or dtype that no directory was written with."""
+        if not self.targets or not set(self.targets) <= {*LIBRARIES, C_TARGET}:
+            raise ValueError("targets")
+        tensors = (*self.inputs.values(), *self.outputs)
+        least = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
+        if least < 0 or any(min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors):
+            raise ValueError("sizes")
+        if any(np.dtype(dtype).kind not in "biuf" for _, dtype in tensors):
+            raise ValueError("dtypes")
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -161,9 +183,12 @@ class Placed:
     def load(cls, directory: Path) -> Placed:
         """Of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
-        table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
-        return cls(**table | kept)
+        with _reading(directory, REGIONS):
+            table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
+            kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
+            found = cls(**table | kept)
+            _require_type(found, cls)
+        return found
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -172,7 +197,26 @@ class Placed:
 def device(directory: Path) -> PimSpec:
     """What a directory was compiled for; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
-    return PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+    with _reading(directory, PIM):
+        spec = PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+        _require_type(spec, PimSpec)
+        if fault := next(spec.faults(), ""):
+            raise ValueError(fault)
+    return spec
+
+
+@contextlib.contextmanager
+def _reading(directory: Path, name: str) -> Iterator[None]:
+    """What reading a table of another form raises, as `ArtifactError`: a right digest says nothing of it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise ArtifactError(f"{directory}: {name} is not what pimflow writes; compile again") from error
+
+
+def _require_type(value: object, kind: type) -> None:
+    if not of_type(value, kind):
+        raise TypeError(f"not of the types of {kind.__name__}")
 
 
 def holder(file: Path) -> Path | None:
