@@ -20,7 +20,7 @@ from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import System, system
-from pimflow.host.files import replace_file
+from pimflow.host.files import check_file, replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
@@ -80,6 +80,7 @@ def export_decomposed(
     wanted, request = Goal(**goal), requested(request)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
+    check_file(out)
     on = target_system or system()
     progress("loading")
     proto = zoo.load_model(model, dict(shapes or {}), batch=batch)

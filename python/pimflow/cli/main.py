@@ -297,7 +297,7 @@ def _trace(args: argparse.Namespace) -> None:
 
 def _timeline(args: argparse.Namespace) -> None:
     from pimflow.api import timeline
-    from pimflow.host import pictures
+    from pimflow.host import files, pictures
 
     if Path(args.source).is_dir():
         others = ("source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache")
@@ -306,6 +306,8 @@ def _timeline(args: argparse.Namespace) -> None:
     goal, shapes = _goal(args), dict(zoo.parse_shape(text) for text in args.shape)
     if args.plot:
         pictures.check_format(args.plot)
+    if args.perfetto:
+        files.check_file(args.perfetto)
     with _progress(args.quiet) as progress, _profiling(args) as profile:
         progress("searching")
         options = {"shapes": shapes, "batch": args.batch, "plan": args.plan, "profiling": profile}

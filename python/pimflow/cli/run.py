@@ -13,6 +13,7 @@ import numpy as np
 
 from pimflow.cli import arrays
 from pimflow.errors import UsageError
+from pimflow.host.files import check_file
 
 if TYPE_CHECKING:
     from pimflow.api.run import Inference
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace, progress: Progress) -> None:
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
+    if args.output:
+        check_file(args.output)
     inputs = _inputs(args.input)
     with progress(args.quiet) as tell:
         found = api.infer(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from pimflow.errors import UsageError
+from pimflow.host.files import check_file
 
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
 
@@ -89,6 +90,8 @@ def run(
 
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.output:
+        check_file(args.output)
     if args.plot:
         from pimflow.host import pictures
 

@@ -27,6 +27,7 @@ from pimflow.core.typed_values import of_type
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.system import PADDINGS
+from pimflow.host.files import probe_directory
 from pimflow.simulators.pim.expansion import pim_text
 from pimflow.zoo.shapes import LARGEST
 
@@ -41,6 +42,8 @@ TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 C_TARGET = "c"  # `targets.C`, which is TVM's side
 KERNELS = "kernels.cu"
+_SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_sibling`
+_STEM_CHARACTERS = 40  # of the name of a directory, in such names
 _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
 
 
@@ -110,7 +113,7 @@ class Interface:
         )
 
     def _require_values(self) -> None:
-        """Raise `ValueError` or `TypeError` for a target, size or dtype that no directory was written with."""
+        """Raise `ValueError` or `TypeError` for a target, size or dtype that was never written."""
         if not self.targets or not set(self.targets) <= {*LIBRARIES, C_TARGET}:
             raise ValueError("targets")
         tensors = (*self.inputs.values(), *self.outputs)
@@ -246,22 +249,49 @@ def new_directory(target: str | os.PathLike, mark: str = INTERFACE) -> Iterator[
     """
     path = Path(target)
     check_target(path, mark)
-    scratch = _sibling(path, "new")
+    place = _place(path)
+    stays = _stays(place)
+    scratch = _sibling(place / mark if stays else place, "new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(0o700)
         yield scratch
         scratch.chmod(0o755)
-        _take_place(scratch, path)
+        if stays:
+            _fill(scratch, place, mark)
+        else:
+            _take_place(scratch, place)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         _remove(scratch)
 
 
+def _place(path: Path) -> Path:
+    """The directory that `path` names, links followed: a link stays one."""
+    place = Path(os.path.realpath(path))
+    if os.path.islink(place):
+        raise ArtifactError(f"{path}: is a link that leads to itself; name a directory")
+    return place
+
+
+def _stays(place: Path) -> bool:
+    """Whether a directory cannot give its place to another: a shell works in it, or it is a mount point."""
+    if not place.is_dir():
+        return False
+    with contextlib.suppress(FileNotFoundError):  # a shell may work in what is not there any more
+        return os.path.ismount(place) or place.samefile(Path.cwd())
+    return False
+
+
 def _sibling(path: Path, role: str) -> Path:
     """A name beside `path` that nobody has; known before it exists, so that it can always be removed."""
-    return path.parent / f".{path.name}.{role}.{secrets.token_hex(6)}"
+    return path.parent / f".{path.name[:_STEM_CHARACTERS]}.{role}.{secrets.token_hex(6)}"
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What it holds, but what a run that was killed, or is not over, made for itself."""
+    return [entry for entry in directory.iterdir() if not _SCRATCH.fullmatch(entry.name)]
 
 
 def _remove(directory: Path) -> None:
@@ -294,14 +324,47 @@ def _take_place(scratch: Path, path: Path) -> None:
     raise OSError(errno.EBUSY, "other runs keep writing there")
 
 
+def _fill(scratch: Path, place: Path, mark: str) -> None:
+    """Move what `scratch` holds into `place`, and what was there away; all of it or, interrupted, nothing.
+
+    The mark goes first and comes last: what has it is whole.
+    """
+    old = _sibling(place / mark, "old")
+    moves = [(entry, old / entry.name) for entry in sorted(_entries(place), key=lambda e: e.name != mark)]
+    moves += [
+        (entry, place / entry.name) for entry in sorted(scratch.iterdir(), key=lambda e: e.name == mark)
+    ]
+    try:
+        old.mkdir(0o700)
+        for source, target in moves:
+            source.rename(target)
+    except BaseException:
+        for source, target in reversed(moves):
+            if target.exists() and not source.exists():
+                target.rename(source)
+        raise
+    finally:
+        _remove(old)
+
+
 def check_target(target: str | os.PathLike, mark: str = INTERFACE) -> None:
-    """Raise `ArtifactError` if `target` is a file, or a directory that holds something, but no `mark`."""
+    """Raise `ArtifactError` if `new_directory` could not write there: before the work, not after it.
+
+    That is a file, or a directory that holds something, but no `mark`, or a place where none can be made.
+    """
+    if not os.fspath(target):
+        raise ArtifactError("'' names no directory; name one")
     path = Path(target)
-    if path.exists() and not path.is_dir():
-        raise ArtifactError(f"{path} is a file; name a directory")
-    if path.is_dir() and any(path.iterdir()) and not (path / mark).exists():
-        kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
-        raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
+    place = _place(path)
+    try:
+        if place.exists() and not place.is_dir():
+            raise ArtifactError(f"{path} is a file; name a directory")
+        if place.is_dir() and _entries(place) and not (place / mark).exists():
+            kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
+            raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
+        probe_directory(place / mark if _stays(place) else place)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def write(
