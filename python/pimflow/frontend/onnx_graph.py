@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import tempfile
 import warnings
 from collections import Counter
@@ -85,7 +86,7 @@ def _as_given_or_plainer(
 
 
 # The importer stacks their operands, which TVM's layout pass does not survive.
-_PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum}
+_PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
 
 
 class _NamingImporter(onnx_frontend.ONNXGraphImporter):
@@ -98,8 +99,13 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         super().__init__({}, "float32", keep_params_in_input=keep_params, sanitize=False)
         self.weights = weights
         self.names: dict[relax.Var, str] = {}
+        self.declared: dict[str, list[onnx.ValueInfoProto | None]] = {}  # results of nodes, by name
+        self.returned: set[str] = set()
 
     def from_onnx(self, graph, opset):
+        values = {value.name: value for value in (*graph.value_info, *graph.output)}
+        self.declared = {node.name: [values.get(name) for name in node.output] for node in graph.node}
+        self.returned = {value.name for value in graph.output}
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
             self._nodes[value.name] = relax.const(_drawn(value))
@@ -110,12 +116,20 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._converted(op_name, node_inputs, attrs, opset)
         except Exception as error:  # whatever a converter trips over
             name = attrs.get("tvm_custom", {}).get("name")
-            kind = UnsupportedOpError if isinstance(error, tvm.error.OpNotImplemented) else ModelError
+            lacking = isinstance(error, tvm.error.OpNotImplemented | UnsupportedOpError)
+            kind = UnsupportedOpError if lacking else ModelError
             raise kind(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
 
     def _converted(self, op_name, node_inputs, attrs, opset):
+        name = attrs.get("tvm_custom", {}).get("name")
+        wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
         if op_name in _PAIRWISE:
             result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
+            if op_name == "Mean" and len(node_inputs) > 1:
+                count = relax.const(len(node_inputs), str(result.ty.dtype))
+                result = self.bb.normalize(relax.op.divide(result, count))
+        elif op_name == "Dropout" and wanted > 1:
+            result = self._kept(*node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         elif op_name == "Gather" and _is_table(*node_inputs):
@@ -123,11 +137,14 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif op_name == "Pad" and (padded := self._padded(node_inputs, attrs)) is not None:
             result = padded
         else:
+            if op_name == "ConvTranspose" and "output_shape" in attrs:
+                attrs = _padded_to_shape(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
+            elif op_name == "Resize":
+                node_inputs, attrs = self._over_all_axes(node_inputs, attrs)
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
             if operator(result) == "take":  # the importer's reads what lies beyond the tensor
                 result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
-        name = attrs.get("tvm_custom", {}).get("name")
-        wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
+        result = self._as_declared(result, name)
         if wanted > 1 and isinstance(result.ty, relax.TensorType):
             raise ValueError(f"only the first of its {wanted} results can be computed")
         if name and isinstance(result, relax.Call):
@@ -136,6 +153,61 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif name and op_name == "LayerNormalization":
             self.names[result.fields[0]] = name  # bound already; the others are placeholders
         return result
+
+    def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
+        """What a Dropout that drops nothing gives: its operand, and that all of it is kept."""
+        kept = relax.op.full_like(x, relax.const(True, "bool"), "bool")
+        return relax.Tuple([x, self.bb.emit(kept)])
+
+    def _over_all_axes(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
+        """Operands and attributes of a Resize of some axes as those of one of all; refuses what TVM lacks."""
+        x, roi, scales, sizes = (*operands, None, None, None)[:4]
+        dims, known = shape(x), [self._known(each) for each in (roi, scales, sizes)]
+        if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            raise UnsupportedOpError("a Resize that keeps the aspect ratio is not supported")
+        roi, scales, sizes = (None if each is None or isinstance(each, relax.Expr) else each for each in known)
+        axes = [int(axis) % len(dims) for axis in attrs.get("axes", range(len(dims)))]
+        factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
+        if attrs.get("antialias") and (factors is None or (factors < 1).any()):
+            raise UnsupportedOpError("a Resize that filters against aliasing is not supported")
+        if "axes" not in attrs:
+            return operands, attrs
+        attrs = {key: value for key, value in attrs.items() if key != "axes"}
+        filled = [None, None, None]
+        if roi is not None and roi.size:
+            filled[0] = np.repeat([0.0, 1.0], len(dims)).astype(roi.dtype)
+            filled[0][[*axes, *(len(dims) + axis for axis in axes)]] = roi
+        for place, (given, others) in enumerate(((scales, np.ones(len(dims))), (sizes, np.array(dims))), 1):
+            if given is not None and given.size:
+                filled[place] = others.astype(given.dtype)
+                filled[place][axes] = given
+        whole = [None if each is None else relax.const(each) for each in filled]
+        result = onnx_frontend.onnx_input()
+        for each in (x, *whole):
+            result.append(each)
+        return result, attrs
+
+    def _as_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
+        """`result` of the type that the network says; raises `UnsupportedOpError` if TVM's has another size."""
+        value = next(iter(self.declared.get(name, ())), None)
+        if value is None or not value.type.HasField("tensor_type"):
+            return result
+        dims, returned = zoo.dims_of(value), value.name in self.returned
+        if isinstance(result, relax.ShapeExpr) and returned and _all_known(result):
+            return relax.const(np.array([int(size) for size in result.values], np.int64))
+        if not isinstance(result, relax.Call) or not isinstance(result.ty, relax.TensorType):
+            return result
+        given = result.ty.shape
+        if dims is not None and None not in dims and isinstance(given, relax.ShapeExpr) and _all_known(given):
+            sizes = [int(size) for size in given.values]
+            if math.prod(sizes) != math.prod(dims):
+                raise UnsupportedOpError(f"TVM computes {sizes} where the network has {list(dims)}")
+        kind = value.type.tensor_type.elem_type
+        wide = str(result.ty.dtype) == "float64"  # by which the importer draws numbers that say no type
+        if not kind or not (returned or wide):
+            return result
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
 
     def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
         """A Pad by constants as an operator, where the importer emits a kernel; None if it is another."""
@@ -167,6 +239,38 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         begin = int(index.value.numpy()) % shape(data)[axis]
         part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
         return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
+
+
+def _all_known(shape: relax.ShapeExpr) -> bool:
+    return all(isinstance(size, tvm.tirx.IntImm) for size in shape.values)
+
+
+def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> dict:
+    """Attributes of a ConvTranspose that says its result's shape as those of one that says its padding.
+
+    Parameters
+    ----------
+    x, filters : sequence of int
+        Shapes of its operands.
+    """
+    wanted = [int(size) for size in attrs["output_shape"]]
+    rank = len(wanted)
+    strides, dilations, extra = (
+        [int(each) for each in attrs.get(key, [default] * rank)]
+        for key, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    mode = attrs.get("auto_pad", b"NOTSET")
+    before, after = [], []
+    for axis, size in enumerate(wanted):
+        reach = (int(filters[2 + axis]) - 1) * dilations[axis] + 1
+        total = strides[axis] * (int(x[2 + axis]) - 1) + extra[axis] + reach - size
+        extra[axis] += max(0, -total)
+        total = max(0, total)
+        less, more = total // 2, total - total // 2
+        before.append(less if mode == b"SAME_UPPER" else more)
+        after.append(more if mode == b"SAME_UPPER" else less)
+    left = {key: value for key, value in attrs.items() if key not in ("output_shape", "auto_pad")}
+    return left | {"pads": before + after, "output_padding": extra}
 
 
 def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:

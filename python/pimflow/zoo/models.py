@@ -205,6 +205,7 @@ def load_model(
         fix_shapes(loaded, data, shapes or {}, where)
         if batch is not None:
             set_batch(loaded, data, batch, where)
+        _type_groups(loaded)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
         check_sizes(loaded, where)
@@ -356,6 +357,23 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         del model.graph.input[:]
         model.graph.input.extend(data)
         model.ir_version = max(model.ir_version, 4)
+
+
+def _type_groups(model: onnx.ModelProto) -> None:
+    """Give results of GroupNormalization the types of their operands, in place: onnx infers none."""
+    groups = [node for node in model.graph.node if node.op_type == "GroupNormalization"]
+    for _ in groups:  # one follows from another
+        typed = shape_inference.infer_shapes(model).graph
+        values = {value.name: value for value in (*typed.input, *typed.value_info)}
+        results = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+        for node in groups:
+            operand, result = values.get(node.input[0]), node.output[0]
+            if operand is None or not operand.type.tensor_type.HasField("shape"):
+                continue
+            if result not in results:
+                model.graph.value_info.add(name=result).type.CopyFrom(operand.type)
+            elif not results[result].type.tensor_type.HasField("shape"):
+                results[result].type.CopyFrom(operand.type)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
