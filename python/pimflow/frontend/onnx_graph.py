@@ -8,7 +8,6 @@ import io
 import math
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -69,11 +68,7 @@ def _as_given_or_plainer(
     model: onnx.ModelProto, convert: Callable[[onnx.ModelProto, onnx.GraphProto], tvm.IRModule]
 ) -> tvm.IRModule:
     """`convert` of a graph without weights, and of one that has them."""
-    counts = Counter(node.name for node in model.graph.node if node.name)
-    shared = next((name for name, count in counts.items() if count > 1), None)
-    if shared is not None:
-        name = model.graph.name
-        raise ModelError(f"model '{name}': {counts[shared]} nodes are named '{shared}'; rename them")
+    zoo.refuse_shared_names(model, f"model '{model.graph.name}'")
     light = inference_graph(model)
     try:
         return convert(light, model.graph)
