@@ -8,6 +8,7 @@ import io
 import math
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -94,12 +95,15 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         super().__init__({}, "float32", keep_params_in_input=keep_params, sanitize=False)
         self.weights = weights
         self.names: dict[relax.Var, str] = {}
-        self.declared: dict[str, list[onnx.ValueInfoProto | None]] = {}  # results of nodes, by name
+        self.declared: dict[str, onnx.ValueInfoProto | None] = {}  # first results of nodes, by name
         self.returned: set[str] = set()
 
     def from_onnx(self, graph, opset):
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
-        self.declared = {node.name: [values.get(name) for name in node.output] for node in graph.node}
+        counts = Counter(node.name for node in graph.node)
+        counts[""] = 0  # what functions are inlined to
+        own = [node for node in graph.node if counts[node.name] == 1]
+        self.declared = {node.name: values.get(node.output[0]) for node in own}
         self.returned = {value.name for value in graph.output}
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
@@ -123,6 +127,14 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             if op_name == "Mean" and len(node_inputs) > 1:
                 count = relax.const(len(node_inputs), str(result.ty.dtype))
                 result = self.bb.normalize(relax.op.divide(result, count))
+        elif op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
+            base, exponent = (self.bb.normalize(relax.op.astype(each, "float64")) for each in node_inputs)
+            result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
+            result = self.bb.normalize(result)
+        elif op_name == "Compress" and isinstance(taken := self._known(node_inputs[1]), np.ndarray):
+            flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
+            places = relax.const(np.flatnonzero(taken))
+            result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
@@ -160,7 +172,7 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         dims, known = shape(x), [self._known(each) for each in (roi, scales, sizes)]
         if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
             raise UnsupportedOpError("a Resize that keeps the aspect ratio is not supported")
-        roi, scales, sizes = (None if each is None or isinstance(each, relax.Expr) else each for each in known)
+        roi, scales, sizes = (None if isinstance(each, relax.Expr) else each for each in known)
         axes = [int(axis) % len(dims) for axis in attrs.get("axes", range(len(dims)))]
         factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
         if attrs.get("antialias") and (factors is None or (factors < 1).any()):
@@ -183,8 +195,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         return result, attrs
 
     def _as_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
-        """`result` of the type that the network says; raises `UnsupportedOpError` if TVM's has another size."""
-        value = next(iter(self.declared.get(name, ())), None)
+        """`result` of the type that the network says; raises `UnsupportedOpError` if its size is another."""
+        value = self.declared.get(name)
         if value is None or not value.type.HasField("tensor_type"):
             return result
         dims, returned = zoo.dims_of(value), value.name in self.returned
