@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm
+from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -202,6 +203,9 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         dims, returned = zoo.dims_of(value), value.name in self.returned
         if isinstance(result, relax.ShapeExpr) and returned and _all_known(result):
             return relax.const(np.array([int(size) for size in result.values], np.int64))
+        if isinstance(result, tvm.ir.GenericConst) and returned:
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            return relax.const(result.value.numpy().astype(kind))
         if not isinstance(result, relax.Call) or not isinstance(result.ty, relax.TensorType):
             return result
         given = result.ty.shape
@@ -213,7 +217,7 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         wide = str(result.ty.dtype) == "float64"  # by which the importer draws numbers that say no type
         if not kind or not (returned or wide):
             return result
-        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        dtype = str(helper.tensor_dtype_to_np_dtype(kind))
         return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
 
     def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
