@@ -189,7 +189,7 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             if given is not None and given.size:
                 filled[place] = others.astype(given.dtype)
                 filled[place][axes] = given
-        whole = [None if each is None else relax.const(each) for each in filled]
+        whole = [None if each is None else relax.const(each, str(each.dtype)) for each in filled]
         result = onnx_frontend.onnx_input()
         for each in (x, *whole):
             result.append(each)
@@ -202,10 +202,10 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             return result
         dims, returned = zoo.dims_of(value), value.name in self.returned
         if isinstance(result, relax.ShapeExpr) and returned and _all_known(result):
-            return relax.const(np.array([int(size) for size in result.values], np.int64))
+            return relax.const([int(size) for size in result.values], "int64")
         if isinstance(result, tvm.ir.GenericConst) and returned:
-            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            return relax.const(result.value.numpy().astype(kind))
+            dtype = str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+            return relax.const(result.value.numpy(), dtype)
         if not isinstance(result, relax.Call) or not isinstance(result.ty, relax.TensorType):
             return result
         given = result.ty.shape
