@@ -258,6 +258,13 @@ op("LN axis", "LayerNormalization", "x s b", weights={"s": w(8, 6, 6), "b": w(8,
 op("LN nobias", "LayerNormalization", "x s", weights={"s": w(6)})
 op("GN18", "GroupNormalization", "x s b", weights={"s": w(2), "b": w(2)}, num_groups=2, opset=18)
 op("GN21", "GroupNormalization", "x s b", weights={"s": w(8), "b": w(8)}, num_groups=2, opset=21)
+groups = [
+    h.make_node("Conv", ["x", "w"], ["c"], name="c"),
+    h.make_node("GroupNormalization", ["c", "s", "b"], ["g"], name="g", num_groups=2),
+    h.make_node("Relu", ["g"], ["y"], name="n"),
+]
+stored = {"w": w(8, 8, 1, 1), "s": w(8), "b": w(8)}
+net("GN21 between layers", groups, {"x": (F, SHAPE)}, stored, opset=21)
 op("LRN", "LRN", size=3)
 op("LpNorm", "LpNormalization", axis=1)
 op("MVN9", "MeanVarianceNormalization", opset=9)
