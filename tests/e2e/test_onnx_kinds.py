@@ -136,3 +136,19 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     for result, expected in ((y, plain), (z, plain.mean(axis=(2, 3), keepdims=True))):
         assert relative_error(result, expected) <= max(OUTPUT_BOUND[dtype], np.finfo(store).eps)
     assert compiled.verification.verified
+
+
+# ---- what is no number ----
+
+
+@pytest.mark.parametrize("name", ["Celu", "Elu", "Selu", "Sign"])
+def test_nan_and_infinity_are_those_of_onnx_runtime(name):
+    model = KINDS[name]
+    compiled = api.compile(model, target_system=hardware.system(dtype="fp32"))
+    (x,) = zoo.example_inputs(model).values()
+    x.flat[:5] = np.nan, np.inf, -np.inf, 0, -0.0
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    built = compiled.builds[-1]
+    (y,) = infer(built.module, {"x": x}, built.device)
+    assert np.isnan(y.flat[0])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)

@@ -37,3 +37,20 @@ def test_signs(mod):
         x[5:] = np.nan, np.inf, -np.inf
     (y,) = outputs(relax.transform.LegalizeOps(nan_signs.LEGAL)(mod), [x])
     np.testing.assert_array_equal(y, np.sign(x))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1, -2.0])
+def test_slopes(slope):
+    @I.ir_module
+    class Leaky:
+        @R.function
+        def main(x: R.Tensor((6,), "float32")):
+            with R.dataflow():
+                y = R.nn.leakyrelu(x, slope)
+                R.output(y)
+            return y
+
+    x = np.array([np.nan, np.inf, -np.inf, 0, 3, -3], np.float32)
+    (y,) = outputs(relax.transform.LegalizeOps(nan_signs.LEGAL)(Leaky), [x])
+    negative = x * np.float32(slope) if slope else np.zeros_like(x)
+    np.testing.assert_array_equal(y, np.where(x > 0, x, np.where(np.isnan(x), x, negative)))

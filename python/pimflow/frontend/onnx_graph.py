@@ -86,6 +86,14 @@ def _as_given_or_plainer(
 _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
 
 
+# Alpha and gamma where the node gives none.
+_EXPONENTIAL = {
+    "Celu": (1.0, 1.0),
+    "Elu": (1.0, 1.0),
+    "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+}
+
+
 class _NamingImporter(onnx_frontend.ONNXGraphImporter):
     """TVM's importer, noting which variable holds which ONNX node's convolution, product or result.
 
@@ -136,6 +144,8 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(taken))
             result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
+        elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
+            result = self._exponential(op_name, node_inputs[0], attrs)
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
@@ -161,6 +171,16 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif name and op_name == "LayerNormalization":
             self.names[result.fields[0]] = name  # bound already; the others are placeholders
         return result
+
+    def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
+        """An Elu, Selu or Celu as the importer has it, but for NaN, of which its ``relu`` makes 0."""
+        given = (attrs.get(key, value) for key, value in zip(("alpha", "gamma"), _EXPONENTIAL[op_name]))
+        alpha, gamma = map(float, given)
+        inner = relax.op.divide(x, relax.const(alpha)) if op_name == "Celu" and alpha != 1 else x
+        curve = relax.op.nn.relu(relax.op.subtract(relax.const(1.0), relax.op.exp(inner)))
+        line = relax.op.nn.leakyrelu(x, 0.0)
+        result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
+        return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
 
     def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
         """What a Dropout that drops nothing gives: its operand, and that all of it is kept."""
