@@ -9,6 +9,7 @@ from tvm import relax
 from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
+from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
 from pimflow.relay_passes.canonical.push_bias import PushBias
@@ -49,6 +50,7 @@ class Canonicalise:
             [
                 EvaluateConstants(),
                 SingleResults(),
+                IntegerReductions(),
                 PlainAxes(),
                 FoldPadding(),
                 PlainActivations(),

@@ -179,9 +179,14 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
 
 
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
-    """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None."""
+    """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None.
+
+    None of integers too: neither PIM nor the kernels of such layers compute them.
+    """
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
+        return None
+    if not str(value.args[0].ty.dtype).startswith("float"):
         return None
     x, filters = shape(value.args[0]), value.args[1].value.shape
     if kind == "matmul":

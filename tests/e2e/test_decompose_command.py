@@ -105,9 +105,7 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     assert found.energies_gpu_only_pj == pytest.approx(alone.energies_pj)
     assert found.savings_pj["total"] == pytest.approx(alone.energy_pj - found.energy_pj)
     assert found.speedup == pytest.approx(alone.latency_ns / found.latency_ns)
-    assert sum(region.latency_gpu_only_ns for region in found.regions) == pytest.approx(
-        alone.latency_ns
-    )
+    assert sum(region.latency_gpu_only_ns for region in found.regions) == pytest.approx(alone.latency_ns)
     changed = pimflow.search("toy", own, decompose=request, modes=modes, fuse=fuse)
     assert changed.baseline == alone != changed.gpu_only
     assert found.changed_gpu_only.latency_ns == changed.gpu_only.latency_ns

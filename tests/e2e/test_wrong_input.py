@@ -216,6 +216,67 @@ def test_an_interface_that_is_none(capsys, tmp_path, artifact, content):
     assert code == 3 and "pimflow compile" in one_line(err)
 
 
+def replaced(value):
+    """Copies of JSON with each of its parts replaced by what is of another type, size or name."""
+    others = [None, -1, 1.5, "odd", [], {}, [None], {"odd": 1}, 1 << 70, True]
+    if isinstance(value, int) and not isinstance(value, bool):
+        others.append(value + 1)
+    yield from others
+    parts = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
+    for key, part in parts:
+        for new in replaced(part):
+            copy = dict(value) if isinstance(value, dict) else list(value)
+            copy[key] = new
+            yield copy
+
+
+def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, artifact):
+    from pimflow.compiler.artifact import _digest
+
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    table = json.loads((copy / "interface.json").read_text())
+    table["sha256"] = {name: table["sha256"][name] for name in ("model.so", "plan.json")}
+    table |= {"outputs": [{"shape": [1, 10], "dtype": "float32"}], "pool_bytes": 64, "cpu": ""}
+    del table["digest"]
+    seen = set()
+    for changed in replaced(table):
+        if isinstance(changed, dict):
+            changed = {"version": table["version"]} | changed | {"digest": _digest(changed)}
+        (copy / "interface.json").write_text(json.dumps(changed))
+        code, _, err = run(capsys, "run", copy)
+        assert code in (0, 3), changed
+        assert code == 0 or one_line(err)
+        seen.add(code)
+    assert seen == {0, 3}
+
+
+@pytest.mark.parametrize("name", ["regions.json", "pim.json"])
+def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
+    from pimflow.compiler import artifact as artifacts
+
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    table, interface = (json.loads((copy / each).read_text()) for each in (name, "interface.json"))
+    if name == "regions.json":
+        table["graph"]["regions"] = table["graph"]["regions"][:1]
+    else:
+        table["constraints"] = table["constraints"][:1]
+    refused = 0
+    for changed in replaced(table):
+        (copy / name).write_text(json.dumps(changed))
+        interface["sha256"][name] = artifacts._sha256(copy / name)
+        del interface["digest"]
+        interface["digest"] = artifacts._digest(interface)
+        (copy / "interface.json").write_text(json.dumps(interface))
+        try:
+            artifacts.device(copy) if name == "pim.json" else artifacts.Placed.load(copy)
+        except ArtifactError as error:
+            assert name in str(error)
+            refused += 1
+    assert refused > 100
+
+
 def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     np.save(tmp_path / "small.npy", np.ones((1, 3, 4, 4), np.float32))
     (tmp_path / "text.npy").write_text("1 2 3")

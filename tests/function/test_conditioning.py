@@ -245,6 +245,13 @@ def test_outputs_that_are_no_numbers_are_refused(cases):
         checks[0].require("outputs")
 
 
+@pytest.mark.parametrize("error, advised", [(0.05, True), (0.61, False), (float("inf"), False)])
+def test_a_tolerance_is_advised_where_rounding_may_explain_it(error, advised):
+    with pytest.raises(VerificationError) as raised:
+        OutputCheck(relative_error=error, bound=1e-5).require("outputs")
+    assert ("--tolerance" in str(raised.value)) == advised and "\n" not in str(raised.value)
+
+
 def test_zeros_are_refused_whatever_the_network(cases):
     """However far roundings move the reference, an output of zeros is not right."""
     case = Case("amplifies more")

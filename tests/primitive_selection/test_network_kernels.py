@@ -107,9 +107,7 @@ def test_select_says_how_long_the_network_takes(tmp_path):
     assert all(each.time_ns > 0 for each in row.kernels)
     found.profile.write(tmp_path / "p.json")
     stored = pimflow.select("toy", profile=tmp_path / "p.json")
-    assert summary(stored).network_time.time_ns == pytest.approx(
-        row.time_ns, abs=len(row.kernels)
-    )
+    assert summary(stored).network_time.time_ns == pytest.approx(row.time_ns, abs=len(row.kernels))
     without = Profile(device=found.profile.device, code="", times_ns=found.profile.times_ns,
                       moves_ns=found.profile.moves_ns)  # fmt: skip
     assert summary(pimflow.select("toy", profile=without)).network_time is None

@@ -1,6 +1,7 @@
 """Does what was found survive kills, other processes, full disks and damaged files?"""
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -148,6 +149,29 @@ def test_a_damaged_file_is_left_alone_and_said(tmp_path, damage):
     cache.put({"key": 1})
     assert str(path) in cache.flaw and "delete it" in cache.flaw and "\n" not in cache.flaw
     assert path.read_bytes() == damaged
+
+
+DAMAGED = [None, 7, b"\xff\xfe", "null", "[]", '{"another": "shape"}', "", "0" * 16 + " 1"]
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=repr)
+def test_a_damaged_value_is_computed_again(tmp_path, value):
+    """Whatever stands there: nobody reads a value of another shape, or of another key."""
+    path = tmp_path / "c"
+    ResultCache(path).put({"damaged": {"cycles": 1}, "other": {"cycles": 2}})
+    with sqlite3.connect(path) as file:
+        kept = dict(file.execute("SELECT value, key FROM results"))
+        damaged, other = (next(text for text in kept if f'"cycles": {n}' in text) for n in (1, 2))
+        file.execute("UPDATE results SET value = ? WHERE key = ?", (value, kept[damaged]))
+    cache = ResultCache(path)
+    assert cache.get(["damaged", "other"]) == {"other": {"cycles": 2}}
+    assert str(path) in cache.flaw and "damaged" in cache.flaw and "\n" not in cache.flaw
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE results SET value = ? WHERE key = ?", (other, kept[damaged]))
+    assert cache.get(["damaged"]) == {}
+    cache.put({"damaged": {"cycles": 1}})
+    again = ResultCache(path)
+    assert again.get(["damaged"]) == {"damaged": {"cycles": 1}} and again.flaw == ""
 
 
 def test_a_full_disk_costs_the_results_and_no_more(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UsageError
@@ -155,6 +155,8 @@ def test_inputs_that_name_initializers_are_dropped():
         (("N", 4), {"x": (1, 5)}, ModelError, "input 'x' has shape .x4, not 1x5"),
         (("N", 4), {"x": (1, 4, 1)}, ModelError, "input 'x' has shape .x4, not 1x4x1"),
         (("N", 4), {"x": (0, 4)}, UsageError, "input 'x'.* 1 or more"),
+        ((0, 4), None, ModelError, "input 'x' has shape 0x4: .* dimension of 0 .* --shape x=1,4"),
+        (("N", 0), None, ModelError, r"input 'x' has shape \?x0: "),
         (("N", "M"), {"x": (1, 5)}, ModelError, "not a valid ONNX model"),
     ],
 )
@@ -256,7 +258,7 @@ def test_nodes_without_a_name_of_their_own_get_one():
     nodes = [
         onnx.helper.make_node("Relu", ["x"], ["a"]),
         onnx.helper.make_node("Neg", ["a"], ["b"], "same"),
-        onnx.helper.make_node("Relu", ["b"], ["c"], "same"),
+        onnx.helper.make_node("Relu", ["b"], ["c"]),
         onnx.helper.make_node("Neg", ["c"], ["y"], "Relu_a"),
     ]
     values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
@@ -264,13 +266,16 @@ def test_nodes_without_a_name_of_their_own_get_one():
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     named = [node.name for node in zoo.load_model(model).graph.node]
     assert named == ["Relu_a_", "same", "Relu_c", "Relu_a"]
+    model.graph.node[3].name = "same"
+    with pytest.raises(ModelError, match="2 nodes are named 'same'; rename them"):
+        zoo.load_model(model)  # ONNX Runtime refuses it too
 
 
 # ---- precision ----
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
-def test_every_floating_point_type_is_fp32(kind):
+def test_every_floating_point_type_is_fp32_inside(kind):
     one = helper.make_tensor("one", kind, [1], [1.0])
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=kind),
@@ -286,5 +291,32 @@ def test_every_floating_point_type_is_fp32(kind):
     opsets = [helper.make_opsetid("", 17)]
     model = zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8))
     (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": np.array([0, 1, 2])})
-    assert y.dtype == np.float32
+    assert y.dtype == {TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}.get(kind, np.float32)
     assert y.tolist() == [3, 4, 5]
+    inside = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    assert set(inside.values()) == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("others", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_operands_of_several_types_are_refused(others):
+    """As ONNX Runtime does; as fp32 they would be the same."""
+    model = small()
+    (weights,) = model.graph.initializer
+    model.graph.initializer[0].CopyFrom(helper.make_tensor(weights.name, others, weights.dims, np.ones(8)))
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail):
+        onnxruntime.InferenceSession(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"not a valid ONNX model.*type") as raised:
+        zoo.load_model(model)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["input", "output", "value_info"])
+def test_a_tensor_of_no_type_is_refused(field):
+    model = shape_inference.infer_shapes(small())
+    values = getattr(model.graph, field)
+    if field == "value_info":
+        values.add(name="inside").type.tensor_type.shape.dim.add().dim_value = 1
+    else:
+        values[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+    with pytest.raises(ModelError, match="has no element type"):
+        zoo.load_model(model)

@@ -23,7 +23,7 @@ from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import System
-from pimflow.host.files import replace_file
+from pimflow.host.files import check_file, replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
@@ -84,6 +84,7 @@ def export_decomposed(
     target_system = as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
+    check_file(out)
     progress("loading")
     proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
     network = frontend.load(proto)

@@ -60,9 +60,7 @@ def profile(
     profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
     graphs = [
-        region_graph(
-            model, shapes or {}, profiling.cache, views=target_system.views, batch=batch, fuse=fuse
-        )
+        region_graph(model, shapes or {}, profiling.cache, views=target_system.views, batch=batch, fuse=fuse)
         for model in models
     ]
     loaded = time.perf_counter()

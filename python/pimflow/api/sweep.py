@@ -20,7 +20,7 @@ from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
 from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
-from pimflow.host.files import replace_file
+from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
@@ -222,8 +222,13 @@ def _with_pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def check_output(directory: str | os.PathLike[str]) -> None:
     """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
-    if Path(directory).exists() and not Path(directory).is_dir():
-        raise ArtifactError(f"{directory} is a file; name a directory")
+    place = Path(os.path.realpath(directory))
+    try:
+        if place.exists() and not place.is_dir():
+            raise ArtifactError(f"{directory} is a file; name a directory")
+        probe_directory(place / "sweep.csv")
+    except OSError as error:
+        raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
 
 
 def write(

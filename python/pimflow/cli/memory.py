@@ -67,10 +67,12 @@ def add_arguments(sub: CommandParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Plan the table of `args`, print the result, and write what is asked for."""
     from pimflow import memory
-    from pimflow.host import pictures
+    from pimflow.host import files, pictures
     from pimflow.memory import csv_form, plot
 
     _check(args)
+    if args.output:
+        files.check_file(args.output)
     if args.plot:
         pictures.check_format(args.plot)
     network = None if _is_table(args.source) else _network(args)

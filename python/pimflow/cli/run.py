@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pimflow.cli import output
 from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
+from pimflow.host.files import check_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> None:
 
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
+    if args.output:
+        check_file(args.output)
     inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
         found = infer(

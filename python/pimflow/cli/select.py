@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pimflow.cli import options, output, primitive_options
 from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
+from pimflow.host.files import check_file
 
 if TYPE_CHECKING:
     from pimflow.host.result_cache import ResultCache
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> None:
     """Select primitives for the network of `args` and print the result."""
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.output:
+        check_file(args.output)
     if args.plot:
         from pimflow.host import pictures
 

@@ -30,12 +30,14 @@ def add_arguments(sub: CommandParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the timeline of a plan, and write or draw it where that is asked for."""
     from pimflow.api import timeline
-    from pimflow.host import pictures
+    from pimflow.host import files, pictures
 
     if Path(args.source).is_dir():
         why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
         refuse(args, sorted(vars(args).keys() - _OPEN), why)
     goal, network = options.goal(args), options.network(args)
+    if args.perfetto:
+        files.check_file(args.perfetto)
     if args.plot:
         pictures.check_format(args.plot)
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +23,13 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
+from pimflow.core.typed_values import of_type
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
+from pimflow.host.files import probe_directory
 from pimflow.simulators.pim.expansion import pim_text
+from pimflow.zoo.shapes import LARGEST
 
 if TYPE_CHECKING:
     from pimflow.compiler.build import Build
@@ -36,7 +40,10 @@ REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
+C_TARGET = "c"  # `targets.C`, which is TVM's side
 KERNELS = "kernels.cu"
+_SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_sibling`
+_STEM_CHARACTERS = 40  # of the name of a directory, in such names
 _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
 
 
@@ -86,17 +93,35 @@ class Interface:
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
-        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()}
-        rows = {name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry}
+        with _reading(directory, INTERFACE):
+            found = cls._of(table)
+            _require_type(found, cls)
+            found._require_values()
+        return found
+
+    @classmethod
+    def _of(cls, table: Mapping[str, Any]) -> Interface:
+        """From what `to_json` writes."""
         return cls(
-            inputs=inputs,
+            inputs={name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()},
             targets=tuple(table["targets"]),
-            table_rows=rows,
+            table_rows={name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry},
             sha256=table["sha256"],
             cpu=table.get("cpu", ""),
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
         )
+
+    def _require_values(self) -> None:
+        """Raise `ValueError` or `TypeError` for a target, size or dtype that was never written."""
+        if not self.targets or not set(self.targets) <= {*LIBRARIES, C_TARGET}:
+            raise ValueError("targets")
+        tensors = (*self.inputs.values(), *self.outputs)
+        least = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
+        if least < 0 or any(min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors):
+            raise ValueError("sizes")
+        if any(np.dtype(dtype).kind not in "biuf" for _, dtype in tensors):
+            raise ValueError("dtypes")
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -161,9 +186,12 @@ class Placed:
     def load(cls, directory: Path) -> Placed:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
-        table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-        kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
-        return cls(**table | kept)
+        with _reading(directory, REGIONS):
+            table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
+            kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
+            found = cls(**table | kept)
+            _require_type(found, cls)
+        return found
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -172,7 +200,26 @@ class Placed:
 def device(directory: Path) -> PimSpec:
     """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
-    return PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+    with _reading(directory, PIM):
+        spec = PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+        _require_type(spec, PimSpec)
+        if fault := next(spec.faults(), ""):
+            raise ValueError(fault)
+    return spec
+
+
+@contextlib.contextmanager
+def _reading(directory: Path, name: str) -> Iterator[None]:
+    """What reading a table of another form raises, as `ArtifactError`: a right digest says nothing of it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise ArtifactError(f"{directory}: {name} is not what pimflow writes; compile again") from error
+
+
+def _require_type(value: object, kind: type) -> None:
+    if not of_type(value, kind):
+        raise TypeError(f"not of the types of {kind.__name__}")
 
 
 def holder(file: Path) -> Path | None:
@@ -202,22 +249,49 @@ def new_directory(target: str | os.PathLike, mark: str = INTERFACE) -> Iterator[
     """
     path = Path(target)
     check_target(path, mark)
-    scratch = _sibling(path, "new")
+    place = _place(path)
+    stays = _stays(place)
+    scratch = _sibling(place / mark if stays else place, "new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(0o700)
         yield scratch
         scratch.chmod(0o755)
-        _take_place(scratch, path)
+        if stays:
+            _fill(scratch, place, mark)
+        else:
+            _take_place(scratch, place)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         _remove(scratch)
 
 
+def _place(path: Path) -> Path:
+    """The directory that `path` names, links followed: a link stays one."""
+    place = Path(os.path.realpath(path))
+    if os.path.islink(place):
+        raise ArtifactError(f"{path}: is a link that leads to itself; name a directory")
+    return place
+
+
+def _stays(place: Path) -> bool:
+    """Whether a directory cannot give its place to another: a shell works in it, or it is a mount point."""
+    if not place.is_dir():
+        return False
+    with contextlib.suppress(FileNotFoundError):  # a shell may work in what is not there any more
+        return os.path.ismount(place) or place.samefile(Path.cwd())
+    return False
+
+
 def _sibling(path: Path, role: str) -> Path:
     """An unused name beside `path`. It is known before the file exists, so the file can always be removed."""
-    return path.parent / f".{path.name}.{role}.{secrets.token_hex(6)}"
+    return path.parent / f".{path.name[:_STEM_CHARACTERS]}.{role}.{secrets.token_hex(6)}"
+
+
+def _entries(directory: Path) -> list[Path]:
+    """The files of a directory without those that a killed or running process made for itself."""
+    return [entry for entry in directory.iterdir() if not _SCRATCH.fullmatch(entry.name)]
 
 
 def _remove(directory: Path) -> None:
@@ -250,14 +324,47 @@ def _take_place(scratch: Path, path: Path) -> None:
     raise OSError(errno.EBUSY, "other runs keep writing there")
 
 
+def _fill(scratch: Path, place: Path, mark: str) -> None:
+    """Move what `scratch` holds into `place`, and what was there away; all of it or, interrupted, nothing.
+
+    The mark goes first and comes last: what has it is whole.
+    """
+    old = _sibling(place / mark, "old")
+    moves = [(entry, old / entry.name) for entry in sorted(_entries(place), key=lambda e: e.name != mark)]
+    moves += [
+        (entry, place / entry.name) for entry in sorted(scratch.iterdir(), key=lambda e: e.name == mark)
+    ]
+    try:
+        old.mkdir(0o700)
+        for source, target in moves:
+            source.rename(target)
+    except BaseException:
+        for source, target in reversed(moves):
+            if target.exists() and not source.exists():
+                target.rename(source)
+        raise
+    finally:
+        _remove(old)
+
+
 def check_target(target: str | os.PathLike, mark: str = INTERFACE) -> None:
-    """Raise `ArtifactError` if `target` is a file, or a directory that holds something, but no `mark`."""
+    """Raise `ArtifactError` if `new_directory` could not write there: before the work, not after it.
+
+    That is a file, or a directory that holds something, but no `mark`, or a place where none can be made.
+    """
+    if not os.fspath(target):
+        raise ArtifactError("'' names no directory; name one")
     path = Path(target)
-    if path.exists() and not path.is_dir():
-        raise ArtifactError(f"{path} is a file; name a directory")
-    if path.is_dir() and any(path.iterdir()) and not (path / mark).exists():
-        kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
-        raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
+    place = _place(path)
+    try:
+        if place.exists() and not place.is_dir():
+            raise ArtifactError(f"{path} is a file; name a directory")
+        if place.is_dir() and _entries(place) and not (place / mark).exists():
+            kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
+            raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
+        probe_directory(place / mark if _stays(place) else place)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def write(

@@ -63,9 +63,16 @@ class OutputCheck:
         """
         if self.matches:
             return
+        if not np.isfinite(self.relative_error):
+            raise VerificationError(
+                f"{what} differ from the reference by inf: they have NaN, infinity or another shape, which "
+                "no rounding explains; if values leave the storage type, try --dtype fp32, else it is our bug"
+            )
         said = f"{what} differ from the reference by {self.relative_error:.2e} of the largest value"
         deviation = self.reference_deviation
-        if deviation is None:
+        if deviation is None and self.relative_error > LARGEST_BOUND:
+            why = f"{self.bound:.0e}, and no rounding explains so much: a layer outside PIM is wrong"
+        elif deviation is None:
             why = f"{self.bound:.0e}; if the network amplifies rounding, allow it with --tolerance"
         elif DEVIATION_MULTIPLE * deviation > LARGEST_BOUND:
             why = (

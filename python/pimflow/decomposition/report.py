@@ -224,9 +224,7 @@ def skips_text(part: SkipsReport) -> str:
         return f"kept: {part.kept_because}"
     copies = sum(len(skip.uses) for skip in part.copies)
     how = {"merge": "lconvs merged", "split": "fconvs split", "merge, split": "lconvs merged, fconvs split"}
-    text = (
-        f"{len(part.copies)} of {part.candidates} wait in their reduced form, {copies} copies of lconvs"
-    )
+    text = f"{len(part.copies)} of {part.candidates} wait in their reduced form, {copies} copies of lconvs"
     text += f"; {how[part.transformation]}" if part.transformation else ""
     text += f"; {len(part.folded)} lconvs folded into fconvs" if part.folded else ""
     assert part.pool_given_bytes is not None and part.pool_bytes is not None

@@ -68,7 +68,16 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     if not unknown:
         return model
     wanted = [("", op) for op in sorted(unknown)]
-    return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    for tensor in model.graph.initializer:  # whose types the inliner does not read
+        typed.graph.value_info.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    try:
+        return inliner.inline_selected_functions(typed, wanted, inline_schema_functions=True)
+    except RuntimeError:  # the importer says which operator it does not know
+        return model
 
 
 def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pimflow.errors import UsageError
-from pimflow.host.files import replace_file
+from pimflow.host.files import check_file, replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,12 +21,13 @@ FORMATS = (".png", ".svg", ".html")
 
 
 def check_format(path: str | os.PathLike[str]) -> str:
-    """Suffix of `path`, or UsageError if no picture can be written there."""
+    """Suffix of `path`; raises `UsageError` or `OutputError` if no picture can be written there."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise UsageError(f"{path}: a plot is written as {', '.join(FORMATS)}")
     if not available():
         raise UsageError("plots need matplotlib; pip install 'pimflow[plot]'")
+    check_file(path)
     return suffix
 
 

@@ -2,6 +2,7 @@
 
 It is one SQLite file, which survives a kill and which several processes may use at once. A cache that cannot
 be read or written costs time, never the result: `ResultCache.flaw` says what is wrong, and it is not used.
+Every value has a seal, a digest of its key and of itself: a value that is damaged is computed again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pimflow.host import native
 
 WAIT_SECONDS = 30.0  # for another process that is writing
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
+SEAL_DIGITS = 16  # against damage, not against forgery
 # Packages whose code decides a result, besides its key.
 COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
 
@@ -84,13 +86,14 @@ class ResultCache:
             self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
             # A killed process loses nothing; a power cut may, which SQLite then finds and says.
             self._connection.execute("PRAGMA synchronous=OFF")
+            self._connection.text_factory = bytes  # what is no UTF-8 is found by its seal
             self._connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT)")
             self._connection.commit()
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
     def get(self, keys: Iterable[object], code: str | None = None) -> dict[object, Any]:
-        """The values of those keys that are there.
+        """The values of those keys that are there, as they were kept.
 
         Parameters
         ----------
@@ -107,17 +110,25 @@ class ResultCache:
             part = digests[begin : begin + KEYS_AT_ONCE]
             query = f"SELECT key, value FROM results WHERE key IN ({','.join('?' * len(part))})"
             try:
-                rows = self._connection.execute(query, part).fetchall()
-                found |= {by_digest[digest]: json.loads(value) for digest, value in rows}
-            except (sqlite3.Error, ValueError) as error:
+                rows = dict(self._connection.execute(query, part).fetchall())
+            except sqlite3.Error as error:
                 self._give_up(error)
+                break
+            for digest in part:
+                if digest.encode() not in rows:
+                    continue
+                try:
+                    found[by_digest[digest]] = _opened(digest, rows[digest.encode()])
+                except ValueError:
+                    self.flaw = f"{self.path}: a result is damaged, and is computed again"
         return found
 
     def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
         """Store `values`, all of them or none; if that fails, what was stored before can still be read."""
         if self._connection is None or not self._stores or not values:
             return
-        rows = [(_digest(key, code), json.dumps(value)) for key, value in values.items()]
+        digests = {_digest(key, code): json.dumps(value) for key, value in values.items()}
+        rows = [(digest, f"{_seal(digest, value)} {value}") for digest, value in digests.items()]
         try:
             with self._connection:
                 self._connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", rows)
@@ -140,6 +151,21 @@ class ResultCache:
         reason = getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
         self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
+
+
+def _seal(digest: str, value: str) -> str:
+    """Of a value, written as JSON, under the digest of its key."""
+    return hashlib.sha256(f"{digest} {value}".encode()).hexdigest()[:SEAL_DIGITS]
+
+
+def _opened(digest: str, sealed: object) -> Any:
+    """The value of a row; raises `ValueError` if it is not what was kept."""
+    if not isinstance(sealed, bytes):
+        raise ValueError("no text")
+    seal, _, value = sealed.decode().partition(" ")
+    if seal != _seal(digest, value):
+        raise ValueError("another seal")
+    return json.loads(value)
 
 
 def _digest(key: object, code: str | None) -> str:

@@ -270,9 +270,7 @@ def is_guess(candidate: Candidate) -> bool:
 
 
 def _figures(sums: Sums) -> Figures:
-    return Figures(
-        time_ns=sums.time_ns, memory_bytes=sums.memory_bytes, workspace_bytes=sums.workspace_bytes
-    )
+    return Figures(time_ns=sums.time_ns, memory_bytes=sums.memory_bytes, workspace_bytes=sums.workspace_bytes)
 
 
 def _front_point(point: Point) -> FrontPoint:

@@ -16,6 +16,7 @@ from pimflow.zoo.models import (
     load_model,
     names,
     parse_shape,
+    refuse_shared_names,
     weight_values,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "load_model",
     "names",
     "parse_shape",
+    "refuse_shared_names",
     "weight_values",
 ]

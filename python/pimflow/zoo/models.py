@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from onnx import external_data_helper, helper, shape_inference
 from pimflow.errors import ModelError, UnknownNameError, one_line
 from pimflow.zoo import weights
 from pimflow.zoo.indices import index_bounds
-from pimflow.zoo.precision import to_single
+from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import (
     Shape,
     check_batch,
@@ -172,8 +173,9 @@ def load_model(
     Returns
     -------
     onnx.ModelProto
-        Checked, with inferred shapes, fp32 its only floating-point type; its graph inputs are data and
-        have fixed shapes, its nodes names of their own.
+        Checked, with inferred shapes, fp32 its only floating-point type but of outputs that the network
+        declares otherwise, which are cast in the end (see `precision.to_single`); its graph inputs are data
+        and have fixed shapes, its nodes names of their own.
 
     Raises
     ------
@@ -182,8 +184,8 @@ def load_model(
     UsageError
         If a size in `shapes` or the seed is out of range.
     ModelError
-        If the file cannot be read, is no valid ONNX model, keeps a dynamic input or contradicts
-        `shapes`.
+        If the file cannot be read, is no valid ONNX model, has two nodes of one name, keeps a dynamic input
+        or contradicts `shapes`.
     """
     if isinstance(model, onnx.ModelProto):
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
@@ -200,12 +202,15 @@ def load_model(
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     try:
         _keep_data_inputs(loaded)
-        _name_nodes(loaded)
+        refuse_shared_names(loaded, where)
+        require_types(loaded, where)
         to_single(loaded)
+        _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
         fix_shapes(loaded, data, shapes or {}, where)
         if batch is not None:
             set_batch(loaded, data, batch, where)
+        _type_groups(loaded)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
         check_sizes(loaded, where)
@@ -359,8 +364,33 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         model.ir_version = max(model.ir_version, 4)
 
 
+def _type_groups(model: onnx.ModelProto) -> None:
+    """Give results of GroupNormalization the types of their operands, in place: onnx infers none."""
+    groups = [node for node in model.graph.node if node.op_type == "GroupNormalization"]
+    for _ in groups:  # one follows from another
+        typed = shape_inference.infer_shapes(model).graph
+        values = {value.name: value for value in (*typed.input, *typed.value_info)}
+        results = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+        for node in groups:
+            operand, result = values.get(node.input[0]), node.output[0]
+            if operand is None or not operand.type.tensor_type.HasField("shape"):
+                continue
+            if result not in results:
+                model.graph.value_info.add(name=result).type.CopyFrom(operand.type)
+            elif not results[result].type.tensor_type.HasField("shape"):
+                results[result].type.CopyFrom(operand.type)
+
+
+def refuse_shared_names(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`ModelError` for a name that two nodes bear, which ONNX Runtime refuses too."""
+    counts = Counter(node.name for node in model.graph.node if node.name)
+    for name, count in counts.items():
+        if count > 1:
+            raise ModelError(f"{where}: {count} nodes are named '{name}'; rename them")
+
+
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name every node that has no name, or that of an earlier node, by its first result, in place.
+    """Name every node that has no name by its first result, in place.
 
     What does not print in a name, such as a line break, becomes an escape.
     """
@@ -368,15 +398,13 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         if not node.name.isprintable():
             node.name = one_line(node.name)
     taken = {node.name for node in model.graph.node}
-    seen = {""}
     for node in model.graph.node:
-        if node.name in seen:
+        if not node.name:
             name = f"{node.op_type}_{next(filter(None, node.output), '')}"
             while name in taken:
                 name += "_"
             node.name = name
             taken.add(name)
-        seen.add(node.name)
 
 
 def _one_line(error: Exception, limit: int = 240) -> str:

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from pimflow.errors import ModelError
 
 _OTHERS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_RETURNED = (TensorProto.FLOAT16, TensorProto.DOUBLE)  # NumPy has no bf16
+
+
+def require_types(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`ModelError` where ONNX Runtime refuses types that `to_single` would hide.
+
+    Those are tensors of no type, and operands of several floating-point types where there may be one.
+    """
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    for value in values:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+            raise ModelError(f"{where}: not a valid ONNX model: tensor '{value.name}' has no element type")
+    stored = {value.type.tensor_type.elem_type for value in values}
+    stored |= {tensor.data_type for tensor in model.graph.initializer}
+    if stored.isdisjoint(_OTHERS):
+        return
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph = light.graph
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(model.graph, field))
+    inputs = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
+    except shape_inference.InferenceError as error:
+        if "type" in str(error):
+            raise ModelError(
+                f"{where}: not a valid ONNX model: {' '.join(str(error).split())[:240]}"
+            ) from None
 
 
 def to_single(model: onnx.ModelProto) -> None:
-    """Make fp16, bf16 and fp64 fp32, in place: inputs, outputs, weights and casts.
+    """Make fp16, bf16 and fp64 fp32, in place: inputs, weights, casts, and all but the type of outputs.
 
     What is stored in fp16 is the system's matter; ONNX Runtime has no fp64 convolution, and rounds after
-    every operator in fp16.
+    every operator in fp16. Outputs of fp16 and fp64 are cast to these in the end, by a node each.
     """
+    returned = {
+        value.name: value.type.tensor_type.elem_type
+        for value in model.graph.output
+        if value.type.tensor_type.elem_type in _RETURNED
+    }
     _convert(model.graph)
+    _cast_outputs(model.graph, returned)
+
+
+def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
+    """Cast what nodes give to the types `kinds`, by name, under the names that it had."""
+    nodes = [node for each in _graphs(graph) for node in each.node]
+    taken = {name for node in nodes for name in (*node.input, *node.output)}
+    single: dict[str, str] = {}
+    for name in {name for node in graph.node for name in node.output} & kinds.keys():
+        single[name] = f"{name}.single"
+        while single[name] in taken:
+            single[name] += "_"
+    for node in nodes:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = single.get(name, name)
+    for value in graph.output:
+        if value.name in single:
+            value.type.tensor_type.elem_type = kinds[value.name]
+            graph.node.append(
+                helper.make_node("Cast", [single[value.name]], [value.name], to=kinds[value.name])
+            )
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph`, and those of its control flow."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
 
 
 def _convert(graph: onnx.GraphProto) -> None:

@@ -148,16 +148,29 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
 
 
 def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
-    """Return a value's shape; raise :class:`ModelError` if any of it is dynamic."""
+    """Return a value's shape; raise :class:`ModelError` if any of it is dynamic, or 0."""
     dims = dims_of(value)
     if dims is None or None in dims:
+        empty = any(_is_zero(dim) for dim in value.type.tensor_type.shape.dim)
         usual = (1, 3, 224, 224) if dims is None or len(dims) == 4 else (1,) * len(dims)
         example = ",".join(str(size or likely) for size, likely in zip(dims or usual, usual))
-        raise ModelError(
-            f"{where}: input '{value.name}' has dynamic shape {_written(dims)}; "
-            f"fix it, for example --shape {value.name}={example}"
-        )
+        how = f"for example --shape {value.name}={example}"
+        if empty:
+            sizes = "x".join(
+                "0" if _is_zero(dim) else str(size or "?")
+                for dim, size in zip(value.type.tensor_type.shape.dim, dims)
+            )
+            raise ModelError(
+                f"{where}: input '{value.name}' has shape {sizes}: with a dimension of 0 it holds nothing; "
+                f"if the size is meant to be open, fix it, {how}"
+            )
+        raise ModelError(f"{where}: input '{value.name}' has dynamic shape {_written(dims)}; fix it, {how}")
     return dims
+
+
+def _is_zero(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension is said to be 0, not left open."""
+    return dim.HasField("dim_value") and dim.dim_value == 0
 
 
 def _written(dims: tuple[int | None, ...] | None) -> str:

@@ -1,0 +1,49 @@
+"""Reductions of integers in operators whose kernels TVM has right."""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import relax
+
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
+
+PLACES = ("argmax", "argmin")
+_EXACT = ("int64", "uint64")  # nothing is wider
+
+
+@tvm.transform.module_pass(opt_level=0, name="IntegerReductions")
+class IntegerReductions:
+    """Means of integers, and places of their extremes.
+
+    TVM's kernel of a mean divides by a number of another type. That of ``argmax`` begins with the least
+    value of the type at no place, and keeps that where the values are as small, as zeros of uint8 are.
+
+    Rewrite: ``mean(x, axes) -> divide(sum(x, axes), n)``, ``argmax(x) -> argmax(astype(x, int64))``.
+    Preserves: values of ONNX, which rounds quotients towards zero; names.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        def rewrite(builder, var, value):
+            if not _reduces_integers(value):
+                return None
+            x, attrs = value.args[0], value.attrs
+            dtype = str(x.ty.dtype)
+            if operator(value) == "mean":
+                total = builder.emit(relax.op.sum(x, attrs.axis, attrs.keepdims), name_hint=f"{var.name}_sum")
+                count = math.prod(shape(x)) // max(1, math.prod(shape(total)))
+                return relax.op.divide(total, relax.const(count, dtype))
+            if dtype in _EXACT:
+                return None
+            wide = builder.emit(relax.op.astype(x, "int64"), name_hint=f"{var.name}_wide")
+            return relax.Call(value.op, [wide], attrs, value.ty_args)
+
+        found = any(_reduces_integers(binding.value) for binding in main_bindings(mod))
+        return rebuild(mod, rewrite) if found else mod
+
+
+def _reduces_integers(value: relax.Expr) -> bool:
+    if operator(value) not in ("mean", *PLACES):
+        return False
+    return str(value.args[0].ty.dtype).startswith(("int", "uint", "bool"))

@@ -1,0 +1,618 @@
+"""Small ONNX networks, an operator or two each: what ONNX Runtime computes, pimflow computes or refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+F, I64, I32, B = T.FLOAT, T.INT64, T.INT32, T.BOOL
+SHAPE = (1, 8, 6, 6)
+KINDS: dict[str, onnx.ModelProto] = {}
+
+
+def w(*dims, low=-1.0, high=1.0):
+    return np.random.default_rng([*dims, 3]).uniform(low, high, dims).astype(np.float32)
+
+
+def net(name, nodes, inputs, weights=None, opset=17):
+    """A network from `inputs`, by name (type, shape), to what its last node gives."""
+    values = [h.make_tensor_value_info(n, kind, dims) for n, (kind, dims) in inputs.items()]
+    results = [onnx.ValueInfoProto(name=output) for output in nodes[-1].output if output]
+    stored = [numpy_helper.from_array(np.asarray(array), n) for n, array in (weights or {}).items()]
+    graph = h.make_graph(nodes, "net", values, results, stored)
+    version = 10 if opset > 19 else 8
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=version)
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    for value in model.graph.output:  # which some functions of the standard leave open
+        value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or F
+    assert name not in KINDS
+    KINDS[name] = model
+
+
+def op(name, kind, operands="x", outs="y", x=SHAPE, t=F, opset=17, extra=None, weights=None, **attributes):
+    """A network of one node, from ``x`` of type `t`, further inputs and weights."""
+    names = operands.split(" ")
+    inputs = {n: value for n, value in {"x": (t, x), **(extra or {})}.items() if n in names}
+    net(name, [h.make_node(kind, names, outs.split(" "), name="n", **attributes)], inputs, weights, opset)
+
+
+def after(name, first, kind, *operands, inputs="x", weights=None, opset=17, **attributes):
+    """A network of one node whose first operand is what the nodes `first` make of ``x``, called ``u``."""
+    values = {n: (F, SHAPE) for n in inputs.split(" ")}
+    last = h.make_node(kind, ["u", *operands], ["y"], name="n", **attributes)
+    net(name, [*first, last], values, weights, opset)
+
+
+# ---- elementwise ----
+
+UNARY = """
+Abs Asinh Atan Ceil Celu Cos Cosh Elu Erf Exp Floor HardSigmoid HardSwish Identity LeakyRelu Mish Neg
+Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Tan Tanh ThresholdedRelu
+"""
+for k in UNARY.split():
+    op(k, k, opset=18)
+for k in ("Acos", "Asin", "Atanh"):
+    within = [h.make_node("Tanh", ["x"], ["t"], name="t"), h.make_node("Mul", ["t", "half"], ["u"], name="m")]
+    after(k, within, k, weights={"half": np.float32([0.9])})
+for k in ("Acosh", "Log", "Reciprocal", "Sqrt"):
+    above = [h.make_node("Abs", ["x"], ["t"], name="t"), h.make_node("Add", ["t", "one"], ["u"], name="m")]
+    after(k, above, k, weights={"one": np.float32([1.5])})
+op("Gelu", "Gelu", opset=20)
+op("Gelu tanh", "Gelu", opset=20, approximate="tanh")
+op("Not", "Not", t=B)
+op("IsNaN", "IsNaN")
+op("IsInf", "IsInf")
+op("BitwiseNot", "BitwiseNot", t=I32, opset=18)
+for k in ("Add", "Max", "Mean", "Min", "Mul", "Sub", "Sum"):
+    op(k, k, "x z", extra={"z": (F, SHAPE)})
+op("Mod", "Mod", "x z", extra={"z": (F, SHAPE)}, fmod=1)
+after("Pow", [h.make_node("Abs", ["x"], ["u"], name="t")], "Pow", "z", inputs="x z")
+divisor = [h.make_node("Exp", ["z"], ["t"], name="t"), h.make_node("Div", ["x", "t"], ["u"], name="m")]
+after("Div", divisor, "Neg", inputs="x z")
+op("PRelu", "PRelu", "x s", weights={"s": w(8, 1, 1)})
+op("PRelu one", "PRelu", "x s", weights={"s": np.float32([0.3])})
+op("Add broadcast", "Add", "x z", extra={"z": (F, (6,))})
+for k in ("Add", "Sub", "Mul", "Max", "Min"):
+    op(k + " i64", k, "x z", t=I64, extra={"z": (I64, SHAPE)})
+    op(k + " i32", k, "x z", t=I32, extra={"z": (I32, SHAPE)})
+op("Div i32", "Div", "x z", t=I32, weights={"z": np.int32([3])})
+op("Mod i32", "Mod", "x z", t=I32, weights={"z": np.int32([3])})
+op("Mod i32 neg", "Mod", "x z", t=I32, weights={"z": np.int32([-3])})
+op("Pow i32", "Pow", "x z", t=I32, weights={"z": np.int32([2])})
+for k in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+    op(k, k, "x z", extra={"z": (F, SHAPE)})
+    op(k + " i32", k, "x z", t=I32, extra={"z": (I32, SHAPE)})
+for k in ("And", "Or", "Xor"):
+    op(k, k, "x z", t=B, extra={"z": (B, SHAPE)})
+for k in ("BitwiseAnd", "BitwiseOr", "BitwiseXor"):
+    op(k, k, "x z", t=I32, opset=18, extra={"z": (I32, SHAPE)})
+op("BitShift", "BitShift", "x z", t=T.UINT8, weights={"z": np.uint8([1])}, direction="LEFT")
+op("Where", "Where", "c x z", extra={"c": (B, SHAPE), "z": (F, SHAPE)})
+op("Mean 1", "Mean")
+op("Mean 3", "Mean", "x z v", extra={"z": (F, SHAPE), "v": (F, SHAPE)})
+op("Mean broadcast", "Mean", "x z", extra={"z": (F, (8, 1, 1))})
+op("Sum broadcast", "Sum", "x z", extra={"z": (F, (8, 1, 1))})
+# ---- reductions and places ----
+for k in (
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSumSquare",
+):
+    if k == "ReduceLogSum":
+        after(k, [h.make_node("Exp", ["x"], ["u"], name="t")], k, axes=[1])
+        continue
+    op(k, k, axes=[2, 3])
+    op(k + " 18", k, "x a", opset=18, weights={"a": np.int64([1])}, keepdims=0)
+    if k not in ("ReduceL2", "ReduceLogSumExp"):
+        op(k + " i32", k, t=I32, axes=[1])
+op("ReduceSum", "ReduceSum", "x a", weights={"a": np.int64([1, 2])})
+op("ReduceSum i64", "ReduceSum", "x a", t=I64, weights={"a": np.int64([1])}, keepdims=0)
+op("ReduceSum all", "ReduceSum")
+op("ReduceMean all", "ReduceMean", keepdims=0)
+op("ReduceSum none", "ReduceSum", "x a", weights={"a": np.zeros(0, np.int64)}, noop_with_empty_axes=1)
+op("ReduceMax uint8", "ReduceMax", t=T.UINT8, axes=[1])
+op("ReduceMin int8", "ReduceMin", t=T.INT8, axes=[1])
+op("ArgMax", "ArgMax", axis=1)
+op("ArgMin", "ArgMin", axis=1, keepdims=0)
+op("ArgMax last", "ArgMax", axis=1, select_last_index=1)
+op("ArgMax i32", "ArgMax", t=I32, axis=2)
+op("ArgMax uint8", "ArgMax", t=T.UINT8, axis=1)
+op("ArgMin uint8", "ArgMin", t=T.UINT8, axis=1)
+op("ArgMax int8", "ArgMax", t=T.INT8, axis=1)
+op("ArgMin last", "ArgMin", axis=1, select_last_index=1)
+op("ArgMin i32 last", "ArgMin", t=I32, axis=1, select_last_index=1)
+op("CumSum", "CumSum", "x a", weights={"a": np.int64(1)})
+op("CumSum rev", "CumSum", "x a", weights={"a": np.int64(1)}, reverse=1)
+op("CumSum excl", "CumSum", "x a", weights={"a": np.int64(1)}, exclusive=1)
+op("TopK", "TopK", "x k", "v i", weights={"k": np.int64([3])}, axis=1)
+op("TopK smallest", "TopK", "x k", "v i", weights={"k": np.int64([3])}, axis=3, largest=0)
+op("Softmax", "Softmax", axis=1)
+op("LogSoftmax", "LogSoftmax")
+op("Hardmax", "Hardmax", axis=1)
+op("Softmax 11", "Softmax", axis=1, opset=11)
+op("LogSoftmax 11", "LogSoftmax", axis=2, opset=11)
+
+
+# ---- convolutions ----
+def conv(name, xd=SHAPE, wd=(12, 8, 3, 3), b=True, kind="Conv", bias=None, opset=17, **a):
+    ws = {"w": w(*wd)}
+    ins = "x w"
+    if b:
+        ins += " b"
+        ws["b"] = w(bias or wd[0])
+    op(name, kind, ins, x=xd, weights=ws, opset=opset, **a)
+
+
+conv("Conv")
+conv("Conv 1x1", wd=(16, 8, 1, 1))
+conv("Conv pad", pads=[1, 1, 1, 1])
+conv("Conv asym", pads=[0, 1, 2, 1])
+conv("Conv stride", strides=[2, 2], pads=[1, 1, 1, 1])
+conv("Conv dil", dilations=[2, 2], pads=[2, 2, 2, 2])
+conv("Conv dw", wd=(8, 1, 3, 3), group=8, pads=[1, 1, 1, 1])
+conv("Conv dwm", wd=(16, 1, 3, 3), group=8, bias=16)
+conv("Conv group", wd=(12, 4, 3, 3), group=2)
+conv("Conv same upper", auto_pad="SAME_UPPER", strides=[2, 2], xd=(1, 8, 7, 7))
+conv("Conv same lower", auto_pad="SAME_LOWER", strides=[2, 2], xd=SHAPE)
+conv("Conv valid", auto_pad="VALID")
+conv("Conv batch", xd=(3, 8, 6, 6))
+conv("Conv 1d", xd=(1, 8, 12), wd=(12, 8, 3))
+conv("Conv 3d", xd=(1, 4, 5, 5, 5), wd=(6, 4, 3, 3, 3))
+conv("Conv nobias", b=False)
+conv("Conv 1d pad stride", xd=(2, 8, 12), wd=(12, 8, 3), pads=[1, 1], strides=[2])
+ct = dict(kind="ConvTranspose", wd=(8, 6, 3, 3), bias=6)
+conv("CT", **ct)
+conv("CT stride", **ct, strides=[2, 2])
+conv("CT pad", **ct, strides=[2, 2], pads=[1, 1, 1, 1])
+conv("CT outpad", **ct, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1])
+conv("CT output_shape", **ct, strides=[2, 2], output_shape=[12, 12])
+conv("CT output_shape odd", **ct, strides=[2, 2], output_shape=[14, 13])
+conv("CT dil", **ct, dilations=[2, 2])
+conv("CT same", **ct, strides=[2, 2], auto_pad="SAME_UPPER")
+conv("CT same lower", **ct, strides=[2, 2], auto_pad="SAME_LOWER")
+conv("CT group", kind="ConvTranspose", wd=(8, 3, 3, 3), bias=6, group=2)
+conv("CT 1d", kind="ConvTranspose", xd=(1, 8, 12), wd=(8, 6, 3), bias=6, strides=[2])
+conv(
+    "CT output_shape 1d",
+    kind="ConvTranspose",
+    xd=(1, 8, 12),
+    wd=(8, 6, 3),
+    bias=6,
+    strides=[2],
+    output_shape=[24],
+)
+conv("CT asym", **ct, strides=[2, 2], pads=[0, 1, 2, 1])
+# ---- products of which PIM computes some ----
+for k in ("Mean", "Sum", "Max", "Add", "Mul", "Concat", "Mean of 3"):
+    kind, *three = k.split(" of ")
+    tail = h.make_node(kind, ["a", "b", *(["x"] if three else [])], ["y"], name="n")
+    if kind == "Concat":
+        tail.attribute.append(h.make_attribute("axis", 1))
+    products = [h.make_node("Conv", ["x", v], [y], name=f"c{y}") for v, y in (("w", "a"), ("v", "b"))]
+    stored = {"w": w(16, 16, 1, 1), "v": w(16, 16, 1, 1) * 0.5}
+    net(f"products {k}", [*products, tail], {"x": (F, (1, 16, 8, 8))}, stored)
+# ---- pools ----
+op("MaxPool", "MaxPool", kernel_shape=[2, 2])
+op("MaxPool s", "MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+op("MaxPool ceil", "MaxPool", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+op("MaxPool dil", "MaxPool", kernel_shape=[2, 2], dilations=[2, 2])
+op("MaxPool same", "MaxPool", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
+op("MaxPool idx", "MaxPool", outs="y i", kernel_shape=[2, 2], strides=[2, 2])
+op("MaxPool 1d", "MaxPool", x=(1, 8, 12), kernel_shape=[2])
+op("MaxPool 3d", "MaxPool", x=(1, 4, 5, 5, 5), kernel_shape=[2, 2, 2])
+op("MaxPool uint8", "MaxPool", t=T.UINT8, kernel_shape=[2, 2])
+op("MaxPool same lower", "MaxPool", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER")
+op("AvgPool", "AveragePool", kernel_shape=[2, 2])
+op("AvgPool pad", "AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+op("AvgPool incl", "AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)
+op("AvgPool ceil", "AveragePool", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, opset=19)
+op("AvgPool 1d", "AveragePool", x=(1, 8, 12), kernel_shape=[3])
+op("AvgPool dil", "AveragePool", kernel_shape=[2, 2], dilations=[2, 2], opset=19)
+op("AvgPool same", "AveragePool", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
+op(
+    "AvgPool ceil incl",
+    "AveragePool",
+    kernel_shape=[3, 3],
+    strides=[2, 2],
+    pads=[1, 1, 1, 1],
+    ceil_mode=1,
+    count_include_pad=1,
+    opset=19,
+)
+op("AvgPool 3d", "AveragePool", x=(1, 4, 5, 5, 5), kernel_shape=[2, 2, 2])
+op("GAP", "GlobalAveragePool")
+op("GMP", "GlobalMaxPool")
+op("LpPool", "LpPool", kernel_shape=[2, 2], opset=18)
+op("GlobalLp", "GlobalLpPool")
+op("LpPool p1", "LpPool", kernel_shape=[2, 2], p=1, opset=18)
+op("MaxRoiPool", "MaxRoiPool", "x r", weights={"r": np.float32([[0, 0, 0, 4, 4]])}, pooled_shape=[2, 2])
+op(
+    "RoiAlign",
+    "RoiAlign",
+    "x r i",
+    weights={"r": np.float32([[0, 0, 4, 4]]), "i": np.int64([0])},
+    output_height=2,
+    output_width=2,
+    opset=16,
+    sampling_ratio=2,
+)
+# ---- normalisation ----
+op(
+    "BN",
+    "BatchNormalization",
+    "x s b m v",
+    weights={"s": w(8), "b": w(8), "m": w(8), "v": w(8, low=0.5, high=2)},
+)
+op("IN", "InstanceNormalization", "x s b", weights={"s": w(8), "b": w(8)})
+op("LN", "LayerNormalization", "x s b", weights={"s": w(6), "b": w(6)})
+op("LN axis", "LayerNormalization", "x s b", weights={"s": w(8, 6, 6), "b": w(8, 6, 6)}, axis=1)
+op("LN nobias", "LayerNormalization", "x s", weights={"s": w(6)})
+op("GN18", "GroupNormalization", "x s b", weights={"s": w(2), "b": w(2)}, num_groups=2, opset=18)
+op("GN21", "GroupNormalization", "x s b", weights={"s": w(8), "b": w(8)}, num_groups=2, opset=21)
+groups = [
+    h.make_node("Conv", ["x", "w"], ["c"], name="c"),
+    h.make_node("GroupNormalization", ["c", "s", "b"], ["g"], name="g", num_groups=2),
+    h.make_node("Relu", ["g"], ["y"], name="n"),
+]
+stored = {"w": w(8, 8, 1, 1), "s": w(8), "b": w(8)}
+net("GN21 between layers", groups, {"x": (F, SHAPE)}, stored, opset=21)
+op("LRN", "LRN", size=3)
+op("LpNorm", "LpNormalization", axis=1)
+op("MVN9", "MeanVarianceNormalization", opset=9)
+op("LpNorm1", "LpNormalization", axis=1, p=1)
+op("RMSNorm", "RMSNormalization", "x s", weights={"s": w(6)}, opset=23)
+op("Dropout", "Dropout")
+op("Dropout mask", "Dropout", outs="y m")
+op("Dropout 11 mask", "Dropout", outs="y m", opset=11)
+net(
+    "Dropout mask only",
+    [h.make_node("Relu", ["x"], ["a"], name="r"), h.make_node("Dropout", ["a", "q"], ["y", "m"], name="n")],
+    {"x": (F, SHAPE)},
+    {"q": np.float32(0.3)},
+)
+# ---- data movement ----
+op("Reshape", "Reshape", "x s", weights={"s": np.int64([1, -1, 12])})
+op("Reshape 0", "Reshape", "x s", weights={"s": np.int64([0, 4, -1])})
+op("Flatten", "Flatten")
+op("Flatten 2", "Flatten", axis=2)
+op("Transpose", "Transpose", perm=[0, 2, 3, 1])
+op("Transpose default", "Transpose")
+op("Squeeze", "Squeeze", "x a", weights={"a": np.int64([0])})
+op("Unsqueeze", "Unsqueeze", "x a", weights={"a": np.int64([0, 5])})
+op("Squeeze all", "Squeeze")
+op("Concat", "Concat", "x z", extra={"z": (F, (1, 3, 6, 6))}, axis=1)
+op("Concat neg", "Concat", "x z", extra={"z": (F, (1, 8, 6, 2))}, axis=-1)
+op("Split", "Split", "x s", "a b", weights={"s": np.int64([3, 5])}, axis=1)
+op("Split even", "Split", outs="a b", axis=1, opset=13)
+op("Split 18", "Split", outs="a b c", axis=1, num_outputs=3, opset=18)
+op(
+    "Slice",
+    "Slice",
+    "x b e a s",
+    weights={"b": np.int64([1, 0]), "e": np.int64([7, 6]), "a": np.int64([1, 2]), "s": np.int64([2, 1])},
+)
+op(
+    "Slice neg",
+    "Slice",
+    "x b e a s",
+    weights={"b": np.int64([-1]), "e": np.int64([-100]), "a": np.int64([1]), "s": np.int64([-1])},
+)
+op("Gather", "Gather", "x i", weights={"i": np.int64([[0, 2], [-1, 1]])}, axis=1)
+op("Gather scalar", "Gather", "x i", weights={"i": np.int64(2)}, axis=1)
+op("GatherElements", "GatherElements", "x i", weights={"i": np.zeros((1, 2, 6, 6), np.int64)}, axis=1)
+op("GatherND", "GatherND", "x i", weights={"i": np.int64([[0, 1], [0, 2]])})
+op(
+    "ScatterElements",
+    "ScatterElements",
+    "x i u",
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    axis=1,
+)
+op("ScatterND", "ScatterND", "x i u", weights={"i": np.int64([[0, 1], [0, 2]]), "u": w(2, 6, 6)})
+op(
+    "ScatterElements add",
+    "ScatterElements",
+    "x i u",
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    axis=1,
+    reduction="add",
+)
+op(
+    "ScatterND add",
+    "ScatterND",
+    "x i u",
+    weights={"i": np.int64([[0, 1], [0, 1]]), "u": w(2, 6, 6)},
+    reduction="add",
+)
+op(
+    "Scatter max",
+    "ScatterElements",
+    "x i u",
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    axis=1,
+    reduction="max",
+    opset=18,
+)
+op("Expand", "Expand", "x s", x=(1, 8, 1, 6), weights={"s": np.int64([2, 8, 6, 6])})
+op("Tile", "Tile", "x r", weights={"r": np.int64([1, 2, 1, 3])})
+op("Pad", "Pad", "x p", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])})
+op("Pad value", "Pad", "x p v", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2]), "v": np.float32(2.5)})
+op("Pad reflect", "Pad", "x p", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])}, mode="reflect")
+op("Pad edge", "Pad", "x p", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])}, mode="edge")
+op("Pad neg", "Pad", "x p", weights={"p": np.int64([0, 0, -1, 1, 0, 0, 1, -2])})
+op("Pad axes", "Pad", "x p  a", weights={"p": np.int64([1, 2]), "a": np.int64([2])}, opset=18)
+op("Pad wrap", "Pad", "x p", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])}, mode="wrap", opset=19)
+op("Pad i32", "Pad", "x p", t=I32, weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])})
+op("DepthToSpace", "DepthToSpace", blocksize=2)
+op("DepthToSpace CRD", "DepthToSpace", blocksize=2, mode="CRD")
+op("SpaceToDepth", "SpaceToDepth", blocksize=2)
+op("Shape", "Shape")
+op("Size", "Size")
+op("Shape start", "Shape", start=1, end=3)
+op("OneHot", "OneHot", "x d v", x=(4,), t=I64, weights={"d": np.int64(5), "v": np.float32([0, 1])})
+op(
+    "OneHot axis",
+    "OneHot",
+    "x d v",
+    x=(4, 3),
+    t=I64,
+    weights={"d": np.int64(5), "v": np.float32([2, 7])},
+    axis=0,
+)
+op("EyeLike", "EyeLike", x=(5, 6), dtype=T.FLOAT)
+op("Trilu", "Trilu", x=(5, 6))
+op("Trilu lower", "Trilu", "x k", x=(5, 6), upper=0, weights={"k": np.int64(1)})
+op("NonZero", "NonZero")
+op("Unique", "Unique", x=(6,))
+op("ReverseSequence", "ReverseSequence", "x l", x=(4, 3, 5), weights={"l": np.int64([2, 4, 1])})
+op("Compress", "Compress", "x c", weights={"c": np.array([True, False, True])}, axis=1)
+op("CastF2I", "Cast", to=T.INT32)
+op("CastI2F", "Cast", t=I32, to=T.FLOAT)
+op("CastF2B", "Cast", to=T.BOOL)
+op("Cast f16", "Cast", to=T.FLOAT16)
+op("Cast u8", "Cast", t=I32, to=T.UINT8)
+op("CastLike", "CastLike", "x z", extra={"z": (I32, (1,))})
+op("Clip", "Clip", "x a b", weights={"a": np.float32(-0.5), "b": np.float32(0.5)})
+op("Clip lo", "Clip", "x a", weights={"a": np.float32(-0.5)})
+op("Clip i32", "Clip", "x a b", t=I32, weights={"a": np.int32(0), "b": np.int32(1)})
+op("Clip 6", "Clip", min=-0.5, max=0.5, opset=6)
+op("Shrink", "Shrink", lambd=0.4, bias=0.2)
+op("CenterCropPad", "CenterCropPad", "x s", weights={"s": np.int64([4, 8])}, axes=[2, 3], opset=18)
+# ---- resizing ----
+rs = dict(opset=18)
+sc = {"s": np.float32([1, 1, 2, 2])}
+op(
+    "Resize nearest",
+    "Resize",
+    "x  s",
+    weights=sc,
+    coordinate_transformation_mode="asymmetric",
+    nearest_mode="floor",
+    **rs,
+)
+op("Resize half", "Resize", "x  s", weights=sc, **rs)
+op("Resize linear", "Resize", "x  s", weights=sc, mode="linear", **rs)
+op(
+    "Resize align",
+    "Resize",
+    "x  s",
+    weights=sc,
+    mode="linear",
+    coordinate_transformation_mode="align_corners",
+    **rs,
+)
+op("Resize cubic", "Resize", "x  s", weights=sc, mode="cubic", **rs)
+op("Resize sizes", "Resize", "x   z", weights={"z": np.int64([1, 8, 9, 11])}, mode="linear", **rs)
+op("Resize axes", "Resize", "x  s", weights={"s": np.float32([2, 2])}, axes=[2, 3], **rs)
+op("Resize axes sizes", "Resize", "x   s", weights={"s": np.int64([12, 9])}, axes=[2, 3], mode="linear", **rs)
+op("Resize axes swapped", "Resize", "x  s", weights={"s": np.float32([2, 3])}, axes=[3, 2], **rs)
+op(
+    "Resize antialias",
+    "Resize",
+    "x  s",
+    weights={"s": np.float32([1, 1, 0.5, 0.5])},
+    mode="linear",
+    antialias=1,
+    **rs,
+)
+op(
+    "Resize antialias cubic",
+    "Resize",
+    "x  s",
+    weights={"s": np.float32([1, 1, 0.5, 0.5])},
+    mode="cubic",
+    antialias=1,
+    **rs,
+)
+op("Resize antialias up", "Resize", "x  s", weights=sc, mode="linear", antialias=1, **rs)
+op("Resize down", "Resize", "x  s", weights={"s": np.float32([1, 1, 0.5, 0.5])}, mode="linear", **rs)
+op(
+    "Resize aspect",
+    "Resize",
+    "x   z",
+    weights={"z": np.int64([9, 11])},
+    axes=[2, 3],
+    mode="linear",
+    keep_aspect_ratio_policy="not_larger",
+    **rs,
+)
+op("Resize exclude", "Resize", "x  s", weights=sc, mode="cubic", exclude_outside=1, **rs)
+op(
+    "Resize crop",
+    "Resize",
+    "x r  z",
+    weights={"r": np.float32([0, 0, 0.2, 0.2, 1, 1, 0.8, 0.8]), "z": np.int64([1, 8, 5, 5])},
+    mode="linear",
+    coordinate_transformation_mode="tf_crop_and_resize",
+    **rs,
+)
+op(
+    "Resize pytorch",
+    "Resize",
+    "x  s",
+    weights=sc,
+    mode="linear",
+    coordinate_transformation_mode="pytorch_half_pixel",
+    **rs,
+)
+op("Resize ceil", "Resize", "x  s", weights={"s": np.float32([1, 1, 1.7, 1.7])}, nearest_mode="ceil", **rs)
+op(
+    "Resize half sym",
+    "Resize",
+    "x  s",
+    weights={"s": np.float32([1, 1, 1.7, 1.7])},
+    mode="linear",
+    coordinate_transformation_mode="half_pixel_symmetric",
+    opset=19,
+)
+op("Resize 1d", "Resize", "x  s", x=(1, 8, 12), weights={"s": np.float32([1, 1, 2])}, mode="linear", **rs)
+op(
+    "Resize 3d",
+    "Resize",
+    "x  s",
+    x=(1, 2, 4, 4, 4),
+    weights={"s": np.float32([1, 1, 2, 2, 2])},
+    mode="linear",
+    **rs,
+)
+op("Resize channels", "Resize", "x  s", weights={"s": np.float32([1, 2, 1, 1])}, **rs)
+op(
+    "Resize round ceil",
+    "Resize",
+    "x  s",
+    weights={"s": np.float32([1, 1, 1.7, 1.7])},
+    nearest_mode="round_prefer_ceil",
+    **rs,
+)
+op("Resize cubic a", "Resize", "x  s", weights=sc, mode="cubic", cubic_coeff_a=-0.5, **rs)
+op("Upsample", "Upsample", "x s", weights={"s": np.float32([1, 1, 2, 2])}, opset=9)
+# ---- matrix products ----
+op("MatMul", "MatMul", "x w", x=(4, 32), weights={"w": w(32, 24)})
+op("MatMul 3d", "MatMul", "x w", x=(2, 4, 32), weights={"w": w(32, 24)})
+op("MatMul batched", "MatMul", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))})
+op("MatMul vec", "MatMul", "x w", x=(32,), weights={"w": w(32, 24)})
+op("MatMul vecr", "MatMul", "x w", x=(4, 32), weights={"w": w(32)})
+op(
+    "MatMul i32",
+    "MatMul",
+    "x w",
+    t=I32,
+    x=(4, 32),
+    weights={"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3},
+)
+op("MatMul i64 dyn", "MatMul", "x z", t=I64, x=(4, 6), extra={"z": (I64, (6, 5))})
+op(
+    "MatMul i32 3d",
+    "MatMul",
+    "x w",
+    t=I32,
+    x=(2, 4, 32),
+    weights={"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3},
+)
+op("MatMul broadcast", "MatMul", "x z", x=(3, 1, 4, 6), extra={"z": (F, (2, 6, 5))})
+op("Gemm", "Gemm", "x w b", x=(4, 32), weights={"w": w(24, 32), "b": w(24)}, transB=1)
+op("Gemm ab", "Gemm", "x w b", x=(4, 32), weights={"w": w(32, 24), "b": w(4, 1)}, alpha=0.5, beta=2.0)
+op("Gemm transA", "Gemm", "x w", x=(32, 4), weights={"w": w(32, 24)}, transA=1)
+op("Einsum", "Einsum", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))}, equation="bij,bjk->bik")
+op("Einsum w", "Einsum", "x w", x=(2, 4, 6), weights={"w": w(6, 5)}, equation="bij,jk->bik")
+op("MatMulInteger", "MatMulInteger", "x w", t=T.UINT8, x=(4, 8), weights={"w": np.ones((8, 5), np.uint8)})
+op("ConvInteger", "ConvInteger", "x w", t=T.UINT8, weights={"w": np.ones((4, 8, 3, 3), np.uint8)})
+op("QDQ", "QuantizeLinear", "x s z", weights={"s": np.float32(0.02), "z": np.uint8(128)})
+net(
+    "QDQ2",
+    [
+        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        h.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="n"),
+    ],
+    {"x": (F, SHAPE)},
+    {"s": np.float32(0.02), "z": np.uint8(128)},
+)
+op("DynQuant", "DynamicQuantizeLinear", outs="y s z")
+op("Det", "Det", x=(2, 4, 4))
+# ---- recurrent and other layers ----
+op(
+    "LSTM",
+    "LSTM",
+    "x w r b",
+    "y",
+    x=(5, 1, 6),
+    weights={"w": w(1, 32, 6), "r": w(1, 32, 8), "b": w(1, 64)},
+    hidden_size=8,
+)
+op(
+    "GRU",
+    "GRU",
+    "x w r b",
+    "y",
+    x=(5, 1, 6),
+    weights={"w": w(1, 24, 6), "r": w(1, 24, 8), "b": w(1, 48)},
+    hidden_size=8,
+)
+op(
+    "RNN",
+    "RNN",
+    "x w r b",
+    "y",
+    x=(5, 1, 6),
+    weights={"w": w(1, 8, 6), "r": w(1, 8, 8), "b": w(1, 16)},
+    hidden_size=8,
+)
+op("GridSample", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16)
+op("GridSample near", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, mode="nearest")
+op("GridSample border", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, padding_mode="border")
+op("GridSample bicubic", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, mode="bicubic")
+op("GridSample align", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, align_corners=1)
+op(
+    "GridSample reflection",
+    "GridSample",
+    "x g",
+    extra={"g": (F, (1, 5, 5, 2))},
+    opset=16,
+    padding_mode="reflection",
+)
+op("AffineGrid", "AffineGrid", "x s", x=(1, 2, 3), weights={"s": np.int64([1, 3, 4, 5])}, opset=20)
+op("NMS", "NonMaxSuppression", "x z m", x=(1, 6, 4), extra={"z": (F, (1, 1, 6))}, weights={"m": np.int64(3)})
+op(
+    "Attention",
+    "Attention",
+    "x k v",
+    x=(1, 4, 16),
+    extra={"k": (F, (1, 4, 16)), "v": (F, (1, 4, 16))},
+    q_num_heads=2,
+    kv_num_heads=2,
+    opset=23,
+)
+op(
+    "Col2Im",
+    "Col2Im",
+    "x i b",
+    x=(1, 8 * 4, 9),
+    weights={"i": np.int64([4, 4]), "b": np.int64([2, 2])},
+    opset=18,
+)
+op(
+    "MaxUnpool",
+    "MaxUnpool",
+    "x i",
+    x=(1, 1, 2, 2),
+    weights={"i": np.int64([[[[5, 7], [13, 15]]]])},
+    kernel_shape=[2, 2],
+    strides=[2, 2],
+)
+op("NLL", "NegativeLogLikelihoodLoss", "x t", x=(3, 5), weights={"t": np.int64([1, 0, 2])}, opset=13)
+op("SCE", "SoftmaxCrossEntropyLoss", "x t", x=(3, 5), weights={"t": np.int64([1, 0, 2])}, opset=13)
+op("Cast bool", "Cast", t=B, to=T.FLOAT)
+op("Relu i32", "Relu", t=I32, opset=14)
+op("Abs i32", "Abs", t=I32)
+op("Neg i64", "Neg", t=I64)
+op("Sign i32", "Sign", t=I32)
+op("Where i64", "Where", "c x z", t=I64, extra={"c": (B, SHAPE), "z": (I64, SHAPE)})

@@ -1,0 +1,154 @@
+"""Does every kind of operator give what ONNX Runtime gives, or is it refused by name?
+
+Kinds of one opset are compiled together, in both storage types: a network of one kind each takes as long as
+one of many. They are compared on inputs that verification never saw.
+"""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_kinds import KINDS
+
+import pimflow
+from pimflow import frontend, hardware, zoo
+from pimflow.core.output_error import OUTPUT_BOUND, relative_error
+from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.pim_backend.runtime.network_module import infer
+
+NOTHING = ("Dropout", "Dropout 11 mask", "Dropout mask", "Identity", "Mean 1", "ReduceSum none", "Shape")
+REFUSED = {
+    **dict.fromkeys(("NonZero", "Unique"), r"the shape of (nonzero|unique) .*depends on the data"),
+    **dict.fromkeys(("LpNorm", "LpNorm1"), "operator LpNormalization of node 'n' cannot be imported"),
+    **dict.fromkeys(("Resize antialias", "Resize antialias cubic"), "Resize of node 'n'.*against aliasing"),
+    "Col2Im": "operator Col2Im of node 'n'",
+    "ConvInteger": "operator ConvInteger of node 'n'",
+    "Det": "operator Det of node 'n'",
+    "GN18": "GroupNormalization is deprecated",
+    "MaxPool idx": "MaxPool of node 'n'.*only the first of its 2 results",
+    "NMS": "non_max_suppression is not supported",
+    "Resize aspect": "Resize of node 'n'.*aspect ratio",
+    "Resize channels": r"Resize of node 'n'.*TVM computes \[1, 8, .* where the network has \[1, 16, ",
+    "Resize half sym": "half_pixel_symmetric",
+    "ReverseSequence": "operator ReverseSequence of node 'n'",
+}
+TOGETHER = 12
+
+
+def prefixed(model: onnx.ModelProto, prefix: str) -> onnx.GraphProto:
+    """Its graph with other names of tensors and nodes."""
+    graph = onnx.GraphProto()
+    graph.CopyFrom(model.graph)
+    for node in graph.node:
+        node.name = prefix + node.name
+        for names in (node.input, node.output):
+            names[:] = [name and prefix + name for name in names]
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = prefix + value.name
+    return graph
+
+
+def joined(names: list[str]) -> tuple[onnx.ModelProto, list[str]]:
+    """Networks of one opset as one, and which of them each output is of."""
+    whole, owners = onnx.GraphProto(name="kinds"), []
+    for index, name in enumerate(names):
+        graph = prefixed(KINDS[name], f"k{index}.")
+        for field in ("node", "input", "output", "initializer"):
+            getattr(whole, field).extend(getattr(graph, field))
+        owners += [name] * len(graph.output)
+    first = KINDS[names[0]]
+    return helper.make_model(whole, opset_imports=first.opset_import, ir_version=first.ir_version), owners
+
+
+def groups() -> list[list[str]]:
+    by_opset: dict[int, list[str]] = {}
+    for name, model in KINDS.items():
+        if name not in REFUSED and name not in NOTHING:
+            by_opset.setdefault(model.opset_import[0].version, []).append(name)
+    return [
+        names[begin : begin + TOGETHER]
+        for names in by_opset.values()
+        for begin in range(0, len(names), TOGETHER)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("names", groups(), ids=lambda names: names[0].replace(" ", "-"))
+def test_what_onnx_runtime_computes(names, dtype):
+    model, owners = joined(names)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    inputs = zoo.example_arrays(zoo.input_types(model), seed=7)
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+    built = compiled.builds[-1]
+    results = infer(built.module, inputs, built.device)
+    for name, result, expected in zip(owners, results, session.run(None, inputs), strict=True):
+        assert (name, result.shape, result.dtype) == (name, expected.shape, expected.dtype)
+        assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype], name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named(name):
+    with pytest.raises((ModelError, UnsupportedOpError), match=REFUSED[name]) as raised:
+        pimflow.compile(KINDS[name], target_system=hardware.system())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_computes_nothing_says_so(name):
+    with pytest.raises(UnsupportedOpError, match="computes nothing"):
+        pimflow.compile(KINDS[name], target_system=hardware.system())
+
+
+def test_few_kinds_are_refused():
+    assert len(REFUSED) <= 0.06 * len(KINDS)
+
+
+# ---- types of results ----
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
+def test_results_have_the_type_that_the_network_declares(kind, dtype):
+    """An output that other layers read, one that none reads, and one that is of another type."""
+    store = helper.tensor_dtype_to_np_dtype(kind)
+    filters = np.random.default_rng(0).uniform(-1, 1, (32, 32, 1, 1)).astype(store)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+        helper.make_node("Relu", ["c"], ["y"], "relu"),
+        helper.make_node("GlobalAveragePool", ["y"], ["z"], "pool"),
+        helper.make_node("ArgMax", ["y"], ["i"], "place", axis=1),
+    ]
+    values = [helper.make_tensor_value_info("x", kind, (1, 32, 8, 8))]
+    results = [helper.make_tensor_value_info(name, kind, None) for name in "yz"]
+    results.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
+    graph = helper.make_graph(nodes, "net", values, results, [numpy_helper.from_array(filters, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = frontend.load(model)
+    inputs = network.example_inputs()
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+    built = compiled.builds[-1]
+    y, z, place = infer(built.module, inputs, built.device)
+    assert y.dtype == z.dtype == store and place.dtype == np.int64
+    plain = np.maximum(np.einsum("oi,nihw->nohw", filters[:, :, 0, 0].astype(np.float64), inputs["x"]), 0)
+    for result, expected in ((y, plain), (z, plain.mean(axis=(2, 3), keepdims=True))):
+        assert relative_error(result, expected) <= max(OUTPUT_BOUND[dtype], np.finfo(store).eps)
+    assert compiled.verification.verified
+
+
+# ---- what is no number ----
+
+
+@pytest.mark.parametrize("name", ["Celu", "Elu", "Selu", "Sign"])
+def test_nan_and_infinity_are_those_of_onnx_runtime(name):
+    model = KINDS[name]
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype="fp32"))
+    (x,) = zoo.example_inputs(model).values()
+    x.flat[:5] = np.nan, np.inf, -np.inf, 0, -0.0
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    built = compiled.builds[-1]
+    (y,) = infer(built.module, {"x": x}, built.device)
+    assert np.isnan(y.flat[0])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)

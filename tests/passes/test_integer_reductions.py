@@ -1,0 +1,69 @@
+"""Are reductions of integers those that ONNX means?"""
+
+import numpy as np
+import pytest
+import tvm
+from graphs import outputs
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
+        with R.dataflow():
+            m = R.mean(x, axis=[1])
+            a = R.argmax(p, axis=1)
+            y = (m, a)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    @R.function
+    def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
+        with R.dataflow():
+            m_sum = R.sum(x, axis=[1])
+            m = R.divide(m_sum, R.const(5, "int32"))
+            a_wide = R.astype(p, "int64")
+            a = R.argmax(a_wide, axis=1)
+            y = (m, a)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Floats:
+    @R.function
+    def main(x: R.Tensor((2, 5), "float32")):
+        with R.dataflow():
+            m = R.mean(x, axis=[1])
+            a = R.argmax(x, axis=1)
+            y = (m, a)
+            R.output(y)
+        return y
+
+
+def test_what_it_rewrites():
+    after = IntegerReductions()(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    again = IntegerReductions()(after)
+    tvm.ir.assert_structural_equal(again, after)
+
+
+def test_floats_stay_as_they_are():
+    assert IntegerReductions()(Floats).same_as(Floats)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values(seed):
+    draw = np.random.default_rng(seed)
+    x = draw.integers(-9, 9, (2, 5)).astype(np.int32)
+    p = (draw.integers(0, 3, (2, 5)) * (seed > 0)).astype(np.uint8)  # zeros alone too: the least of its type
+    mean, place = outputs(IntegerReductions()(Before), [x, p])
+    np.testing.assert_array_equal(mean, np.trunc(x.sum(axis=1) / 5).astype(np.int32))
+    np.testing.assert_array_equal(place, p.argmax(axis=1))
