@@ -1,5 +1,6 @@
 import os
 import runpy
+import signal
 from pathlib import Path
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # before TVM comes: tests run side by side
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import settings
 
 from pimflow import zoo
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup, a job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands that tests run ignore it too
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
 settings.register_profile("all", derandomize=True, deadline=None)
