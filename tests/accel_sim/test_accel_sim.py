@@ -168,6 +168,7 @@ def test_it_leaves_nothing_behind(installed, tmp_path, monkeypatch):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "said"),
     [

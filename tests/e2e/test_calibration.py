@@ -36,6 +36,7 @@ def toy():
     return decompose(frontend.load("toy"), Request.parse("tucker:0.9"))
 
 
+@pytest.mark.long
 def test_classes_against_counting_by_hand(toy):
     inputs = drawn(toy.original)
     original, decomposed = (outputs(network, inputs) for network in (toy.original, toy.network))

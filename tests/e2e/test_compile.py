@@ -455,6 +455,7 @@ def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.runs_here
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
 def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
     monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", compiler)

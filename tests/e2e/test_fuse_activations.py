@@ -75,6 +75,7 @@ def test_without_pim_runs_are_fused_too():
     assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
 
 
+@pytest.mark.long
 def test_same_values_and_less_memory(capsys):
     network, _ = decomposed(frontend.load("toy"), requested("tucker:0.5"))
     plans, results = [], []

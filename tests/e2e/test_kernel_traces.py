@@ -53,7 +53,9 @@ def stored(path, plan: Plan, placed: Placed):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
-    (path / "interface.json").write_text(Interface(inputs={}, sha256=digests).to_json())
+    (path / "interface.json").write_text(
+        Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
+    )
     return path
 
 

@@ -91,6 +91,7 @@ def test_a_memory_budget_bounds_a_plan_at_the_command(plan, capsys):
     assert json.loads(capsys.readouterr().out)["region"] == "fc"
 
 
+@pytest.mark.long
 def test_fusion_and_the_choice_of_forms_are_one_search():
     """Each alone finds less than both together; and both at once no less than one after the other."""
     own, modes = pimflow.system(), "gpu,pim"

@@ -47,7 +47,7 @@ COMMANDS = {
 OPTIONS = [
     ({}, "llvm+pim"),
     ({"reorder": True, "fuse": True}, "llvm+pim"),
-    ({"decompose": "tucker:0.1", "optimize_skips": "pool"}, "cuda+pim"),
+    pytest.param({"decompose": "tucker:0.1", "optimize_skips": "pool"}, "cuda+pim", marks=pytest.mark.long),
     (
         {
             "decompose": "tucker:0.1",
@@ -57,7 +57,11 @@ OPTIONS = [
         },
         "llvm+pim",
     ),
-    ({"decompose": "tucker:0.5,where=pays", "optimize_skips": "pool", "reorder": True}, "cuda+pim"),
+    pytest.param(
+        {"decompose": "tucker:0.5,where=pays", "optimize_skips": "pool", "reorder": True},
+        "cuda+pim",
+        marks=pytest.mark.long,
+    ),
 ]
 
 
@@ -103,6 +107,7 @@ def test_all_commands_prepare_the_same_network(monkeypatch, mod, options, target
         assert other.regions == first.regions and other.given == first.given
 
 
+@pytest.mark.long
 def test_an_order_is_judged_with_activations_fused():
     """Another order would make the pool smaller, but fusing alone makes it as small: it is kept."""
     mod, orders = frontend.load(wide_branches()).module, {}
@@ -117,6 +122,7 @@ def test_an_order_is_judged_with_activations_fused():
     assert orders[True].pool_bytes < orders[False].pool_bytes
 
 
+@pytest.mark.long
 def test_what_saves_memory_is_judged_by_the_target(mod):
     """A GPU stores fp16, the CPU that stands in for it fp32."""
     options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")
@@ -127,6 +133,7 @@ def test_what_saves_memory_is_judged_by_the_target(mod):
     assert gpu.pool_bytes < 0.6 * cpu.pool_bytes and gpu.pool_given_bytes < 0.6 * cpu.pool_given_bytes
 
 
+@pytest.mark.long
 def test_variants_reduce_skips_as_a_search_does(mod):
     variants = temco_variants.decomposition_variants(mod, SYSTEM)
     options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")

@@ -74,6 +74,7 @@ def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
     assert settled.changed and (settled.pool_given_bytes, settled.pool_bytes) == (100, 99)
 
 
+@pytest.mark.long
 def test_memory_says_what_it_takes_before_and_after(path, capsys):
     options = ["--decompose", "tucker:0.1", "--batch", "2", "--json", "--quiet"]
     rows = {}

@@ -77,7 +77,9 @@ def _place(path, geometry, split: Choice):
     (path / "regions.json").write_text(placed.to_json())
     (path / "pim.json").write_text(NEWTON.to_json())
     digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
-    (path / "interface.json").write_text(Interface(inputs={}, sha256=digests).to_json())
+    (path / "interface.json").write_text(
+        Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
+    )
 
 
 @pytest.fixture

@@ -360,6 +360,7 @@ def test_several_runs_into_one_directory(capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))

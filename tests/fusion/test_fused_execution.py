@@ -215,6 +215,7 @@ def test_a_layer_without_a_formula_is_named():
         computations(model, unfolded(model))
 
 
+@pytest.mark.long
 def test_a_wrong_place_or_count_is_seen(toy):
     """Weights laid over a tile that is alive; a plan that keeps fewer weights than the one that ran."""
     group, placed = toy.groups[0], toy.placements[0]

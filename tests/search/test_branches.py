@@ -39,7 +39,7 @@ def module_of_branches() -> frontend.Network:
 
     def conv(x: str, name: str, shape: tuple[int, int, int]) -> str:
         (oc, c, k), pad = shape, shape[2] // 2
-        values = draw.standard_normal((oc, c, k, k)).astype(np.float32) / np.sqrt(c * k * k)
+        values = (draw.standard_normal((oc, c, k, k)) / np.sqrt(c * k * k)).astype(np.float32)
         weights.append(numpy_helper.from_array(values, f"{name}.w"))
         nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[pad] * 4))
         nodes.append(helper.make_node("Relu", [f"{name}.c"], [f"{name}.r"], name=f"{name}.relu"))

@@ -31,7 +31,7 @@ def branches(residual: bool = False) -> onnx.ModelProto:
     draw, weights, nodes = np.random.default_rng(0), [], []
 
     def conv(x: str, name: str, oc: int, c: int, k: int) -> str:
-        values = draw.standard_normal((oc, c, k, k)).astype(np.float32) / np.sqrt(c * k * k)
+        values = (draw.standard_normal((oc, c, k, k)) / np.sqrt(c * k * k)).astype(np.float32)
         weights.append(numpy_helper.from_array(values, f"{name}.w"))
         nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[k // 2] * 4))
         nodes.append(helper.make_node("Relu", [f"{name}.c"], [f"{name}.r"], name=f"{name}.relu"))

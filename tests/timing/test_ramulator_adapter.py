@@ -196,6 +196,7 @@ print("Cycle", result.cycles)
 """
 
 
+@pytest.mark.long
 def test_the_same_rules_give_the_same_result(newton, tmp_path):
     """Run as a program of its own, the engine that reproduces the fork says what it says in process."""
     path = executable(tmp_path / "engine", ENGINE.format(python=sys.executable))

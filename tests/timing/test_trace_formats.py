@@ -321,6 +321,7 @@ def shown(source, spec=NEWTON):
     return [event for event in table["traceEvents"] if event["ph"] == "X"], table
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs, st.sampled_from((NEWTON, replace(NEWTON, tCK_ps=333.3))))
 def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
