@@ -26,7 +26,7 @@ from pimflow.placement import Searched
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.machines import Machine, thread_count
 from pimflow.primitive_selection.measuring import COLD, pooling
-from pimflow.primitive_selection.profile import Pool
+from pimflow.primitive_selection.profile import Pooling
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import LAYOUTS
@@ -82,7 +82,7 @@ def pools(calls: int | None) -> str:
         sides = {"kh": window, "kw": window, "stride": (stride, stride), "padding": padding}
         geometry = ConvGeometry(n=1, h=size, w=size, c=channels, oc=channels, groups=channels, **sides)
         what = "mean" if operator == "mean" else f"{window} x {window}, stride {stride}"
-        found = (pooling(Pool(operator=operator, window=geometry), layout) for layout in LAYOUTS)
+        found = (pooling(Pooling(operator=operator, window=geometry), layout) for layout in LAYOUTS)
         times = [f"{least_ns(function, machine, calls) / 1e3:.1f}" for function in found]
         rows.append([f"{what}, {size} x {size} x {channels}", *times])
     head = f"In microseconds, the least of {calls} calls, on {machine.device.name}:"

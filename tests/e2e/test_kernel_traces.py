@@ -8,7 +8,7 @@ import pytest
 import pimflow
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
-from pimflow.compiler.artifact import Interface, Placed
+from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel
@@ -46,10 +46,10 @@ def directory(tmp_path, searched):
         for mode, share in [modes.get(c.region, ("GPU", 1.0))]
     ]
     plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
-    return stored(path, plan, Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
+    return stored(path, plan, PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
 
 
-def stored(path, plan: Plan, placed: Placed):
+def stored(path, plan: Plan, placed: PlacedRegions):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
@@ -108,7 +108,7 @@ def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
 
 def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched, directory):
     """Two rows of a 3x3 with padding: the GPU's part has a row of zeros before its input, and none after."""
-    placed = Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
+    placed = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
     stored(directory, Plan.load(directory / "plan.json"), placed)
     assert run(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
     part = searched.graph.region("down.conv").geometry.first_rows(2)
@@ -131,8 +131,8 @@ def test_they_are_the_kernels_that_the_search_asks_for(searched):
 
 
 def test_regions_come_back_from_a_file(searched, tmp_path):
-    wanted = Placed(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
-    placed = Placed.load(stored(tmp_path, searched.plan, wanted))
+    wanted = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
+    placed = PlacedRegions.load(stored(tmp_path, searched.plan, wanted))
     assert placed == wanted
     assert placed.graph.digest == searched.plan.model
 

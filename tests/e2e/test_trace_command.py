@@ -11,7 +11,7 @@ from pimflow import hardware
 from pimflow.api import trace
 from pimflow.cli import main, output
 from pimflow.compiler import artifact
-from pimflow.compiler.artifact import Interface, Placed
+from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
@@ -68,7 +68,7 @@ def _place(path, geometry, split: Choice):
         )
         for name in ("first", "second")
     )
-    placed = Placed(
+    placed = PlacedRegions(
         graph=RegionGraph(name="net", regions=regions, outputs=("second",)), gpu="rtx-2060", dtype="fp16"
     )
     choices = (Choice(region="first", mode="PIM", gpu_share=0.0), split)

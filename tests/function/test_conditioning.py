@@ -18,7 +18,7 @@ from rounding_networks import ON_PIM, SYSTEMS, built, model, planned, with_weigh
 import pimflow
 from pimflow import frontend, zoo
 from pimflow.cli.main import main
-from pimflow.compiler.artifact import Placed
+from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
 from pimflow.compiler.verification import Verification, verify
@@ -162,7 +162,7 @@ def test_the_report_has_both_figures(capsys, tmp_path):
     ]
     (line,) = [line for line in out.splitlines() if line.startswith("check ")]
     assert f"max rel {error:.1e}" in line and f"moves the reference by {deviation:.1e}" in line
-    assert Placed.load(tmp_path / "out").bounds == (report["tolerance"],)
+    assert PlacedRegions.load(tmp_path / "out").bounds == (report["tolerance"],)
 
 
 @pytest.mark.long
@@ -170,7 +170,7 @@ def test_where_the_fixed_bound_holds_there_is_no_second_figure(capsys, tmp_path)
     code, out, _ = compiled(capsys, tmp_path, "damps")
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert code == 0 and report["reference_deviation"] is None and "moves the reference" not in out
-    assert report["tolerance"] == OUTPUT_BOUND["fp16"] and Placed.load(tmp_path / "out").bounds == ()
+    assert report["tolerance"] == OUTPUT_BOUND["fp16"] and PlacedRegions.load(tmp_path / "out").bounds == ()
 
 
 def test_a_refusal_is_one_line_with_both_figures(capsys, tmp_path):
@@ -183,7 +183,7 @@ def test_a_refusal_is_one_line_with_both_figures(capsys, tmp_path):
 def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
     """``run --compare`` refuses no outputs that compilation accepted."""
     pimflow.compile(model("damps"), tmp_path / "out", target="c", tolerance=0.05)
-    assert Placed.load(tmp_path / "out").bounds == (0.05,)
+    assert PlacedRegions.load(tmp_path / "out").bounds == (0.05,)
     monkeypatch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
     assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05
 

@@ -22,7 +22,7 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import machines, measuring
 from pimflow.primitive_selection.profile import (
     Device,
-    Pool,
+    Pooling,
     Profile,
     applicable,
     bound_ns,
@@ -112,7 +112,7 @@ def test_pools_are_the_same_in_every_layout(operator, window, channels, seed):
     x = np.random.default_rng(seed).standard_normal((1, size, size, channels), np.float32)
     results = []
     for layout in LAYOUTS:
-        function = measuring.pooling(Pool(operator=operator, window=layer), layout)
+        function = measuring.pooling(Pooling(operator=operator, window=layer), layout)
         built = measuring._built({"main": function}, machines.Machine())
         shape = tensor_shape(layout, 1, channels, layer.oh, layer.ow)
         y = tvm.runtime.tensor(np.zeros(shape, np.float32))
@@ -141,7 +141,7 @@ profiles = st.builds(
         st.tuples(maps, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)), st.integers(0, 10**9).map(float)
     ),
     pools_ns=st.dictionaries(
-        st.tuples(st.builds(Pool, operator=st.text(), window=st.just(LAYER)), st.sampled_from(LAYOUTS)),
+        st.tuples(st.builds(Pooling, operator=st.text(), window=st.just(LAYER)), st.sampled_from(LAYOUTS)),
         st.integers(0, 10**9).map(float),
     ),
 )
@@ -213,7 +213,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]
     seen = []
-    pools = [(Pool(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
+    pools = [(Pooling(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
     first = measuring.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
     assert [name for name, _ in first.times_ns] == [p.name for p in promising(LAYER)[:2]]
     assert all(ns > 0 for times in (first.times_ns, first.moves_ns, first.pools_ns) for ns in times.values())

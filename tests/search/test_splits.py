@@ -15,7 +15,7 @@ from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Candidates, Costs, Profiling, search
 from pimflow.placement.costs.pim_runs import PimSide
-from pimflow.placement.costs.splits import Beside, Layer, Terms, every
+from pimflow.placement.costs.splits import Beside, SplitLayer, Terms, every
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import least_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
@@ -134,9 +134,11 @@ def test_whatever_stands_beside_pim(geometry, side, data):
         for split in every(geometry, side.pim)
     )
     terms = Terms(launch_ns=data.draw(times_ns), burst_ns=0.1)
-    layer = Layer(side=side, geometry=geometry, name="conv", besides=besides, terms=terms)
+    layer = SplitLayer(side=side, geometry=geometry, name="conv", besides=besides, terms=terms)
     found = layer.costs()
-    timed = Layer(side=side, geometry=geometry, name="conv", splits=tuple(every(geometry, side.pim))).costs()
+    timed = SplitLayer(
+        side=side, geometry=geometry, name="conv", splits=tuple(every(geometry, side.pim))
+    ).costs()
     assert timed.schedule == found.schedule
     costs = dict(timed.costs[-len(besides) :])
     for pending in {beside.pending for beside in besides}:

@@ -104,7 +104,7 @@ def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | No
 
 
 @dataclass(kw_only=True)
-class Reference:
+class ReferenceRun:
     """What the build is verified against: inputs, and outputs once layers are decomposed.
 
     Attributes
@@ -139,12 +139,12 @@ class Reference:
 
 def prepared(
     job: Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
-) -> tuple[Prepared, Reference]:
+) -> tuple[Prepared, ReferenceRun]:
     job.progress("loading")
     network = prepare.load(model, job.options)
     prepare.require_decomposed(network, job.options)
     interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
-    reference = Reference(
+    reference = ReferenceRun(
         interface=interface,
         inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
         samples=None if calibration is None else Calibration.read(calibration, network),
@@ -165,7 +165,7 @@ def prepared(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedNetwork:
     """A plan, beside the same under other conventions; see `api.search.speedups`."""
 
     searched: Searched
@@ -174,7 +174,7 @@ class Placed:
     conventions: tuple[Convention, ...]
 
 
-def placed(job: Job, prepared: Prepared) -> Placed:
+def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
     given = prepared.given_for(job.system)
@@ -183,7 +183,7 @@ def placed(job: Job, prepared: Prepared) -> Placed:
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
     without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
-    return Placed(
+    return PlacedNetwork(
         searched=searched,
         search_seconds=seconds,
         speedup_without_launch=without_launch,
@@ -212,7 +212,7 @@ class Made:
 
 
 def built(
-    job: Job, network: Network, searched: Searched, selection: Selection | None, reference: Reference
+    job: Job, network: Network, searched: Searched, selection: Selection | None, reference: ReferenceRun
 ) -> Made:
     job.progress("generating code")
     choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
@@ -228,7 +228,7 @@ def built(
     return Made(builds=builds, c_part=c_part)
 
 
-def verified(job: Job, network: Network, made: Made, reference: Reference) -> Verification:
+def verified(job: Job, network: Network, made: Made, reference: ReferenceRun) -> Verification:
     """Every build that runs here is verified; what is returned is of that which was asked for, if it does."""
     job.progress("verifying")
     for built in reversed(made.builds):
@@ -241,7 +241,7 @@ def verified(job: Job, network: Network, made: Made, reference: Reference) -> Ve
 
 
 def with_kernel_times(
-    job: Job, selection: Selection | None, built: Build, reference: Reference
+    job: Job, selection: Selection | None, built: Build, reference: ReferenceRun
 ) -> Selection | None:
     """`selection` with the times of the whole network's kernels."""
     if selection is None or not built.calls:
@@ -256,8 +256,8 @@ def with_kernel_times(
 def changes(
     job: Job,
     prepared: Prepared,
-    placed: Placed,
-    reference: Reference,
+    placed: PlacedNetwork,
+    reference: ReferenceRun,
     selection: Selection | None,
     made: Made,
 ) -> Changes:
@@ -278,10 +278,10 @@ def changes(
 
 
 def reported(
-    placed: Placed,
+    placed: PlacedNetwork,
     made: Made,
     verification: Verification,
-    reference: Reference,
+    reference: ReferenceRun,
     changes: Changes,
     begin: float,
 ) -> Report:
@@ -309,7 +309,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
     return GpuPart.of(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
 
 
-def interface(job: Job, reference: Reference, made: Made) -> Interface:
+def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
     """What the compiled directory says of itself."""
     interface = reference.interface
     if made.c_part is not None:
@@ -334,7 +334,7 @@ def written(
         builds=made.builds,
         interface=interface,
         plan=searched.plan,
-        placed=artifact.Placed(
+        placed=artifact.PlacedRegions(
             graph=searched.graph,
             gpu=system.gpu.name,
             dtype=system.dtype,

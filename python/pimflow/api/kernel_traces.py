@@ -69,7 +69,7 @@ def wanted(source: str, system: System) -> Wanted:
 
 
 def _of_directory(directory: Path, system: System) -> Wanted:
-    placed = artifact.Placed.load(directory)
+    placed = artifact.PlacedRegions.load(directory)
     artifact.Interface.load(directory).check(directory, artifact.PLAN)
     plan = Plan.load(directory / artifact.PLAN)
     if placed.gpu != system.gpu.name:

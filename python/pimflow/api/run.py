@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 
 from pimflow import zoo
-from pimflow.compiler.artifact import LIBRARIES, Interface, Placed
+from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
@@ -153,7 +153,7 @@ def _apart(
     others = [name for name in interface.targets if name != target and _runs_here(name)]
     if not others:
         raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
-    placed, found = Placed.load(path), {}
+    placed, found = PlacedRegions.load(path), {}
     bounds = [max(OUTPUT_BOUND[placed.dtype], each) for each in placed.bounds or [0.0] * len(outputs)]
     for name in others:
         runner = _CRunner(path, interface, 1) if name == C else _Runner(path, interface, name)

@@ -27,7 +27,7 @@ from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """A network on a system of the design space."""
 
     graph: RegionGraph
@@ -69,10 +69,10 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SweepGroup:
     """Points that share what kernels and layers cost: systems that differ in launch times alone."""
 
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     gpu: GpuProfiler
     pim: PimProfiler | None
     cache: Path | None
@@ -161,7 +161,7 @@ def sweep(
             for views in sorted({system.views for _, system in systems})
         }
         points += [
-            Point(graph=graphs[system.views], system=system, settings=values, goal=goal)
+            SweepPoint(graph=graphs[system.views], system=system, settings=values, goal=goal)
             for values, system in systems
         ]
     grouped: dict[str, list[int]] = {}
@@ -169,7 +169,7 @@ def sweep(
         grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
-        Group(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
+        SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
         for members in grouped.values()
     ]
     rows: list[dict[str, Any]] = [{}] * len(points)
@@ -181,11 +181,11 @@ def sweep(
     return _with_pareto(rows)
 
 
-def _run(groups: Sequence[Group], executor: Executor) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     if len(groups) == 1:  # its layers are what can be shared out
         yield 0, groups[0].rows(executor)
     else:
-        yield from executor.map(Group.rows, groups)
+        yield from executor.map(SweepGroup.rows, groups)
 
 
 def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Value], ...]]:

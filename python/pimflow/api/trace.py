@@ -145,14 +145,14 @@ def trace(
 
 def _own_system(directory: Path, system: System) -> System:
     """`system` with the device and the storage type that `directory` was compiled for."""
-    pim, dtype = artifact.device(directory), artifact.Placed.load(directory).dtype
+    pim, dtype = artifact.device(directory), artifact.PlacedRegions.load(directory).dtype
     return dataclasses.replace(system, pim=pim, dtype=dtype)
 
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
     """Of a compiled directory, what the GPU computes of every split region."""
     artifact.Interface.load(directory).check(directory, artifact.PLAN)
-    graph, plan = artifact.Placed.load(directory).graph, Plan.load(directory / artifact.PLAN)
+    graph, plan = artifact.PlacedRegions.load(directory).graph, Plan.load(directory / artifact.PLAN)
     found = {}
     for choice in plan.choices:
         if choice.mode == "SPLIT":

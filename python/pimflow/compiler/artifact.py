@@ -164,7 +164,7 @@ class Interface:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedRegions:
     """The regions of a plan, and what its GPU kernels are made from.
 
     Attributes
@@ -183,7 +183,7 @@ class Placed:
     bounds: tuple[float, ...] = ()
 
     @classmethod
-    def load(cls, directory: Path) -> Placed:
+    def load(cls, directory: Path) -> PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         with _reading(directory, REGIONS):
@@ -373,7 +373,7 @@ def write(
     builds: Sequence[Build],
     interface: Interface,
     plan: Plan,
-    placed: Placed,
+    placed: PlacedRegions,
     pim: PimSpec,
     timeline: str,
     report: Mapping[str, object],
@@ -387,7 +387,7 @@ def write(
     ----------
     builds : sequence of Build
         What was asked for first.
-    placed : Placed
+    placed : PlacedRegions
         What the plan places.
     pim : PimSpec
         The device that the programs are for, stored so that they can be read without a device file.

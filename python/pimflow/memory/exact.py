@@ -24,7 +24,7 @@ _FIRST_NODES = 20_000
 
 
 @dataclass
-class Solution:
+class Incumbent:
     """Offsets and what is known of the smallest pool.
 
     Attributes
@@ -50,7 +50,7 @@ class Solution:
 
 def solve(
     placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
-) -> Solution:
+) -> Incumbent:
     """Improve the plan `start` of one memory region.
 
     Parameters
@@ -69,7 +69,7 @@ def solve(
         On Ctrl-C.
     """
     step = step_bytes(placed)
-    solution = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    solution = Incumbent(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
     deadline = time.monotonic() + seconds
     rows, count = _rows(placed)
     goal = math.inf if capacity_bytes is None else capacity_bytes
@@ -102,7 +102,7 @@ def solve(
 
 
 def _try(
-    solution: Solution,
+    solution: Incumbent,
     placed: Sequence[Lifetime],
     rows: np.ndarray,
     count: int,

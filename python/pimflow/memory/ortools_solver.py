@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import UsageError
-from pimflow.memory.exact import Solution
+from pimflow.memory.exact import Incumbent
 from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes
 
 
 def solve(
     placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
-) -> Solution:
+) -> Incumbent:
     """Improve the plan `start`; parameters as of `exact.solve`.
 
     Raises
@@ -25,7 +25,7 @@ def solve(
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise UsageError("the planner 'ortools' needs OR-Tools; pip install 'pimflow[ortools]'") from error
-    solution = Solution(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    solution = Incumbent(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
     if solution.closed or (capacity_bytes is not None and solution.pool_bytes <= capacity_bytes):
         return solution
     model = cp_model.CpModel()

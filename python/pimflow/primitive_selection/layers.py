@@ -11,7 +11,7 @@ from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, 
 from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
-from pimflow.primitive_selection.profile import ANALYTIC, Move, Pool, Profile, applicable, is_free
+from pimflow.primitive_selection.profile import ANALYTIC, Move, Pooling, Profile, applicable, is_free
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.layer import BLOCK, LAYOUTS, has_choice
 
@@ -203,17 +203,17 @@ class Layers:
         return shapes
 
     @functools.cached_property
-    def pools(self) -> dict[str, Pool]:
+    def pools(self) -> dict[str, Pooling]:
         """By region without a choice, what it pools; its time depends on its layout."""
         pools = {}
         for region in self.graph.regions:
             window = None if region.name in self.chosen else _window(region)
             if window and len(self.layouts[region.name]) > 1:
-                pools[region.name] = Pool(operator=region.operator, window=window)
+                pools[region.name] = Pooling(operator=region.operator, window=window)
         return pools
 
     @property
-    def pooled(self) -> list[tuple[Pool, str]]:
+    def pooled(self) -> list[tuple[Pooling, str]]:
         """All pools in all their layouts."""
         return [(pool, layout) for name, pool in self.pools.items() for layout in self.layouts[name]]
 

@@ -13,7 +13,7 @@ from pimflow.compiler.measurement import single_kernels
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
-from pimflow.primitive_selection.profile import Device, Move, Pool, Profile, is_duration, promising
+from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, is_duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.kernels.prim_func import kernel
@@ -74,7 +74,7 @@ def measure(
     progress: Progress = lambda _: None,
     named: Iterable[tuple[str, ConvGeometry]] = (),
     machine: Machine | None = None,
-    pools: Iterable[tuple[Pool, str]] = (),
+    pools: Iterable[tuple[Pooling, str]] = (),
 ) -> Profile:
     """Times of primitives for `layers`, of layout transforms, and of pools in layouts.
 
@@ -132,8 +132,8 @@ def measure(
         device=device,
         code=code,
         times_ns=times,
-        moves_ns={key: ns for key, ns in timed.items() if not isinstance(key[0], Pool)},
-        pools_ns={key: ns for key, ns in timed.items() if isinstance(key[0], Pool)},
+        moves_ns={key: ns for key, ns in timed.items() if not isinstance(key[0], Pooling)},
+        pools_ns={key: ns for key, ns in timed.items() if isinstance(key[0], Pooling)},
         failed=failed,
     )
 
@@ -183,9 +183,9 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
     return _median_ns(built, "main", shapes, machine.cpu)
 
 
-def _small_ns(keys: Sequence[Move | tuple[Pool, str]], machine: Machine) -> list[float]:
+def _small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
     """Times of `keys`: layout transforms, which come first, and pools."""
-    moves = [key for key in keys if not isinstance(key[0], Pool)]
+    moves = [key for key in keys if not isinstance(key[0], Pooling)]
     pools = keys[len(moves) :]
     transforms_ns = moves_ns(moves, machine) if moves else []
     return [*transforms_ns, *(pools_ns(pools, machine) if pools else [])]
@@ -196,7 +196,7 @@ def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[floa
     return _medians_ns([transform(move) for move in moves], machine or Machine())
 
 
-def pools_ns(pools: Sequence[tuple[Pool, str]], machine: Machine | None = None) -> list[float]:
+def pools_ns(pools: Sequence[tuple[Pooling, str]], machine: Machine | None = None) -> list[float]:
     """Median of calls of every pool, its input in the caches, its output not."""
     return _medians_ns([pooling(*each) for each in pools], machine or Machine())
 
@@ -208,7 +208,7 @@ def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[fl
     return [_median_ns(built, name, each, machine.cpu) for name, each in zip(named, shapes, strict=True)]
 
 
-def pooling(pool: Pool, layout: str) -> tirx.PrimFunc:
+def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
     """A pool in a layout."""
     window, named = pool.window, TVM_LAYOUTS[layout]
     shape = tensor_shape(layout, window.n, window.c, window.h, window.w)

@@ -33,7 +33,7 @@ Move = tuple[Shape, str, str]  # of a tensor (batch, height, width, channels), f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class Pooling:
     """A pooling layer, which no primitive computes.
 
     Attributes
@@ -190,7 +190,7 @@ class Profile:
         By primitive and layer; medians of calls.
     moves_ns : dict of Move to float
         Times of layout transforms.
-    pools_ns : dict of (Pool, str) to float
+    pools_ns : dict of (Pooling, str) to float
         By layout.
     kernels_ns : dict of str to float
         Times of kernels of compiled networks, by `KernelTime.key`.
@@ -204,7 +204,7 @@ class Profile:
     code: str
     times_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
     moves_ns: dict[Move, float] = field(default_factory=dict)
-    pools_ns: dict[tuple[Pool, str], float] = field(default_factory=dict)
+    pools_ns: dict[tuple[Pooling, str], float] = field(default_factory=dict)
     kernels_ns: dict[str, float] = field(default_factory=dict)
     failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class Profile:
                     moves[tuple(shape), given, taken] = _duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
-                    pools[Pool(operator=str(kind), window=_layer(window)), str(layout)] = _duration(ns)
+                    pools[Pooling(operator=str(kind), window=_layer(window)), str(layout)] = _duration(ns)
                 else:
                     key, ns = row
                     kernels[str(key)] = _duration(ns)

@@ -112,7 +112,7 @@ def require_executable(dtype: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class ExecutableGraph:
     """What layers compute, what the network takes, and what layers should give; arrays are flat NHWC."""
 
     computations: Mapping[str, Computation]
@@ -170,10 +170,10 @@ def execute(
     return Execution(groups=tuple(runs), outputs=outputs)
 
 
-def _unfolded(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> Prepared:
+def _unfolded(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> ExecutableGraph:
     _require_layers({layer.name for layer in unfolded(loaded).layers}, plan, "unfolded")
     shapes, arrays = plan.graph.shapes, zoo.example_inputs(loaded, seed)
-    return Prepared(
+    return ExecutableGraph(
         computations=computations(loaded, plan.graph),
         inputs={name: to_nhwc(array, shapes[name]) for name, array in arrays.items() if name in shapes},
         wanted={
@@ -182,11 +182,11 @@ def _unfolded(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> Prepared:
     )
 
 
-def _folded(network: frontend.Network, plan: FusionPlan) -> Prepared:
+def _folded(network: frontend.Network, plan: FusionPlan) -> ExecutableGraph:
     _require_layers(set(region_groups(network.module)), plan, "folded")
     layers, arrays = CompiledLayers(network, plan.graph), network.example_inputs()
     stored = [name for group in plan.groups for name in group.stored]
-    return Prepared(
+    return ExecutableGraph(
         computations=layers.computations,
         inputs=layers.inputs(arrays),
         wanted=layers.references(stored, arrays),

@@ -62,7 +62,7 @@ class Candidates:
         if primitives:
             require_primitives(system, self.costs.profiling.gpu)
         self.tasks = Tasks(system, self.costs)
-        self._layers: dict[ConvGeometry, splits.Layer] = {}
+        self._layers: dict[ConvGeometry, splits.SplitLayer] = {}
         self._found: dict[str, list[Candidate]] = {}
 
     def of(self, graph: RegionGraph) -> Candidates:
@@ -96,7 +96,7 @@ class Candidates:
         """How splits are chosen: by `System.splits` if GPU times are computed, else by the grid."""
         return self.system.splits if self.costs.profiling.gpu.computes else "grid"
 
-    def layers(self) -> list[splits.Layer]:
+    def layers(self) -> list[splits.SplitLayer]:
         """Layers that PIM can run, with the splits that are to be timed."""
         if set(self.modes) <= {"GPU"}:
             return []
@@ -105,7 +105,7 @@ class Candidates:
         self._layers |= self.costs.together(lambda: {r.geometry: self._asked(r) for r in missing})
         return [self._layers[geometry] for geometry in capable]
 
-    def _asked(self, region: Region) -> splits.Layer:
+    def _asked(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits that are to be timed."""
         geometry, name = region.geometry, region.name
         if "SPLIT" not in self.modes:

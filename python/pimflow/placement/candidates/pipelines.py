@@ -39,7 +39,7 @@ MARGIN = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class StagedRun:
     """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage."""
 
     pipeline: Pipeline
@@ -47,7 +47,7 @@ class Run:
     rows: StageRows
 
     @classmethod
-    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> Run:
+    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
         """Raises `PlanError`, naming the region that stands against it."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
         if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
@@ -150,9 +150,9 @@ def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
     return alone and after.first_result == before.name
 
 
-def _of(maker: Candidates, pipeline: Pipeline) -> Run:
+def _of(maker: Candidates, pipeline: Pipeline) -> StagedRun:
     """`pipeline` as a run on the system; raises `PlanError` with the region that cannot be pipelined."""
-    run, system = Run.of(maker.graph, pipeline), maker.system
+    run, system = StagedRun.of(maker.graph, pipeline), maker.system
     problem = "" if system.views else "parts of tensors would be copied (--copies made)"
     for region, mode in zip(run.regions, pipeline.modes):
         problem = problem or (maker.refusal(region) if mode == "PIM" else "")
@@ -214,7 +214,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     )
 
 
-def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
+def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
     """The cost of every part on PIM. Parts of a region share a loop order: by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
@@ -237,7 +237,7 @@ def _pim_costs(maker: Candidates, run: Run, schedules: Sequence[str]) -> dict[tu
     return costs
 
 
-def _tasks(maker: Candidates, run: Run, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
+def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
     """What every part is charged, in the order in which the parts are issued.
 
     A part waits for those of the region before it up to the same stage; that they come in order, one
@@ -268,7 +268,7 @@ def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[
 
     Each part holds weights of its own: its products are dealt to the channels in another way.
     """
-    run = Run.of(maker.graph, pipeline_of(candidate))
+    run = StagedRun.of(maker.graph, pipeline_of(candidate))
     costs = _pim_costs(maker, run, candidate.rewrite.schedules)
     for (position, stage), cost in costs.items():
         name, schedule = run.regions[position].name, Schedule.parse(cost.schedule)
@@ -286,7 +286,7 @@ def pipeline_of(candidate: Candidate) -> Pipeline:
 def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Kernel]]:
     """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
     pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
-    run = Run.of(graph, pipeline)
+    run = StagedRun.of(graph, pipeline)
     by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
     for position, stage in pipeline.steps:
         if pipeline.modes[position] == "GPU":
@@ -332,7 +332,9 @@ def candidates(
     return by_region
 
 
-def runs(maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True) -> Iterator[Run]:
+def runs(
+    maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+) -> Iterator[StagedRun]:
     """Every `wanted` run of `LENGTHS` regions in `STAGES` stages, on both devices."""
     graph = maker.graph
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
@@ -367,7 +369,7 @@ class _Bounds:
         self._tasks: dict[tuple[str, str], Task] = {}
         self._alone: dict[tuple[str, bool], float] = {}
 
-    def one_by_one_ns(self, run: Run) -> float:
+    def one_by_one_ns(self, run: StagedRun) -> float:
         """Time of the regions of `run` one after the other, each by its fastest candidate."""
         total_ns = 0.0
         for region in run.regions:
@@ -377,7 +379,7 @@ class _Bounds:
             total_ns += self._alone[key]
         return total_ns
 
-    def stages_ns(self, run: Run) -> float:
+    def stages_ns(self, run: StagedRun) -> float:
         """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
         parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}

@@ -16,7 +16,7 @@ from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import Layer, LayerCosts
+from pimflow.placement.costs.splits import LayerCosts, SplitLayer
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
@@ -106,17 +106,17 @@ class Costs:
         """Names of the profilers that the costs are from."""
         return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
 
-    def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> Layer:
-        """A `Layer` to be timed on this PIM device."""
-        return Layer(side=self.side, geometry=geometry, name=name, **asked)
+    def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> SplitLayer:
+        """A `SplitLayer` to be timed on this PIM device."""
+        return SplitLayer(side=self.side, geometry=geometry, name=name, **asked)
 
-    def splits(self, layer: Layer) -> tuple[Split, ...]:
+    def splits(self, layer: SplitLayer) -> tuple[Split, ...]:
         """The splits of a layer that are worth being candidates."""
         if layer.key not in self._answers:
             self.time_layers([layer])
         return self._answers[layer.key]
 
-    def time_layers(self, wanted: Sequence[Layer]) -> None:
+    def time_layers(self, wanted: Sequence[SplitLayer]) -> None:
         """Time the layers that are not known yet, the largest first."""
         layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
@@ -128,14 +128,16 @@ class Costs:
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
         work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
-        for done, (position, costs) in enumerate(self.profiling.executor.map(Layer.costs, work), start=1):
+        for done, (position, costs) in enumerate(
+            self.profiling.executor.map(SplitLayer.costs, work), start=1
+        ):
             layer = missing[position]
             self._know(layer, costs)
             self._keep({layer.key: dataclasses.asdict(costs)})
             self.tally.computed["pim"] += 1
             self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
 
-    def _know(self, layer: Layer, costs: LayerCosts) -> None:
+    def _know(self, layer: SplitLayer, costs: LayerCosts) -> None:
         self._layers[layer.geometry] = costs
         self._answers[layer.key] = costs.splits
         for split, cost in costs.costs:

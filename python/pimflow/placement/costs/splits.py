@@ -133,7 +133,7 @@ class LayerCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class SplitLayer:
     """A layer to be timed on PIM.
 
     Attributes
@@ -185,7 +185,7 @@ class Layer:
 class _Timing:
     """Times of parts of one layer, each found once."""
 
-    def __init__(self, layer: Layer):
+    def __init__(self, layer: SplitLayer):
         self.layer, known = layer, layer.known
         if known:
             self.whole = [(split, cost) for split, cost in known.costs if split == WHOLE]

@@ -75,7 +75,7 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Execution:
     """The tasks of a plan over time; see `Evaluation`, whose `energies_pj` has constant power too."""
 
     events: tuple[Event, ...]
@@ -125,7 +125,7 @@ def advance(
     return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
 
 
-def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Run:
+def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
     """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
 
     A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
@@ -146,7 +146,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
         region_ns[candidate.covers[0]] = moment.ready_ns[candidate.covers[-1]] - begin_ns
-    return Run(
+    return Execution(
         events=tuple(events),
         latency_ns=max(moment.ready_ns.values()),
         region_ns=region_ns,
