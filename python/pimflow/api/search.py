@@ -16,8 +16,10 @@ from pimflow.api.options import (
     planned_modes,
     require_effect,
 )
+from pimflow.api.prepare import Prepared
 from pimflow.api.report import Convention, OrderReport
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
@@ -139,8 +141,27 @@ def _searched(
     prepared = prepare.prepare(
         network, options, target_system, target=target, plan=plan, costs=costs, goal=goal
     )
-    given = prepared.given_for(target_system)
-    return prepared.network, place(prepared.regions, target_system, plan, costs, goal, given)
+    return prepared.network, placed(prepared, target, plan, costs, goal)[0]
+
+
+def placed(
+    prepared: Prepared, target: str, plan: Plan | None, costs: Costs, goal: Goal
+) -> tuple[Searched, PoolChoice | None]:
+    """A prepared network, searched or with `plan` applied, and how its pool was made to keep to the goal.
+
+    Raises
+    ------
+    InfeasibleError
+        If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
+    """
+    system, graph = prepared.system, prepared.regions
+    given = prepared.given_for(system)
+    counts = goal.objective == "memory" or goal.max_memory_bytes is not None
+    if not counts or plan is not None:
+        return place(graph, system, plan, costs, goal, given), None
+    pools = PlanPools(network=prepared.network, target=targets.named_target(target), system=system)
+    searched, choice = keeping(graph, system, costs, goal, pools, given)
+    return replace(searched, plan=replace(searched.plan, options=prepared.switched_on)), choice
 
 
 def place(

@@ -20,11 +20,12 @@ from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone
+from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
+from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
@@ -175,6 +176,11 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
+    asked = goal
+    if goal.objective == "memory":
+        least_bytes = PlanMemory(graph, system.dtype).least(table)
+        at_most = max(least_bytes, goal.max_memory_bytes or 0)
+        goal = dataclasses.replace(goal, objective="latency", max_memory_bytes=at_most)
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
@@ -185,7 +191,8 @@ def search(
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
     solution = mixed.solution if mixed else alone.solution
-    return as_searched(maker, table, solution, gpu_only, minimiser, given)
+    found = as_searched(maker, table, solution, gpu_only, minimiser, given)
+    return dataclasses.replace(found, goal=asked)
 
 
 def as_searched(
@@ -203,6 +210,32 @@ def as_searched(
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
+    graph, system = maker.graph, maker.system
+    bound_ns = min(minimiser.latency_bound_ns, gpu_only.latency_ns)
+    return Searched(
+        graph=graph,
+        system=system,
+        maker=maker,
+        table=table,
+        candidates=solution.candidates,
+        plan=_plan(maker, table, solution, gpu_only, given, bound_ns),
+        evaluation=evaluate(graph, solution.candidates, table, system),
+        gpu_only=gpu_only,
+        goal=minimiser.goal,
+        given=given,
+        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
+    )
+
+
+def _plan(
+    maker: Candidates,
+    table: CostTable,
+    solution: Solution,
+    gpu_only: Evaluation,
+    given: RegionGraph | None,
+    bound_ns: float,
+) -> Plan:
+    """`solution` as a file; no plan of these candidates is below `bound_ns`."""
     graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
@@ -225,27 +258,27 @@ def as_searched(
         )
         for candidate in solution.candidates
     )
-    plan = Plan(
+    return Plan(
         model=graph.digest,
         system=_digest(graph, maker),
         gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
-        lower_bound_ns=min(minimiser.latency_bound_ns, gpu_only.latency_ns),
+        lower_bound_ns=bound_ns,
     )
-    return Searched(
-        graph=graph,
-        system=system,
-        maker=maker,
-        table=table,
-        candidates=solution.candidates,
-        plan=plan,
-        evaluation=evaluation,
-        gpu_only=gpu_only,
-        goal=minimiser.goal,
-        given=given,
-        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
-    )
+
+
+def tried(searched: Searched, candidates: tuple[Candidate, ...]) -> Searched:
+    """`searched` with other candidates, which cover every region once, in order; `plan` stays as it was."""
+    evaluation = evaluate(searched.graph, candidates, searched.table, searched.system)
+    return dataclasses.replace(searched, candidates=candidates, evaluation=evaluation)
+
+
+def as_planned(found: Searched) -> Searched:
+    """What `tried` gives, with its plan; raises `InfeasibleError` as `as_searched`."""
+    solution = unsearched(found.candidates, found.evaluation)
+    plan = _plan(found.maker, found.table, solution, found.gpu_only, found.given, found.plan.lower_bound_ns)
+    return dataclasses.replace(found, plan=plan)
 
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:

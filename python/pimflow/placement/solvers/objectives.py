@@ -21,7 +21,7 @@ from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
 
-OBJECTIVES = ("latency", "energy", "edp")
+OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
 AUTO = "auto"
 
@@ -62,7 +62,8 @@ class Goal:
     Attributes
     ----------
     objective : str
-        ``latency``, ``energy`` or ``edp``, their product.
+        ``latency``, ``energy`` or ``edp``, their product; ``memory``: of the plans in the least memory, the
+        fastest.
     solver : str
         ``dp``: as if regions ran one after the other. ``ilp``: exact where branches overlap.
         ``exhaustive``: every cover of a network of at most 8 regions. ``auto``: `dp` where regions can only
