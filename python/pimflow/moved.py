@@ -73,7 +73,7 @@ _RENAMED = {
     "placement.cache": "host.result_cache",
     "placement.fused": "placement.candidates.fused_groups",
     "placement.selection": "primitive_selection.problem",
-    "placement.selection_ilp": "primitive_selection.integer_program",
+    "placement.selection_ilp": "primitive_selection.problem",
     "placement.selection_instances": "api.published.taso_instances",
     "placement.selection_search": "primitive_selection.search",
     "placement.solve": "placement.solvers.dynamic_programming",
