@@ -25,7 +25,7 @@ pim_backend pim_backend.runtime: codegen
 placement host: executors
 placement placement.candidates: pipelines tasks tiled_kernels tilings
 placement placement.costs: pim_runs splits
-placement placement.solvers: evaluate exhaustive ilp milp objectives plan_memory segments solutions
+placement placement.solvers: evaluate exhaustive ilp objectives plan_memory segments solutions
 placement placement.solvers: steps variants
 relay_passes relay_passes.c_kernels: plain_c vector_calls
 relay_passes relay_passes.canonical: canonicalise evaluate_constants flatten_products fold_padding
