@@ -65,8 +65,8 @@ def map_items(
         for worker in crew.enter_context(_workers(min(jobs, len(items)))):
             give(worker)
         while busy:
-            for worker in wait(list(busy)):
-                assert isinstance(worker, Connection)
+            ready = wait(list(busy))
+            for worker in [each for each in busy if each in ready]:
                 position = busy.pop(worker)
                 try:
                     succeeded, result = worker.recv()
