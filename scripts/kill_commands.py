@@ -1,8 +1,8 @@
 """Kills and interrupts commands at random moments, and says what they leave: a table of docs/validation.md.
 
 Moments are uniform over the time that a command takes, from when it takes signals: what Python does before,
-in its own start, is out of pimflow's hands. A killed command says nothing; an interrupted one says one line and
-leaves with 130. Neither may leave processes, files outside of the cache, or a cache that cannot be read.
+in its own start, is out of pimflow's hands. A killed command says nothing; an interrupted one says one line
+and leaves with 130. Neither may leave processes, files outside of the cache, or a cache that cannot be read.
 
     python scripts/kill_commands.py --times 100 --update docs/validation.md
 """

@@ -2,8 +2,8 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, and which output a READRES says that a latch holds. Where the weights lie is not in a
-program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
+them each COMP multiplies, and which output a READRES says that a latch holds. Where the weights lie is not in
+a program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
