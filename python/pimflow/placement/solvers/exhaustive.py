@@ -9,7 +9,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import START, Moment, advance
-from pimflow.placement.solvers.plan_memory import MemoryLimit
+from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 
 MOST_REGIONS = 8
 
@@ -26,7 +26,7 @@ def every_cover(
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[begin].name]:
-            if limit and not limit.fits(candidate, moment.state.pending):
+            if not fits(candidate, moment.state, limit):
                 continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)
@@ -52,7 +52,7 @@ def solve_exhaustive(
         )
 
     def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
-        return weights.per_ns * cover[1] + weights.per_pj * cover[2]
+        return weights.of(cover[1], cover[2], cover[0])
 
     best = min(every_cover(graph, table, limit), key=value, default=None)
     return best and Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))

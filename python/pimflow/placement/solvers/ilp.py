@@ -21,7 +21,7 @@ from pimflow.placement.solvers.dynamic_programming import (
     one_by_one,
 )
 from pimflow.placement.solvers.evaluate import Moment, advance
-from pimflow.placement.solvers.plan_memory import MemoryLimit
+from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
@@ -40,7 +40,7 @@ def solved(program: Program) -> tuple[Partial | None, bool]:
         moment, placed = advance(problem.graph, problem.table, candidate, moment)
         energy_pj += sum(task.energy_pj for task, _ in placed)
     latency_ns = max(moment.ready_ns.values())
-    value = problem.weights.per_ns * latency_ns + problem.weights.per_pj * energy_pj
+    value = problem.weights.of(latency_ns, energy_pj, chosen)
     bound = min(value, outcome.bound)
     return Partial(value=value, bound=bound, latency_ns=latency_ns, chosen=chosen), True
 
@@ -96,7 +96,7 @@ def solve_ilp(
                     offer(ways[end], after, partial.then(step))
             for candidate in table.candidates[graph.regions[begin].name]:
                 behind = begin + len(candidate.covers)
-                if limit and not limit.fits(candidate, state.pending):
+                if not fits(candidate, state, limit):
                     continue
                 if behind > end or behind == end == begin + 1:  # what a segment has inside was chosen above
                     after = steps.after(graph, candidate, state)
@@ -134,7 +134,7 @@ def solve_whole(
     if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
-            "--max-latency, --max-energy or --memory-budget"
+            "--max-latency, --max-energy, --max-error or --memory-budget"
         )
     return best and best.solution()
 

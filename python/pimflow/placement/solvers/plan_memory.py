@@ -130,9 +130,11 @@ class PlanMemory:
         for position, region in enumerate(regions):
             for state, so_far in ways[position].items():
                 for candidate in table.candidates[region.name]:
+                    if not steps.fits(candidate, state):
+                        continue
                     most = max(so_far, self.running_bytes(candidate, state.pending))
                     behind = ways[position + len(candidate.covers)]
-                    after = State(pending=steps.after(self.graph, candidate, state).pending)
+                    after = replace(steps.after(self.graph, candidate, state), on_pim="")
                     behind[after] = min(behind.get(after, most), most)
         return min(ways[-1].values())
 
@@ -161,6 +163,11 @@ class MemoryLimit:
     resident: Callable[[Candidate], float] = nothing
     weight_bytes: int = 0
 
-    def fits(self, candidate: Candidate, pending: Collection[str] = ()) -> bool:
-        """Whether `candidate` may run behind `pending` regions."""
-        return self.memory is None or self.memory.running_bytes(candidate, pending) <= self.at_most
+
+def fits(candidate: Candidate, state: State, limit: MemoryLimit | None) -> bool:
+    """Whether `candidate` may be done in `state`, within `limit`."""
+    if not steps.fits(candidate, state):
+        return False
+    if limit is None or limit.memory is None:
+        return True
+    return limit.memory.running_bytes(candidate, state.pending) <= limit.at_most

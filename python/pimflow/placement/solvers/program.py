@@ -162,6 +162,8 @@ class Program:
                 before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
                 row([(c, 1.0) for c, _ in goes_on] + before, high=0.0)
                 row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
+        for position in range(problem.segment[0] + 1, end + (until is not None)):
+            self._open(position, until)
         if until is not None:
             wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
             on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
@@ -169,6 +171,20 @@ class Program:
             for name, layout in sorted(until.layouts):
                 if order[name] >= problem.segment[0]:
                     self.program.cover(c for c in self._given(name).get(layout) or ())
+
+    def _open(self, position: int, until: State | None) -> None:
+        """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
+        at_end = until is not None and position == self.problem.segment[1]
+        left = {v.candidate.leaves_open for _, v in self.last[position - 1]}
+        taken = {until.open} if at_end else {v.candidate.goes_on_with for _, v in self.beginning[position]}
+        for form in sorted((left | taken) - {""}):
+            entries = [(c, 1.0) for c, v in self.last[position - 1] if v.candidate.leaves_open == form]
+            if at_end:
+                wanted = float(until.open == form)
+                self.program.row(entries, low=wanted, high=wanted)
+                continue
+            entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
+            self.program.row(entries, low=0.0, high=0.0)
 
     def _leaving(self, position: int, what: str) -> Taken:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
@@ -350,6 +366,8 @@ class Program:
         weights = self.problem.weights
         self.program.charge((column, weights.per_ns * ns) for column, ns in self.times)
         self.program.charge((column, weights.per_pj * pj) for column, pj in self._energies())
+        errors = ((column, v.candidate.error) for column, v in zip(self.y, self.variants))
+        self.program.charge((column, weights.per_error * error) for column, error in errors)
 
     def _energies(self) -> Entries:
         of_flows = [

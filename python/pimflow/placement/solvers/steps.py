@@ -25,12 +25,15 @@ class State:
         Regions whose results have something pending.
     on_pim : str
         The last region, if its PIM submission may go on; else empty.
+    open : str
+        The form of a layer that is not done to its end (`Candidate.leaves_open`).
     layouts : frozenset of (str, str)
         Regions whose results are still read, and their layout where that is not the canonical one.
     """
 
     pending: frozenset[str] = frozenset()
     on_pim: str = ""
+    open: str = ""
     layouts: frozenset[tuple[str, str]] = frozenset()
 
     def layout(self, table: CostTable, name: str) -> str:
@@ -103,6 +106,11 @@ def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
+def fits(candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` may be done in `state`: it goes on with the form of the layer that is open."""
+    return candidate.goes_on_with == state.open
+
+
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
     """The state that `candidate` leaves, done in `state`."""
     last = candidate.covers[-1]
@@ -115,7 +123,8 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
         layouts = frozenset(each for each in layouts if each[0] not in done)
     if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
         layouts |= {(last, candidate.output.layout)}
-    return State(pending=pending, on_pim=last if candidate.stays_on_pim else "", layouts=layouts)
+    on_pim = last if candidate.stays_on_pim else ""
+    return State(pending=pending, on_pim=on_pim, open=candidate.leaves_open, layouts=layouts)
 
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:

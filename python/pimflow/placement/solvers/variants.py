@@ -150,17 +150,19 @@ class SegmentProblem:
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
             if position + len(candidate.covers) <= end
+            and (position > begin or steps.fits(candidate, self.state))
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
         for variant in every:
-            ports = variant.candidate.input.layout, variant.candidate.output.layout
-            key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
-            key = (*key, *ports)
+            v, c = variant, variant.candidate
+            key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
+            key = (*key, c.input.layout, c.output.layout)
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
+        by_error = self.bounded or self.weights.per_error > 0
         resident = self.limit.resident if self.limit else nothing
-        no_worse = functools.partial(_no_worse, by_energy=by_energy, resident=resident)
+        no_worse = functools.partial(_no_worse, by_energy=by_energy, by_error=by_error, resident=resident)
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
 
@@ -221,10 +223,16 @@ def _undominated(group: list[Variant], no_worse: Callable[[Variant, Variant], bo
 
 
 def _no_worse(
-    one: Variant, other: Variant, *, by_energy: bool, resident: Callable[[Candidate], float]
+    one: Variant,
+    other: Variant,
+    *,
+    by_energy: bool,
+    by_error: bool,
+    resident: Callable[[Candidate], float],
 ) -> bool:
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
+        and (not by_error or one.candidate.error <= other.candidate.error)
         and one.running_bytes <= other.running_bytes
         and resident(one.candidate) <= resident(other.candidate)
         and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
