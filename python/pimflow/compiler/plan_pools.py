@@ -18,13 +18,15 @@ import tvm
 from pimflow.compiler.build import planned
 from pimflow.compiler.smaller_pool import PoolPlanning, thinned
 from pimflow.core.candidate import Candidate
-from pimflow.core.region import RegionGraph
+from pimflow.core.liveness import ALIGNMENT_BYTES
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, Searched, search
 from pimflow.placement.best_plan import as_planned, tried
 from pimflow.placement.candidates import fused_groups
+from pimflow.relay_passes.flat import main_bindings
 
 SEARCHES = 3  # within less and less memory, as far as the search counts it
 
@@ -63,6 +65,16 @@ class PlanPools:
     system: System
     planning: PoolPlanning = field(default_factory=PoolPlanning)
     _known: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
+
+    def as_counted(self, bound: float) -> float:
+        """The most that the search may count, in the GPU's type, for a pool of `bound` bytes to be possible."""
+        own = self.system.dtype
+        stored = own if "gpu" in list(self.target.keys) else "fp32"
+        if stored == own:
+            return bound
+        # The smaller the type, the more of each tensor is what the next one's alignment leaves unused.
+        unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
+        return bound * ELEMENT_BYTES[own] / ELEMENT_BYTES[stored] + unused
 
     def of(self, searched: Searched) -> int:
         """Bytes of the pool that is built for a plan."""
@@ -147,7 +159,7 @@ def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> Infeasible
 
 def _within(bound: float | None, search: Callable[[float | None], Searched], pools: PlanPools) -> Searched:
     """What a search finds; while its pool is above the bound, within less memory as the search counts it."""
-    found, at_most = None, bound
+    found, at_most = None, bound and pools.as_counted(bound)
     for _ in range(SEARCHES):
         try:
             found = search(at_most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -22,10 +23,9 @@ from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.reasons import reason
-from pimflow.placement.solvers.dynamic_programming import Solution
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
-from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
@@ -176,11 +176,7 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
-    asked = goal
-    if goal.objective == "memory":
-        least_bytes = PlanMemory(graph, system.dtype).least(table)
-        at_most = max(least_bytes, goal.max_memory_bytes or 0)
-        goal = dataclasses.replace(goal, objective="latency", max_memory_bytes=at_most)
+    asked, goal = goal, _in_least_memory(graph, table, system, goal)
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
@@ -193,6 +189,21 @@ def search(
     solution = mixed.solution if mixed else alone.solution
     found = as_searched(maker, table, solution, gpu_only, minimiser, given)
     return dataclasses.replace(found, goal=asked)
+
+
+def _in_least_memory(graph: RegionGraph, table: CostTable, system: System, goal: Goal) -> Goal:
+    """`goal`; where memory is its objective, the least latency in the least memory that its bounds leave."""
+    if goal.objective != "memory":
+        return goal
+    free = dataclasses.replace(goal, objective="latency")
+    minimiser = Minimiser(graph, table, system, free)
+    sizes = [size for size in minimiser.memory.sizes(table) if size <= (goal.max_memory_bytes or size)]
+    if goal.max_latency_ns is None and goal.max_energy_pj is None and goal.max_error is None:
+        del sizes[1:]  # some plan takes the least
+    at = bisect.bisect_left(
+        sizes, True, key=lambda size: minimiser.in_memory(size).within(LATENCY) is not None
+    )
+    return dataclasses.replace(free, max_memory_bytes=sizes[at]) if at < len(sizes) else free
 
 
 def as_searched(
