@@ -66,7 +66,8 @@ def test_no_pool_is_larger_than_what_memory_promises(seed):
     assert found.goal.objective == "memory"
 
 
-@pytest.mark.parametrize("seed", long_but([0], range(6)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
 def test_every_budget_from_the_least_on_is_kept(seed):
     least = kept(drawn(seed), decompose=REQUEST, objective="memory")[1].pool_bytes
     for share in (1.0, 1.1, 1.5):
@@ -96,6 +97,7 @@ def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
     assert memory.weight_bytes == built.builds[0].weight_bytes
 
 
+@pytest.mark.long
 def test_its_plan_is_applied_without_the_objective(compiled):
     """The plan says which options its network was prepared with."""
     directory, built = compiled

@@ -67,7 +67,7 @@ class PlanPools:
     _known: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
 
     def as_counted(self, bound: float) -> float:
-        """The most that the search may count, in the GPU's type, for a pool of `bound` bytes to be possible."""
+        """The most that the search may count, in the GPU's type, for a pool of `bound` bytes."""
         own = self.system.dtype
         stored = own if "gpu" in list(self.target.keys) else "fp32"
         if stored == own:
