@@ -20,7 +20,7 @@ from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone
+from pimflow.placement.gpu_alone import gpu_alone, smallest_alone
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -177,10 +177,12 @@ def search(
     table = profile(graph, maker)
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
+    if goal.objective == "memory":
+        alone = smallest_alone(maker, goal)
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     best = minimiser.best()
     mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
-    if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
+    if mixed and minimiser.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
         mixed = None
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
