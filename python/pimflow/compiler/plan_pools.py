@@ -204,9 +204,7 @@ def _mixed(fast: Searched, least: Searched, pools: PlanPools, most: float, goal:
         searched = tried(fast, _on_their_channels(fast, chosen))
         evaluation = searched.evaluation
         over = max(pools.of(searched) - most, 0) if goal.allows(evaluation) else math.inf
-        # In the least memory, the fastest is best.
-        value = evaluation.latency_ns if goal.objective == "memory" else goal.value(evaluation)
-        return _Mixed(searched=searched, cost=(over, value))
+        return _Mixed(searched=searched, cost=(over, goal.value(evaluation)))
 
     odd = [part for part in parts if part.differs]
     mixed = thinned(plan(odd), odd, lambda _, kept: plan(kept), lambda part: -part.gain_ns)

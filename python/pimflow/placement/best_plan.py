@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import hashlib
@@ -21,9 +20,9 @@ from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
 from pimflow.placement.reasons import reason
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
+from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
 from pimflow.placement.solvers.steps import check_covers
@@ -176,34 +175,19 @@ def search(
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
     table = profile(graph, maker)
-    asked, goal = goal, _in_least_memory(graph, table, system, goal)
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
+    if goal.objective == "memory":
+        alone = smallest_alone(maker, goal)
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     best = minimiser.best()
     mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
-    if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
+    if mixed and minimiser.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
         mixed = None
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
     solution = mixed.solution if mixed else alone.solution
-    found = as_searched(maker, table, solution, gpu_only, minimiser, given)
-    return dataclasses.replace(found, goal=asked)
-
-
-def _in_least_memory(graph: RegionGraph, table: CostTable, system: System, goal: Goal) -> Goal:
-    """`goal`; where memory is its objective, the least latency in the least memory that its bounds leave."""
-    if goal.objective != "memory":
-        return goal
-    free = dataclasses.replace(goal, objective="latency")
-    minimiser = Minimiser(graph, table, system, free)
-    sizes = [size for size in minimiser.memory.sizes(table) if size <= (goal.max_memory_bytes or size)]
-    if goal.max_latency_ns is None and goal.max_energy_pj is None and goal.max_error is None:
-        del sizes[1:]  # some plan takes the least
-    at = bisect.bisect_left(
-        sizes, True, key=lambda size: minimiser.in_memory(size).within(LATENCY) is not None
-    )
-    return dataclasses.replace(free, max_memory_bytes=sizes[at]) if at < len(sizes) else free
+    return as_searched(maker, table, solution, gpu_only, minimiser, given)
 
 
 def as_searched(
