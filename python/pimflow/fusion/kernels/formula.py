@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -70,6 +71,11 @@ class Computation:
 
     formulas: tuple[Formula, ...]
     weights: np.ndarray
+
+    @property
+    def terms(self) -> int:
+        """Terms that are combined for each result; at least 1."""
+        return max(1, sum(math.prod(each.taps) for formula in self.formulas for each in formula.reductions))
 
 
 class Node:
