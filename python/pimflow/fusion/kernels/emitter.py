@@ -100,7 +100,7 @@ class Emitter:
 
     def vector(self, lanes: int):
         """A loop over the elements of a vector, as a frame."""
-        return T.vectorized(self.index(0), self.index(lanes))
+        return T.vectorized(self.index(0), self.index(lanes)) if lanes > 1 else self.serial(0, 1)
 
     def lanes(self, formula: Formula, channels: int) -> tuple[int, int]:
         """Channels that are formed side by side, and how many such vectors there are of `channels`."""
