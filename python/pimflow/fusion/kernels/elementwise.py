@@ -18,6 +18,7 @@ from pimflow.fusion.kernels.formula import (
     flat,
     no_weights,
 )
+from pimflow.relay_passes.kernels.keep_nan import clamp, larger, relu, smaller
 
 
 def elementwise(node: Node) -> Computation:
@@ -74,7 +75,7 @@ def activation(node: Node) -> Computation:
         if slopes is not None:
             return tirx.Select(x < 0.0, x * weight(at[3] if slopes.size > 1 else 0, 0), x)
         if node.type == "Clip" and bounds:
-            return _clipped(x, bounds.get(1, LOWEST), bounds.get(2, -LOWEST))
+            return clamp(x, bounds.get(1, LOWEST), bounds.get(2, -LOWEST))
         return function(x, node.attributes)
 
     weights = flat(slopes) if slopes is not None else no_weights()
@@ -116,22 +117,18 @@ def concatenation(node: Node) -> Computation:
     return Computation(formulas=tuple(formulas), weights=no_weights())
 
 
-def _clipped(x: tirx.Expr, low: float, high: float) -> tirx.Expr:
-    return tirx.min(tirx.max(x, tirx.const(low, "float32")), tirx.const(high, "float32"))
-
-
 def _hard_sigmoid(x: tirx.Expr, attributes: Mapping[str, float]) -> tirx.Expr:
-    return _clipped(x * float(attributes.get("alpha", 0.2)) + float(attributes.get("beta", 0.5)), 0.0, 1.0)
+    return clamp(x * float(attributes.get("alpha", 0.2)) + float(attributes.get("beta", 0.5)), 0.0, 1.0)
 
 
 ACTIVATIONS = {
-    "Relu": lambda x, a: tirx.max(x, tirx.const(0.0, "float32")),
+    "Relu": lambda x, a: relu(x),
     "LeakyRelu": lambda x, a: tirx.Select(x < 0.0, x * float(a.get("alpha", 0.01)), x),
     "PRelu": None,
-    "Clip": lambda x, a: _clipped(x, a.get("min", LOWEST), a.get("max", -LOWEST)),
+    "Clip": lambda x, a: clamp(x, a.get("min", LOWEST), a.get("max", -LOWEST)),
     "Sigmoid": lambda x, a: 1.0 / (1.0 + tirx.exp(-x)),
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": lambda x, a: x * _clipped(x / 6.0 + 0.5, 0.0, 1.0),
+    "HardSwish": lambda x, a: x * clamp(x / 6.0 + 0.5, 0.0, 1.0),
     "Tanh": lambda x, a: tirx.tanh(x),
     "Sqrt": lambda x, a: tirx.sqrt(x),
 }
@@ -143,6 +140,6 @@ BINARY = {
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
     "Div": lambda a, b: a / b,
-    "Max": tirx.max,
-    "Min": tirx.min,
+    "Max": larger,
+    "Min": smaller,
 }
