@@ -45,8 +45,7 @@ def on_channels(maker: Candidates, candidate: Candidate, gpu_channels: int) -> C
     if len(candidate.covers) == 1 and not rewrite.schedule:
         region = maker.graph.region(candidate.covers[0])
         return maker.make(region, "GPU", gpu_channels=gpu_channels, primitive=rewrite.primitive)
-    tiling = GroupTiling.parse(rewrite.schedule) if rewrite.schedule else None
-    return make(maker, candidate.covers, gpu_channels, tiling)
+    return make(maker, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.schedule))
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
