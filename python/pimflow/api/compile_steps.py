@@ -158,6 +158,7 @@ def prepared(
         plan=job.plan,
         costs=job.costs,
         goal=job.goal,
+        samples=reference.samples,
         inspect=reference.inspect,
         progress=job.progress,
     )
@@ -178,7 +179,7 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
     given = prepared.given_for(job.system)
-    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given)
+    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given, prepared.ranks)
     seconds = time.perf_counter() - begin
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)

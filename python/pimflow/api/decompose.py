@@ -90,7 +90,9 @@ def export_decomposed(
     network = frontend.load(proto)
     samples = None if calibration is None else Calibration.read(calibration, network)
     costs = Costs(target_system, as_profiling(profiling))
-    change = prepare.decomposed(network, options, target_system, costs=costs, goal=goal, progress=progress)
+    change = prepare.decomposed(
+        network, options, target_system, costs=costs, goal=goal, samples=samples, progress=progress
+    )
     if change is None:
         raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
     if not change.layers:

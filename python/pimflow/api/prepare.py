@@ -21,6 +21,7 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
+from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, decompose
 from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.frontend import Network
@@ -100,6 +101,8 @@ class Prepared:
         In which order its layers run, where another one was looked for.
     given : dict of bool to RegionGraph
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
+    ranks : dict of str to str
+        By decomposed layer, its rank, where there were several to choose from; see `core.plan.Plan`.
     """
 
     network: Network
@@ -108,6 +111,7 @@ class Prepared:
     skips: SkipOptimisation | None = None
     order: LayerOrder | None = None
     given: dict[bool, RegionGraph] = field(default_factory=dict)
+    ranks: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def regions(self) -> RegionGraph:
@@ -145,6 +149,7 @@ def prepare(
     costs: Costs | None = None,
     goal: Goal | None = None,
     pools: PoolPlanning | None = None,
+    samples: Calibration | None = None,
     inspect: Inspect | None = None,
     progress: Progress = _silent,
 ) -> Prepared:
@@ -165,6 +170,8 @@ def prepare(
         By what ``where=pays`` chooses layers; analytic costs and the least latency by default.
     pools : PoolPlanning, optional
         How pools are planned; as a compiled network has them by default.
+    samples : Calibration, optional
+        On what errors of decomposed layers are measured; see `decomposition.choice.settled`.
     inspect : callable, optional
         Called once layers are decomposed, with the network whose outputs are those of the prepared one, and
         what it was made of. All further steps keep outputs as they are.
@@ -181,7 +188,17 @@ def prepare(
     """
     require_decomposed(network, options)
     given = _given(network, options, target_system)
-    change = decomposed(network, options, target_system, plan=plan, costs=costs, goal=goal, progress=progress)
+    change = decomposed(
+        network,
+        options,
+        target_system,
+        plan=plan,
+        costs=costs,
+        goal=goal,
+        samples=samples,
+        progress=progress,
+    )
+    ranks = change.ranks if change else {}
     if change is not None:
         network, given = change.network, given if change.layers else {}
     optimize_skips, fuse_activations = choice.left(change, options.optimize_skips, options.fuse_activations)
@@ -203,7 +220,13 @@ def prepare(
         order = _reordered(network, options, target_system, target, pools, plan)
         network = order.network
     return Prepared(
-        network=network, options=options, system=target_system, skips=reduced, order=order, given=given
+        network=network,
+        options=options,
+        system=target_system,
+        skips=reduced,
+        order=order,
+        given=given,
+        ranks=ranks,
     )
 
 
@@ -215,6 +238,7 @@ def decomposed(
     plan: Plan | None = None,
     costs: Costs | None = None,
     goal: Goal | None = None,
+    samples: Calibration | None = None,
     progress: Progress = _silent,
 ) -> DecomposedNetwork | None:
     """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
@@ -226,6 +250,7 @@ def decomposed(
         costs or Costs(target_system, Profiling()),
         goal or Goal(),
         plan=plan,
+        samples=samples,
         fuse_activations=options.fuse_activations,
         fuse=options.fuse,
         progress=progress,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,8 @@ def _searched(
         network, options, target_system, target=target, plan=plan, costs=costs, goal=goal
     )
     given = prepared.given_for(target_system)
-    return prepared.network, place(prepared.regions, target_system, plan, costs, goal, given)
+    searched = place(prepared.regions, target_system, plan, costs, goal, given, prepared.ranks)
+    return prepared.network, searched
 
 
 def place(
@@ -152,13 +154,15 @@ def place(
     costs: Costs,
     goal: Goal,
     given: RegionGraph | None = None,
+    ranks: Mapping[str, str] | None = None,
 ) -> Searched:
     """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
 
-    `given` is the network as the user gave it, if it was changed: what plans are compared with.
+    `given` is the network as the user gave it, if it was changed: what plans are compared with. `ranks` are
+    those of decomposed layers that the plan is to name.
     """
     if plan is None:
-        return search_graph(graph, target_system, costs, goal, given)
+        return _ranked(search_graph(graph, target_system, costs, goal, given), ranks)
     applied = apply(
         graph,
         target_system,
@@ -170,7 +174,12 @@ def place(
     )
     memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
     goal.require(graph.name, applied.evaluation, memory_bytes)
-    return applied
+    return _ranked(applied, ranks)
+
+
+def _ranked(searched: Searched, ranks: Mapping[str, str] | None) -> Searched:
+    """`searched`, whose plan names the `ranks` of decomposed layers."""
+    return replace(searched, plan=replace(searched.plan, ranks=dict(ranks))) if ranks else searched
 
 
 def speedups(

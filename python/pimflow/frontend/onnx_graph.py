@@ -400,7 +400,7 @@ def _called(node: onnx.NodeProto) -> str:
 def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    return Reference(lambda: session_of(model, without_weights(model)))
+    return Reference(lambda: session_of(model, without_weights(model)), model)
 
 
 def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:

@@ -149,6 +149,12 @@ class Goal:
                 levers = ("a search instead of the plan",)
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
 
+    def require_error(self, network: str, error: float) -> None:
+        """Raise `InfeasibleError` if the errors of a network's layers add up to more than the bound."""
+        if self.max_error is not None and error > self.max_error + ROUNDING:
+            levers = (f"--max-error {_enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
+            raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
+
     def solver_for(self, graph: RegionGraph) -> str:
         """The name of the solver for a network."""
         if self.solver != AUTO:

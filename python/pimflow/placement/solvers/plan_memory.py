@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.liveness import Liveness
-from pimflow.core.region import RegionGraph
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.placement.solvers.ilp import Bound
 
 Span = tuple[int, int]
@@ -45,9 +45,21 @@ class PlanMemory:
 
     def running_bytes(self, name: str, candidate: Candidate) -> int:
         """Bytes of live tensors and workspaces while `candidate` does region `name`."""
+        covers = candidate.covers
         if candidate.fuses_regions:
-            return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
-        return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
+            more = self._more_bytes(candidate, covers[0], covers[-1])
+            return self._span_bytes(self._order[covers[0]], len(covers)) + more
+        more = self._more_bytes(candidate, name, name)
+        return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes + more
+
+    def _more_bytes(self, candidate: Candidate, first: str, last: str) -> int:
+        """Bytes that what `first` reads and what `last` gives take beyond those of the graph's regions."""
+        own = {region.name: region for region in candidate.regions}
+        if first not in own or last not in own:
+            return 0
+        read, made = (sum(self.graph.region(first).input_elements), self.graph.region(last).output_elements)
+        more = sum(own[first].input_elements) - read + own[last].output_elements - made
+        return more * ELEMENT_BYTES[self.dtype]
 
     def of(self, candidates: Sequence[Candidate]) -> int:
         """Peak memory of a plan of `candidates` in bytes."""
