@@ -292,7 +292,7 @@ class _AllForms:
 
     def unreachable(self) -> Exception:
         """The error if no plan keeps to the bounds."""
-        return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation)
+        return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation, self.alone)
 
     def _alone_ns(self) -> dict[str, tuple[float, float]]:
         times_ns, table = {}, self.table
