@@ -93,6 +93,7 @@ WITHOUT_TVM = (
         "api.trace",
         "api.kernel_traces",
         "api.fuse",
+        "api.fusion_report",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.api import prepare, timeline
+from pimflow.api import prepare
 from pimflow.api.make_report import make_report
 from pimflow.api.options import (
     NetworkOptions,
@@ -23,6 +23,7 @@ from pimflow.api.options import (
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
 from pimflow.api.search import by_operators, order_report, place, speedups
+from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
 from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import Build
@@ -38,6 +39,7 @@ from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.host.directories import check_target
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates.candidates import require_primitives
@@ -80,7 +82,7 @@ class Job:
 def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> Job:
     """`job` with the goal that it comes to; refused before the work, not after it."""
     if out is not None:
-        artifact.check_target(out)
+        check_target(out, artifact.INTERFACE, artifact.KIND)
     require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if job.tolerance is not None and not 0 < job.tolerance < 1:
         raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
@@ -343,7 +345,7 @@ def written(
             bounds=verification.wider_bounds(system.dtype),
         ),
         pim=system.pim,
-        timeline=timeline.to_json(timeline.trace(searched)),
+        timeline=PlanTrace.of(searched).to_perfetto(),
         report=summary.to_json(),
         programs=programs,
         traced=traced,

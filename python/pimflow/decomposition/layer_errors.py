@@ -12,7 +12,7 @@ from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, with_layers
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.errors import UnsupportedOpError
-from pimflow.frontend import onnx_graph
+from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.frontend.reference import Run
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
@@ -72,7 +72,7 @@ class _Runs:
         if self.model is not None:
             try:
                 written = with_chains(self.model, [layer], self.given, self.pushed)
-                return onnx_graph.reference(written).prepared()
+                return onnx_runtime.reference(written).prepared()
             except UnsupportedOpError:
                 pass  # no node of the model, such as a layer of an unrolled LSTM
         return with_layers(original, self.change.request, (layer,)).network.reference.prepared()

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from pimflow.frontend import onnx_graph, onnx_torch
+from pimflow.frontend import onnx_runtime, onnx_torch
 from pimflow.zoo import glyphs
 
 BATCH = 64  # pictures a step
@@ -73,7 +73,7 @@ def accuracy(model: onnx.ModelProto, samples: int) -> dict[int, float]:
     images, labels = glyphs.pictures(samples)
     (value,) = model.graph.input
     batch = value.type.tensor_type.shape.dim[0].dim_value
-    run = onnx_graph.reference(model)
+    run = onnx_runtime.reference(model)
     scores = np.concatenate([run({value.name: part})[0] for part in np.split(images, samples // batch)])
     order = np.argsort(-scores, axis=1, kind="stable")
     return {top: float((order[:, :top] == labels[:, None]).any(axis=1).mean()) for top in TOPS}
