@@ -79,6 +79,11 @@ def _metadata(value: onnx.ValueInfoProto, key: str) -> str | None:
     return next((entry.value for entry in value.metadata_props if entry.key == key), None)
 
 
+def is_trained(value: onnx.ValueInfoProto) -> bool:
+    """Whether a weight is read from the zoo, not drawn."""
+    return _metadata(value, "trained") is not None
+
+
 def forget(value: onnx.ValueInfoProto) -> None:
     """Have a weight drawn, in place, though there is a trained one."""
     kept = [entry for entry in value.metadata_props if entry.key != "trained"]

@@ -10,6 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from pimflow.frontend import onnx_runtime, onnx_torch
+from pimflow.frontend.reference import Run
 from pimflow.zoo import glyphs
 
 BATCH = 64  # pictures a step
@@ -70,10 +71,14 @@ def accuracy(model: onnx.ModelProto, samples: int) -> dict[int, float]:
 
     `samples` is a multiple of the batch that `model` takes.
     """
-    images, labels = glyphs.pictures(samples)
     (value,) = model.graph.input
     batch = value.type.tensor_type.shape.dim[0].dim_value
-    run = onnx_runtime.reference(model)
-    scores = np.concatenate([run({value.name: part})[0] for part in np.split(images, samples // batch)])
+    return shares(onnx_runtime.reference(model).prepared(), value.name, samples, batch)
+
+
+def shares(run: Run, name: str, samples: int, batch: int) -> dict[int, float]:
+    """The same of what `run` makes of its input `name`, a batch at a time."""
+    images, labels = glyphs.pictures(samples)
+    scores = np.concatenate([run({name: part})[0] for part in np.split(images, samples // batch)])
     order = np.argsort(-scores, axis=1, kind="stable")
     return {top: float((order[:, :top] == labels[:, None]).any(axis=1).mean()) for top in TOPS}
