@@ -87,8 +87,8 @@ def fuse_option(sub: CommandParser) -> None:
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
     """Layers as chains of smaller ones, which changes the numbers that a network computes."""
     pays = (
-        ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several ranks, "
-        "such as tucker:0.1:0.25"
+        ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
+        "ranks, such as tucker:0.1:0.25"
     )
     sub.option(
         "decomposition",
