@@ -162,6 +162,7 @@ def prepared(
         plan=job.plan,
         costs=job.costs,
         goal=job.goal,
+        samples=reference.samples,
         inspect=reference.inspect,
         progress=job.progress,
     )

@@ -61,6 +61,8 @@ class Explanation:
     ----------
     refused : str
         Why PIM cannot do it; empty if it can.
+    rank : str
+        Of the chain that it is a link of, where a search chose that; else empty.
     """
 
     region: str
@@ -68,6 +70,7 @@ class Explanation:
     output_shape: tuple[int, ...]
     refused: str
     reason: str
+    rank: str
     candidates: tuple[ExplainedCandidate, ...]
 
     def to_json(self) -> dict[str, Json]:
@@ -78,6 +81,8 @@ class Explanation:
         """The same for people; the chosen candidate is starred."""
         shape = list(self.output_shape)
         lines = [f"region    {self.region}: {' + '.join(self.operators)}, {shape}"]
+        if self.rank:
+            lines.append(f"rank      {self.rank}")
         if self.refused:
             lines.append(f"          not on PIM: {self.refused}")
         for candidate in self.candidates:
@@ -106,6 +111,7 @@ def explain(searched: Searched, region: Region) -> Explanation:
         output_shape=tuple(region.output_shape),
         refused=searched.table.refused.get(region.name, ""),
         reason=searched.plan.choice(region.name).reason,
+        rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
     )
 

@@ -21,6 +21,7 @@ from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
+from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, decompose
 from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.frontend import Network
@@ -68,6 +69,8 @@ class Prepared:
         Those of `core.plan.NETWORK_OPTIONS` that nobody asked for, and the goal or the plan needs.
     given : dict of bool to RegionGraph
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
+    ranks : dict of str to str
+        By decomposed layer, its rank, where there were several to choose from; see `core.plan.Plan`.
     """
 
     network: Network
@@ -77,6 +80,7 @@ class Prepared:
     order: LayerOrder | None = None
     switched_on: tuple[str, ...] = ()
     given: dict[bool, RegionGraph] = field(default_factory=dict)
+    ranks: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def regions(self) -> RegionGraph:
@@ -114,6 +118,7 @@ def prepare(
     costs: Costs | None = None,
     goal: Goal | None = None,
     pools: PoolPlanning | None = None,
+    samples: Calibration | None = None,
     inspect: Inspect | None = None,
     progress: Progress = _silent,
 ) -> Prepared:
@@ -135,6 +140,8 @@ def prepare(
         about memory switches on what saves some (`Prepared.switched_on`).
     pools : PoolPlanning, optional
         How pools are planned; as a compiled network has them by default.
+    samples : Calibration, optional
+        On what errors of decomposed layers are measured; see `decomposition.choice.settled`.
     inspect : callable, optional
         Called once layers are decomposed, with the network whose outputs are those of the prepared one, and
         what it was made of. All further steps keep outputs as they are.
@@ -151,7 +158,17 @@ def prepare(
     """
     require_decomposed(network, options)
     given = _given(network, options, target_system)
-    change = decomposed(network, options, target_system, plan=plan, costs=costs, goal=goal, progress=progress)
+    change = decomposed(
+        network,
+        options,
+        target_system,
+        plan=plan,
+        costs=costs,
+        goal=goal,
+        samples=samples,
+        progress=progress,
+    )
+    ranks = change.ranks if change else {}
     if change is not None:
         network, given = change.network, given if change.layers else {}
     optimize_skips, fuse_activations = choice.left(change, options.optimize_skips, options.fuse_activations)
@@ -187,6 +204,7 @@ def prepare(
         order=order,
         switched_on=switched_on,
         given=given,
+        ranks=ranks,
     )
 
 
@@ -223,6 +241,7 @@ def decomposed(
     plan: Plan | None = None,
     costs: Costs | None = None,
     goal: Goal | None = None,
+    samples: Calibration | None = None,
     progress: Progress = _silent,
 ) -> DecomposedNetwork | None:
     """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
@@ -234,6 +253,7 @@ def decomposed(
         costs or Costs(target_system, Profiling()),
         goal or Goal(),
         plan=plan,
+        samples=samples,
         fuse_activations=options.fuse_activations,
         fuse=options.fuse,
         progress=progress,

@@ -162,7 +162,8 @@ def placed(
         searched, choice = keeping(graph, system, costs, goal, pools, given)
     else:
         searched = place(graph, system, plan, costs, goal, given, pools)
-    return replace(searched, plan=replace(searched.plan, options=prepared.switched_on)), choice
+    named = replace(searched.plan, options=prepared.switched_on, ranks=prepared.ranks)
+    return replace(searched, plan=named), choice
 
 
 def place(

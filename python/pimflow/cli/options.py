@@ -86,7 +86,10 @@ def fuse_option(sub: CommandParser) -> None:
 
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
     """Layers as chains of smaller ones, which changes the numbers that a network computes."""
-    pays = ", ',where=pays' to replace only layers that a search finds cheaper so" if searched else ""
+    pays = (
+        ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
+        "ranks, such as tucker:0.1:0.25"
+    )
     sub.option(
         "decomposition",
         "--decompose",
@@ -94,7 +97,7 @@ def decompose_option(sub: CommandParser, *, required: bool = False, searched: bo
         metavar="METHOD:RANK",
         help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
         "energy=SHARE, vbmf or a .toml file. Append ',first=keep' to keep the first convolution, "
-        f"',fc=decompose' to replace fully connected layers too{pays}",
+        f"',fc=decompose' to replace fully connected layers too{pays if searched else ''}",
     )
 
 

@@ -26,7 +26,7 @@ PAGE_BYTES = 4096  # where a mapping may begin
 def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    return Reference(lambda: session_of(model, without_weights(model)))
+    return Reference(lambda: session_of(model, without_weights(model)), model)
 
 
 def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:

@@ -156,6 +156,12 @@ class Goal:
                 levers = ("a search instead of the plan",)
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
 
+    def require_error(self, network: str, error: float) -> None:
+        """Raise `InfeasibleError` if the errors of a network's layers add up to more than the bound."""
+        if self.max_error is not None and error > self.max_error + ROUNDING:
+            levers = (f"--max-error {_enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
+            raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
+
     def solver_for(self, graph: RegionGraph) -> str:
         """The name of the solver for a network."""
         if self.solver != AUTO:
@@ -352,8 +358,11 @@ class Minimiser:
                 between += [(left, left_line, middle, line), (middle, line, right, right_line)]
         return best
 
-    def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
-        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met."""
+    def unreachable(self, gpu_only: Evaluation, alone: Minimiser | None = None) -> InfeasibleError:
+        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met.
+
+        `alone` finds plans of the GPU alone, which has all channels, where these have errors of their own.
+        """
         goal, graph = self.goal, self.graph
         fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
         least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
@@ -377,12 +386,13 @@ class Minimiser:
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
         if goal.max_error is not None:
             others = replace(goal, max_error=None)
-            near = Minimiser(graph, self.table, self.system, others).within(LEAST_ERROR)
-            if near is not None:
+            tables = [self.table, *([alone.table] if alone else [])]
+            found = [Minimiser(graph, each, self.system, others).within(LEAST_ERROR) for each in tables]
+            if errors := [plan.error for plan in found if plan]:
                 within = "" if others.unbounded else " within the other bounds"
-                levers = (f"--max-error {_enough(near.error, '', 1.0)}", *(more if within else ()))
+                levers = (f"--max-error {_enough(min(errors), '', 1.0)}", *(more if within else ()))
                 return InfeasibleError(
-                    f"error of '{graph.name}'{within}", near.error, goal.max_error, "", levers
+                    f"error of '{graph.name}'{within}", min(errors), goal.max_error, "", levers
                 )
         if goal.max_memory_bytes:
             return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
