@@ -51,7 +51,9 @@ BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "divide": lambda x, y: x / y,
     "maximum": tirx.max,
     "minimum": tirx.min,
+    "nn.prelu": lambda x, slope: tirx.Select(x < 0.0, x * slope, x),
 }
+BOUNDED = ("clip", "nn.leakyrelu")  # unary, with numbers besides
 
 
 def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tuple[str, ...]:
@@ -243,16 +245,18 @@ class _Reading:
         before = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:
             kind = operator(binding.value)
-            if kind not in UNARY and kind not in BINARY and kind != "clip":
+            if kind not in UNARY and kind not in BINARY and kind not in BOUNDED:
                 raise self.refuse(f"there is no formula for {kind or 'a call'}")
             full = self._dims(binding.var)
             if any(size not in (1, whole) for size, whole in zip(full, self.shape)):
                 raise self.refuse("its operand is reshaped")
-            for arg in binding.value.args if kind != "clip" else binding.value.args[:1]:
+            if kind == "nn.prelu" and int(binding.value.attrs.axis) % 4 != 3:
+                raise self.refuse("its slopes are no channels'")
+            for arg in binding.value.args if kind not in BOUNDED else binding.value.args[:1]:
                 if not isinstance(arg, tvm.ir.GenericConst):
                     continue
                 array = _array(arg)
-                if array.size == 1 and array.ndim < 4:
+                if array.size == 1 and (self.anchor is None or self.shape[3] > 1):
                     constants[arg] = float(array.item())
                 elif array.size == self.shape[3] == array.shape[-1]:
                     constants[arg] = before + len(self.vectors)
@@ -274,6 +278,9 @@ def _applied(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx
     if kind == "clip":
         low, high = (_number(_scalar(arg)) for arg in call.args[1:])
         return tirx.min(tirx.max(value(call.args[0]), low), high)
+    if kind == "nn.leakyrelu":
+        x, slope = value(call.args[0]), float(call.attrs.alpha)
+        return tirx.Select(x < 0.0, x * slope if slope else _number(0.0), x)  # without one -inf gives 0
     if kind in UNARY:
         return UNARY[kind](value(call.args[0]))
     return BINARY[kind](*map(value, call.args))
