@@ -19,7 +19,9 @@ from pimflow.fusion import Layer, folded
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
 from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
 from pimflow.fusion.layers import Maps, Shape, broadcast
+from pimflow.fusion.region_layers import window_maps
 from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import (
     extract_regions,
     layer_geometry,
@@ -27,8 +29,7 @@ from pimflow.relay_passes.regions.extract_regions import (
     region_groups,
 )
 
-POOLINGS = ("nn.max_pool2d", "nn.avg_pool2d")
-ANCHORS = ("nn.conv2d", "concat", *POOLINGS)
+ANCHORS = ("nn.conv2d", "concat", *POOL)
 
 
 def _number(value: float) -> tirx.Expr:
@@ -147,7 +148,7 @@ class _Reading:
             layer, formulas = self._concatenation()
         else:
             window = self._window()
-            layer = self._layer("convolution", (_window_maps(window), *maps[1:]))
+            layer = self._layer("convolution", (window_maps(window), *maps[1:]))
             layer, formulas, weights = self._windowed(layer, window)
         if self.vectors:
             weights = np.vstack([weights, *self.vectors]) if weights.size else np.vstack(self.vectors)
@@ -293,8 +294,3 @@ def _scalar(expr: relax.Expr) -> float:
 
 def _array(expr: relax.Expr) -> np.ndarray:
     return expr.value.numpy()
-
-
-def _window_maps(window: ConvGeometry) -> Maps:
-    channels = RangeMap.blocks(window.c, window.oc, window.groups)
-    return (RangeMap.same(window.n), window.rows, window.columns, channels)
