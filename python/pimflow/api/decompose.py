@@ -91,12 +91,7 @@ def export_decomposed(
     samples = None if calibration is None else Calibration.read(calibration, network)
     costs = Costs(target_system, as_profiling(profiling))
     change = prepare.decomposed(network, options, target_system, costs=costs, goal=goal, progress=progress)
-    if change is None:
-        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
-    if not change.layers:
-        raise UsageError(
-            f"'{change.request.text}' leaves all layers of '{network.name}' as they are: nothing to write"
-        )
+    change = _with_layers(change, network.name)
     pushed: dict[str, np.ndarray] = {}
     given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))
     written = with_chains(proto, change.layers, {layer.name: layer for layer in given}, pushed)
@@ -118,6 +113,17 @@ def export_decomposed(
         bytes=len(data),
         export_error=error,
     )
+
+
+def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:
+    """`change`; raises `UsageError` if it decomposes nothing."""
+    if change is None:
+        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+    if not change.layers:
+        raise UsageError(
+            f"'{change.request.text}' leaves all layers of '{network}' as they are: nothing to write"
+        )
+    return change
 
 
 def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
