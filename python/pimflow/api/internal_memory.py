@@ -11,7 +11,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.memory.kernel_memory import operator_liveness
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 
 @dataclass(frozen=True, kw_only=True)
