@@ -79,6 +79,16 @@ def test_every_budget_from_the_least_on_is_kept(seed):
     assert kept(drawn(seed), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
 
 
+def test_the_least_pool_that_a_bound_on_latency_leaves():
+    fastest = pimflow.search("toy", SYSTEM).evaluation.latency_ns
+    least, choice = kept("toy", objective="memory")
+    for share in (1.0, 1.1, 1.5):
+        found, within = kept("toy", objective="memory", max_latency_ns=share * fastest)
+        assert found.evaluation.latency_ns <= share * fastest * (1 + 1e-6)
+        assert within.pool_bytes >= choice.pool_bytes
+    assert least.evaluation.latency_ns >= fastest
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("least")

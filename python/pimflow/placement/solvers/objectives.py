@@ -228,7 +228,8 @@ class Minimiser:
 
     def in_memory(self, at_most: float) -> Minimiser:
         """The same search within less memory."""
-        goal = replace(self.goal, max_memory_bytes=min(at_most, self.goal.max_memory_bytes or math.inf))
+        most = min(at_most, self.goal.max_memory_bytes or math.inf)
+        goal = replace(self.goal, max_memory_bytes=None if math.isinf(most) else most)
         within = Minimiser(self.graph, self.table, self.system, goal)
         within.solutions, within.memory, within._solved = self.solutions, self.memory, self._solved
         return within
