@@ -27,8 +27,9 @@ from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement.candidates import fused_groups
+from pimflow.placement import Goal
 from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.gpu_alone import gpu_alone
 from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.buffers import buffers
@@ -203,9 +204,8 @@ class _Planned:
 
 def _groups(network: Network, target_system: System) -> dict[tuple[str, ...], str]:
     """Groups of regions, with their tilings, that are faster as one kernel on all channels of the GPU."""
-    views, channels = target_system.views, target_system.gpu.memory_channels
-    maker = Candidates(regions_of(network.module, network.name, views=views, fuse=True), target_system)
-    chosen = fused_groups.on_gpu(maker, channels)
+    regions = regions_of(network.module, network.name, views=target_system.views, fuse=True)
+    chosen = gpu_alone(Candidates(regions, target_system), Goal()).solution.candidates
     return {each.covers: each.rewrite.schedule for each in chosen if each.rewrite.schedule}
 
 
