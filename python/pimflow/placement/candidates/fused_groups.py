@@ -81,22 +81,3 @@ def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate,
     for candidate in several(maker, channels):
         by_region[candidate.covers[0]].append(candidate)
     return {name: tuple(candidates) for name, candidates in by_region.items()}
-
-
-def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
-    """The whole network on the GPU, by primitives and several regions as one kernel where that is faster.
-
-    The best way up to each region: kernels run one after the other.
-    """
-    every, regions = every_on_gpu(maker, channels), maker.graph.regions
-    ways: list[tuple[float, tuple[Candidate, ...]] | None] = [(0.0, ())] + [None] * len(regions)
-    for begin, region in enumerate(regions):
-        if ways[begin] is None:
-            continue
-        before_ns, chosen = ways[begin]
-        for candidate in every[region.name]:
-            behind = begin + len(candidate.covers)
-            total_ns = before_ns + sum(task.duration_ns for task in candidate.tasks)
-            if ways[behind] is None or total_ns < ways[behind][0]:
-                ways[behind] = (total_ns, (*chosen, candidate))
-    return ways[-1][1]

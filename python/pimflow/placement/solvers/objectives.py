@@ -335,29 +335,38 @@ class Minimiser:
         fastest, frugal = self.within(LATENCY), self.within(self.energy)
         if fastest is None or frugal is None:
             return None
-        best = min(fastest, frugal, key=lambda middle: self.goal.value(middle.evaluation))
+        best = min(fastest, frugal, key=self.goal.rank)
         # No plan lies beyond these lines, a * latency + b * energy = c.
         first = (1.0, 0.0, fastest.evaluation.latency_ns)
         last = (0.0, 1.0, frugal.evaluation.energy_pj)
         between = [(fastest, first, frugal, last)]
         while between:
             left, left_line, right, right_line = between.pop()
-            a, b = left.evaluation, right.evaluation
-            longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
             enough = self.goal.value(best.evaluation) * (1 - EDP_GAP)
-            if min(longer_ns, saved_pj) <= 0 or math.prod(_crossing(left_line, right_line)) >= enough:
-                continue
-            pj_per_ns = saved_pj / longer_ns
-            middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
-            if middle is None:
-                continue
-            c = middle.evaluation
-            line = (pj_per_ns, 1.0, c.energy_pj + pj_per_ns * c.latency_ns)
-            if self.goal.value(c) < self.goal.value(best.evaluation):
-                best = middle
-            if line[2] < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING):
+            corner = math.prod(_crossing(left_line, right_line)) < enough and self.corner(left, right)
+            if corner:
+                middle, line = corner
+                best = min(best, middle, key=self.goal.rank)
                 between += [(left, left_line, middle, line), (middle, line, right, right_line)]
         return best
+
+    def corner(self, left: EvaluatedPlan, right: EvaluatedPlan) -> tuple[EvaluatedPlan, Line] | None:
+        """The plan that lies farthest below the line through two, from the faster one on, and its own line.
+
+        None if no plan lies below it.
+        """
+        a, b = left.evaluation, right.evaluation
+        longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
+        if longer_ns <= ROUNDING * a.latency_ns or saved_pj <= ROUNDING * b.energy_pj:
+            return None
+        pj_per_ns = saved_pj / longer_ns
+        middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
+        if middle is None:
+            return None
+        c = middle.evaluation
+        least = c.energy_pj + pj_per_ns * c.latency_ns
+        below = least < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING)
+        return (middle, (pj_per_ns, 1.0, least)) if below else None
 
     def unreachable(self, gpu_only: Evaluation, alone: Minimiser | None = None) -> InfeasibleError:
         """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met.
