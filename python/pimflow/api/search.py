@@ -75,7 +75,7 @@ def search(
     **keywords
         Fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``, ``decompose``,
         ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``, ``solver``,
-        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``, ``primitives``.
+        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``, ``primitives``.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def search(
     goal = goal_with_primitives(goal, None if select is None else selection_options(select))
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
     target = targets.executed(target)
-    _require(goal, given_plan, own, profiling)
+    _require(goal, given_plan, own, profiling, options)
     network = prepare.load(model, options)
     _, searched = _searched(network, own, given_plan, target, options, goal, profiling)
     return searched
@@ -117,12 +117,14 @@ def search_network(
     """
     options, goal = asked(keywords, options, goal)
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    _require(goal, given_plan, own, profiling)
+    _require(goal, given_plan, own, profiling, options)
     return _searched(network, own, given_plan, target, options, goal, profiling)
 
 
-def _require(goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling) -> None:
-    require_effect(goal, plan=plan)
+def _require(
+    goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling, options: NetworkOptions
+) -> None:
+    require_effect(goal, plan=plan, options=options)
     profiling.require(target_system, planned_modes(goal, plan))
 
 

@@ -155,6 +155,12 @@ class Candidate:
     original : Region, optional
         The layer before its decomposition, where the candidate covers the chain of layers that it was
         decomposed into and computes the layer itself.
+    error : float
+        The relative error that it adds to the network's outputs: to the first order, errors of candidates
+        add up.
+    goes_on_with, leaves_open : str
+        What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
+        which it does the end, or the beginning. Empty at the border of layers.
     """
 
     name: str
@@ -169,6 +175,9 @@ class Candidate:
     workspace_bytes: int = 0
     filter_bytes: int = 0
     original: Region | None = None
+    error: float = 0.0
+    goes_on_with: str = ""
+    leaves_open: str = ""
 
     @property
     def pim_regions(self) -> tuple[str, ...]:

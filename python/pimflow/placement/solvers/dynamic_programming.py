@@ -13,10 +13,11 @@ from pimflow.placement.solvers.steps import State
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The objective: a weighted sum of latency in ns and energy of the tasks in pJ."""
+    """The objective: a weighted sum of latency in ns, energy of the tasks in pJ, and error."""
 
     per_ns: float = 1.0
     per_pj: float = 0.0
+    per_error: float = 0.0
 
 
 LATENCY = Weights()
@@ -94,7 +95,7 @@ def one_by_one(
         for before, partial in ways[position - begin].items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
-                if behind < len(ways):
+                if behind < len(ways) and steps.fits(candidate, before):
                     step = done(graph, table, weights, candidate, before)
                     after = steps.after(graph, candidate, before)
                     offer(ways[behind], after, partial.then(step))
@@ -108,7 +109,7 @@ def done(
     tasks = steps.tasks(graph, table, candidate, state)
     latency_ns = makespan_ns(tasks)
     energy_pj = sum(task.energy_pj for task in tasks)
-    value = weights.per_ns * latency_ns + weights.per_pj * energy_pj
+    value = weights.per_ns * latency_ns + weights.per_pj * energy_pj + weights.per_error * candidate.error
     return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
 
 

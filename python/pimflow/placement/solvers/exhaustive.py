@@ -22,7 +22,10 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
         if begin == len(graph.regions):
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
+        left_open = chosen[-1].leaves_open if chosen else ""
         for candidate in table.candidates[graph.regions[begin].name]:
+            if candidate.goes_on_with != left_open:
+                continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)
             yield from rest((*chosen, candidate), begin + len(candidate.covers), after, energy_pj + more_pj)
@@ -45,7 +48,8 @@ def solve_exhaustive(graph: RegionGraph, table: CostTable, weights: Weights = LA
         )
 
     def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
-        return weights.per_ns * cover[1] + weights.per_pj * cover[2]
+        error = sum(candidate.error for candidate in cover[0])
+        return weights.per_ns * cover[1] + weights.per_pj * cover[2] + weights.per_error * error
 
     best = min(every_cover(graph, table), key=value)
     return Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))

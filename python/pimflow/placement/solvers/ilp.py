@@ -149,10 +149,26 @@ class _Program:
                 before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
                 self.rows.row([(c, 1.0) for c, _ in goes_on] + before, -np.inf, 0.0)
                 self.rows.row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], -np.inf, 1.0)
+        for position in range(problem.segment[0] + 1, end + (until is not None)):
+            self._open(position, until)
         if until is not None:
             wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
             on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
             self.rows.row(on_pim, wanted, wanted) if on_pim else None
+
+    def _open(self, position: int, until: State | None) -> None:
+        """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
+        at_end = until is not None and position == self.problem.segment[1]
+        left = {v.candidate.leaves_open for _, v in self.last[position - 1]}
+        taken = {until.open} if at_end else {v.candidate.goes_on_with for _, v in self.beginning[position]}
+        for form in sorted((left | taken) - {""}):
+            entries = [(c, 1.0) for c, v in self.last[position - 1] if v.candidate.leaves_open == form]
+            if at_end:
+                wanted = float(until.open == form)
+                self.rows.row(entries, wanted, wanted)
+                continue
+            entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
+            self.rows.row(entries, 0.0, 0.0)
 
     def _leaving(self, position: int, what: str) -> list[tuple[int, Variant]]:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
@@ -230,7 +246,7 @@ class _Program:
         """The best cover found within the time limit, if any, and whether there may be one."""
         weights, count = self.problem.weights, len(self.rows.columns)
         costs, integral = np.zeros(count), np.zeros(count)
-        costs[self.y] = [weights.per_pj * v.energy_pj for v in self.variants]
+        costs[self.y] = [_untimed(weights, v) for v in self.variants]
         costs[self.total] = weights.per_ns * self.unit_ns
         integral[self.y] = 1
         upper = np.full(count, UNITS)
@@ -249,7 +265,7 @@ class _Program:
             (v for column, v in zip(self.y, self.variants) if result.x[column] > 0.5), key=lambda v: v.begin
         )
         latency_ns = self._latency_ns(chosen)
-        value = weights.per_ns * latency_ns + weights.per_pj * sum(v.energy_pj for v in chosen)
+        value = weights.per_ns * latency_ns + sum(_untimed(weights, v) for v in chosen)
         partial = Partial(
             value=value,
             bound=min(value, float(result.mip_dual_bound) / scale),
@@ -272,6 +288,11 @@ class _Program:
             ready_ns |= dict.fromkeys(v.candidate.covers, max(leaves.pop(END), *late_ns, 0.0))
             free_ns = leaves
         return max(ready_ns.values())
+
+
+def _untimed(weights: Weights, variant: Variant) -> float:
+    """What a variant adds to the objective beside its time."""
+    return weights.per_pj * variant.energy_pj + weights.per_error * variant.candidate.error
 
 
 def _delayed(variants: list[tuple[int, Variant]], source: str, sink: str) -> list[tuple[int, float]]:
@@ -324,6 +345,8 @@ def solve_ilp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) 
                     offer(ways[end], after, partial.then(step))
             for candidate in table.candidates[graph.regions[begin].name]:
                 behind = begin + len(candidate.covers)
+                if not steps.fits(candidate, state):
+                    continue
                 if behind > end or behind == end == begin + 1:  # what a segment has inside was chosen above
                     after = steps.after(graph, candidate, state)
                     offer(ways[behind], after, partial.then(done(graph, table, weights, candidate, state)))
@@ -350,7 +373,7 @@ def solve_whole(
     if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "
-            "--max-latency, --max-energy or --memory-budget"
+            "--max-latency, --max-energy, --max-error or --memory-budget"
         )
     return best and best.solution()
 

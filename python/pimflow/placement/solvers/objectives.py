@@ -31,6 +31,7 @@ ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
 ROUNDING = 1e-6
 # The least product of latency and energy may be smaller than what is found by this share.
 EDP_GAP = 1e-3
+LEAST_ERROR = Weights(per_ns=0.0, per_error=1.0)
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
@@ -71,6 +72,8 @@ class Goal:
         Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
     max_memory_bytes : float or None
         Another: of the GPU's memory (`placement.solvers.plan_memory`).
+    max_error : float or None
+        Another: of the sum of the candidates' errors (`core.candidate.Candidate.error`), 0 or more.
     modes : sequence of str, or str
         What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
         any case; or all of them in one text, with commas.
@@ -89,6 +92,7 @@ class Goal:
     max_latency_ns: float | None = None
     max_energy_pj: float | None = None
     max_memory_bytes: float | None = None
+    max_error: float | None = None
     modes: Sequence[str] = MODES
     primitives: bool = False
 
@@ -108,6 +112,10 @@ class Goal:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
                 raise UsageError(f"{name} {value!r} is no number above zero")
+        error = self.max_error
+        number = isinstance(error, int | float) and not isinstance(error, bool)
+        if error is not None and not (number and 0 <= error < math.inf):
+            raise UsageError(f"max_error {error!r} is no number of at least zero")
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
@@ -117,6 +125,12 @@ class Goal:
             "energy": evaluation.energy_pj,
             "edp": evaluation.latency_ns * evaluation.energy_pj,
         }[self.objective]
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether a plan may take whatever it takes."""
+        bounds = (self.max_latency_ns, self.max_energy_pj, self.max_memory_bytes, self.max_error)
+        return all(bound is None for bound in bounds)
 
     def allows(self, evaluation: Evaluation) -> bool:
         """Whether a plan keeps to the bounds on latency and energy."""
@@ -164,6 +178,11 @@ class EvaluatedPlan:
 
     solution: Solution
     evaluation: Evaluation
+
+    @property
+    def error(self) -> float:
+        """The sum of the candidates' errors."""
+        return sum(candidate.error for candidate in self.solution.candidates)
 
 
 class Minimiser:
@@ -216,7 +235,8 @@ class Minimiser:
         """Whether a plan keeps to all bounds."""
         most = self.goal.max_memory_bytes
         fits = most is None or self.memory.of(plan.solution.candidates) <= most * (1 + ROUNDING)
-        return fits and self.goal.allows(plan.evaluation)
+        near = self.goal.max_error is None or plan.error <= self.goal.max_error + ROUNDING
+        return fits and near and self.goal.allows(plan.evaluation)
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
@@ -231,6 +251,10 @@ class Minimiser:
             bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
         if self.goal.max_memory_bytes:
             bounds += self.memory.bounds(self.table, self.goal.max_memory_bytes)
+        if self.goal.max_error is not None:
+            # Rows are scaled by their bound, which may be 0 here: every region counts 1 more.
+            at_most = self.goal.max_error + len(self.graph.regions)
+            bounds.append(Bound(at_most=at_most, of=lambda c: c.error + len(c.covers)))
         solution = solve_whole(self.graph, self.table, weights, bounds)
         return solution and self._evaluated(solution)
 
@@ -305,6 +329,15 @@ class Minimiser:
         if goal.max_energy_pj and goal.max_energy_pj < least_pj:
             levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
+        if goal.max_error is not None:
+            others = replace(goal, max_error=None)
+            near = Minimiser(graph, self.table, self.system, others).within(LEAST_ERROR)
+            if near is not None:
+                within = "" if others.unbounded else " within the other bounds"
+                levers = (f"--max-error {_enough(near.error, '', 1.0)}", *(more if within else ()))
+                return InfeasibleError(
+                    f"error of '{graph.name}'{within}", near.error, goal.max_error, "", levers
+                )
         if goal.max_memory_bytes:
             return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
         frugal = self._under(replace(goal, max_energy_pj=None), self.energy)

@@ -83,21 +83,23 @@ class PlanMemory:
         By the most that may be live while a region runs, the fewest weights of a cover that keeps to it.
         """
         order, count = self._order, len(self.graph.regions)
-        begins: list[dict[tuple[int, int], int]] = [{} for _ in range(count)]
+        begins: list[dict[tuple[int, int, str, str], int]] = [{} for _ in range(count)]
         for name, candidates in table.candidates.items():
             for candidate in candidates:
                 runs = max(self.running_bytes(each, candidate) for each in candidate.covers)
-                key = (order[name] + len(candidate.covers), runs)
+                behind = order[name] + len(candidate.covers)
+                key = (behind, runs, candidate.goes_on_with, candidate.leaves_open)
                 known = begins[order[name]].get(key, candidate.filter_bytes)
                 begins[order[name]][key] = min(known, candidate.filter_bytes)
         best = float("inf")
-        for most in sorted({runs for ends in begins for _, runs in ends}):
+        for most in sorted({runs for ends in begins for _, runs, *_ in ends}):
             if most >= best:
                 break
-            weights = [0.0] + [float("inf")] * count
+            weights: list[dict[str, float]] = [{"": 0.0}, *({} for _ in range(count))]  # by what is open
             for begin, ends in enumerate(begins):
-                for (end, runs), filter_bytes in ends.items():
-                    if runs <= most:
-                        weights[end] = min(weights[end], weights[begin] + filter_bytes)
-            best = min(best, most + weights[-1])
+                for (end, runs, taken, left), filter_bytes in ends.items():
+                    if runs <= most and taken in weights[begin]:
+                        so_far = weights[begin][taken] + filter_bytes
+                        weights[end][left] = min(weights[end].get(left, so_far), so_far)
+            best = min(best, most + weights[-1].get("", float("inf")))
         return int(best)

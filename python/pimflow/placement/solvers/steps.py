@@ -23,10 +23,13 @@ class State:
         Regions whose results have something pending.
     on_pim : str
         The last region, if its PIM submission may go on; else empty.
+    open : str
+        The form of a layer that is not done to its end (`Candidate.leaves_open`).
     """
 
     pending: frozenset[str] = frozenset()
     on_pim: str = ""
+    open: str = ""
 
 
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
@@ -93,13 +96,19 @@ def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
+def fits(candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` may be done in `state`: it goes on with the form of the layer that is open."""
+    return candidate.goes_on_with == state.open
+
+
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
     """The state that `candidate` leaves, done in `state`."""
     last = candidate.covers[-1]
     pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
         pending |= {last}
-    return State(pending=pending, on_pim=last if candidate.stays_on_pim else "")
+    on_pim = last if candidate.stays_on_pim else ""
+    return State(pending=pending, on_pim=on_pim, open=candidate.leaves_open)
 
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:

@@ -119,14 +119,19 @@ class SegmentProblem:
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
             if position + len(candidate.covers) <= end
+            and (position > begin or steps.fits(candidate, self.state))
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
         for variant in every:
-            key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
+            v, c = variant, variant.candidate
+            key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
             alike.setdefault(key, []).append(variant)
         no_worse = functools.partial(
-            _no_worse, by_energy=self.bounded or self.weights.per_pj > 0, by_memory=self.bounded
+            _no_worse,
+            by_energy=self.bounded or self.weights.per_pj > 0,
+            by_memory=self.bounded,
+            by_error=self.bounded or self.weights.per_error > 0,
         )
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
@@ -178,9 +183,10 @@ def _undominated(group: list[Variant], no_worse: Callable[[Variant, Variant], bo
     return kept
 
 
-def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool) -> bool:
+def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool, by_error: bool) -> bool:
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
+        and (not by_error or one.candidate.error <= other.candidate.error)
         and (not by_memory or _no_more_memory(one.candidate, other.candidate))
         and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
     )
