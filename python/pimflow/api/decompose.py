@@ -21,7 +21,7 @@ from pimflow.decomposition.network import DecomposedNetwork, Decomposing
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
-from pimflow.frontend import onnx_graph
+from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.hardware import System
 from pimflow.host.files import check_file, replace_file
 from pimflow.placement import Costs, Goal, Profiling
@@ -128,7 +128,7 @@ def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNe
 
 def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
     """How far the outputs of `written` are; raises `VerificationError` if that is too far."""
-    outputs = onnx_graph.reference(written)(change.original.example_inputs())
+    outputs = onnx_runtime.reference(written)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
         raise VerificationError(

@@ -313,7 +313,7 @@ def references(
     model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Results of ONNX Runtime for the tensors that groups store, as far as the file names them."""
-    from pimflow.frontend.onnx_graph import reference
+    from pimflow.frontend.onnx_runtime import reference
 
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
