@@ -230,7 +230,7 @@ _OF_A_GOAL = {
     "modes": "--modes",
     "max_latency_ns": "--max-latency",
     "max_energy_pj": "--max-energy",
-    "max_memory_bytes": "max_memory_bytes",
+    "max_memory_bytes": "--memory-budget",
     "max_error": "--max-error",
 }
 # What a plan has decided. Bounds are not in it: the plan has to keep to them.

@@ -23,11 +23,8 @@ def add_arguments(sub: CommandParser) -> None:
     options.system_options(sub)
     options.goal_options(sub)
     options.plan_option(sub)
-    options.fuse_option(sub)
+    options.rewriting_options(sub)
     options.profiling_options(sub)
-    options.reorder_option(sub)
-    options.decompose_option(sub)
-    options.decomposed_options(sub)
     options.calibration_option(sub)
     sub.option(
         "primitives",
@@ -115,5 +112,3 @@ def _check(args: argparse.Namespace) -> None:
         refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
     if not args.select:
         refuse(args, primitive_options.CHOICES, "says which primitives --select chooses; give that too")
-    if not args.optimize_skips:
-        refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")

@@ -27,8 +27,8 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
     )
-    options.modes_option(sub)
-    options.fuse_option(sub)
+    options.goal_options(sub)
+    options.rewriting_options(sub)
     options.network_options(sub)
     options.system_options(sub)
     options.profiling_options(sub)
