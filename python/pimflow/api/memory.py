@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,10 @@ from pimflow import memory
 from pimflow.api import prepare
 from pimflow.api.internal_memory import Before, InternalMemory
 from pimflow.api.options import NetworkOptions, as_system, network_options
-from pimflow.api.prepare import PoolPlanning, Prepared
+from pimflow.api.prepare import Prepared
 from pimflow.compiler import phases
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.decomposition.activations import fused_runs, with_fused_activations
 from pimflow.decomposition.network import DecomposedNetwork, require_all
@@ -163,11 +163,8 @@ class _Planned:
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
         self.before = Before.of(
-            original, network if change else None, self.lowered_for, self.system, self._plan
+            original, network if change else None, self.lowered_for, self.system, self.pools
         )
-
-    def _plan(self, lifetimes: Sequence[Lifetime]) -> MemoryPlan:
-        return memory.plan(lifetimes, self.pools.policy, seconds=self.pools.seconds)
 
     def memory(self, prepared: Prepared, capacity_bytes: int | None) -> NetworkMemory:
         """All that is said of it."""
@@ -180,12 +177,10 @@ class _Planned:
         module = outlined(network.module)
         lowered = phases.allocate(module, self.lowered_for, system)
         placed = buffers(lowered, in_place=pools.in_place)
-        liveness = pools.aligned(placed.liveness(pools.weights))
-        plan = memory.plan(
-            liveness.lifetimes, pools.policy, capacity_bytes=capacity_bytes, seconds=pools.seconds
-        )
-        internal = self._plan(placed.liveness().lifetimes) if pools.weights else plan
-        separate = pools.aligned(buffers(lowered, in_place=False).liveness(pools.weights))
+        liveness = pools.liveness(placed)
+        plan = pools.plan(liveness, capacity_bytes)
+        internal = pools.plan(placed.liveness()) if pools.weights else plan
+        separate = pools.liveness(buffers(lowered, in_place=False))
         own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
         copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(

@@ -8,16 +8,15 @@ network.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pimflow import frontend, memory
+from pimflow import frontend
 from pimflow.api.options import NetworkOptions
-from pimflow.compiler import layer_order, phases
+from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.core.liveness import Liveness
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
@@ -26,11 +25,10 @@ from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
-from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling
-from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -42,44 +40,6 @@ Inspect = Callable[[Network, DecomposedNetwork | None], None]
 
 def _silent(_: str) -> None:
     pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolPlanning:
-    """How the pool of a network is planned; see `api.memory.plan_memory` for each of these."""
-
-    in_place: bool = True
-    weights: str = ""
-    alignment_bytes: int | None = None
-    policy: str = "exact"
-    seconds: float = memory.TIME_LIMIT_SECONDS
-
-    def plan(self, liveness: Liveness) -> MemoryPlan:
-        return memory.plan(liveness.lifetimes, self.policy, seconds=self.seconds)
-
-    def aligned(self, liveness: Liveness) -> Liveness:
-        """`liveness` with every tensor aligned as asked for."""
-        if self.alignment_bytes is None:
-            return liveness
-        lifetimes = tuple(
-            replace(
-                life,
-                alignment_bytes=math.gcd(self.alignment_bytes, life.within_bytes or self.alignment_bytes),
-            )
-            for life in liveness.lifetimes
-        )
-        return replace(liveness, lifetimes=lifetimes)
-
-    def judge(self, system: System, target: str, fuse_activations: bool) -> Callable[[Network], int]:
-        """What finds the pool of a network, in bytes: with activations fused, if they may be."""
-        lowered_for = targets.named_target(target)
-
-        def pool_bytes(network: Network) -> int:
-            module = activations.fused_module(network.module) if fuse_activations else network.module
-            placed = buffers(phases.allocate(module, lowered_for, system), in_place=self.in_place)
-            return self.plan(self.aligned(placed.liveness(self.weights))).pool_bytes
-
-        return pool_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +156,8 @@ def prepare(
     network = (reduced.network if reduced else network).without_reference()
     if options.fuse_activations:
         network = activations.with_phases_apart(network)
-        activations.require_chains(network)
+        runs = activations.require_chains(network)
+        network = layer_order.with_runs_together(network, runs, target_system)
     order = None
     if options.reorder:
         progress("ordering layers")
@@ -246,7 +207,7 @@ def reduced_skips(
     fuse = options.fuse_activations
     originals = skips.original_flops(change)
     found = skips.find(network, target_system, options.optimize_skips, originals, fuse_activations=fuse)
-    settled = found.settled((pools or PoolPlanning()).judge(target_system, target, fuse))
+    settled = found.settled(_judge(pools or PoolPlanning(), target_system, target, fuse))
     # The reference holds the model's file: nobody runs it any more.
     after = settled.network.without_reference() if settled.changed else None
     before = settled.given.without_reference()
@@ -262,10 +223,22 @@ def _reordered(
     plan: Plan | None,
 ) -> LayerOrder:
     """The order of `network`'s layers with the smallest pool, or that of `plan`."""
-    names = None if plan is None else [each.region for each in plan.choices]
-    seconds = min(pools.seconds, SEARCH_SECONDS)
-    found = layer_order.find(network, target_system, names=names, seconds=seconds)
-    return found.settled(pools.judge(target_system, target, options.fuse_activations))
+    names = None if plan is None else [name for each in plan.choices for name in each.regions]
+    seconds, fuse = min(pools.seconds, SEARCH_SECONDS), options.fuse_activations
+    runs = activation_chains(network.module) if fuse else ()
+    found = layer_order.find(network, target_system, names=names, runs=runs, seconds=seconds)
+    return found.settled(_judge(pools, target_system, target, fuse))
+
+
+def _judge(pools: PoolPlanning, system: System, target: str, fuse: bool) -> Callable[[Network], int]:
+    """What finds the pool of a network on the GPU, in bytes: with activations fused, if they may be."""
+    lowered_for = targets.named_target(target)
+
+    def pool_bytes(network: Network) -> int:
+        module = activations.fused_module(network.module) if fuse else network.module
+        return pools.pool_bytes(module, lowered_for, system)
+
+    return pool_bytes
 
 
 def with_other_copies(system: System) -> System:

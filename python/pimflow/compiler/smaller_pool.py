@@ -1,12 +1,66 @@
-"""Networks rewritten to take less memory. A rewrite is kept only if the pool shrinks, or it is demanded."""
+"""The pool of a module as it is built; networks rewritten so that it is smaller.
+
+A rewrite is kept only if the pool shrinks, or it is demanded.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import tvm
+
+from pimflow import memory
+from pimflow.compiler import phases
+from pimflow.core.liveness import Liveness
 from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.memory import MemoryPlan
+from pimflow.relay_passes.memory.buffers import MainBuffers, buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPlanning:
+    """How the pool of a network is planned: by default, as its executable has it.
+
+    Each attribute is as `api.memory.plan_memory` says.
+    """
+
+    in_place: bool = True
+    weights: str = ""
+    alignment_bytes: int | None = None
+    policy: str = "exact"
+    seconds: float = memory.TIME_LIMIT_SECONDS
+
+    def buffers(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> MainBuffers:
+        """What `module`, canonical or with a plan applied, allocates once it is lowered for `target`."""
+        return buffers(phases.allocate(module, target, system), in_place=self.in_place)
+
+    def liveness(self, found: MainBuffers) -> Liveness:
+        """Lifetimes of buffers, with weights and alignment as asked for."""
+        liveness = found.liveness(self.weights)
+        if self.alignment_bytes is None:
+            return liveness
+        lifetimes = tuple(
+            replace(
+                life,
+                alignment_bytes=math.gcd(self.alignment_bytes, life.within_bytes or self.alignment_bytes),
+            )
+            for life in liveness.lifetimes
+        )
+        return replace(liveness, lifetimes=lifetimes)
+
+    def plan(self, liveness: Liveness, capacity_bytes: int | None = None) -> MemoryPlan:
+        return memory.plan(
+            liveness.lifetimes, self.policy, capacity_bytes=capacity_bytes, seconds=self.seconds
+        )
+
+    def pool_bytes(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> int:
+        """The pool of `module` for `target`."""
+        return self.plan(self.liveness(self.buffers(module, target, system))).pool_bytes
+
 
 Own = TypeVar("Own", bound="Rewritten")
 
