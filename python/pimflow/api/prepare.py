@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 Inspect = Callable[[Network, DecomposedNetwork | None], None]
 
 
-def _silent(_: str) -> None:
+def silent(_: str) -> None:
     pass
 
 
@@ -106,7 +106,7 @@ def prepare(
     goal: Goal | None = None,
     pools: PoolPlanning | None = None,
     inspect: Inspect | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Prepared:
     """The network that is searched, placed and built.
 
@@ -176,7 +176,7 @@ def decomposed(
     plan: Plan | None = None,
     costs: Costs | None = None,
     goal: Goal | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> DecomposedNetwork | None:
     """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
     if options.request is None:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pimflow.api.front import FrontPoint
 from pimflow.compiler.c_report import CReport
-from pimflow.core.json_form import FLAT, Json, fields_form
+from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory import MemoryPlan
@@ -208,6 +209,8 @@ class Changes:
         Of convolutions whose primitives were chosen for a CPU, or that may have some in the plan.
     c_part : CReport, optional
         Of the C code.
+    front : tuple of FrontPoint, optional
+        Plans besides, of which none is as good as another in everything.
     """
 
     order: OrderReport | None = None
@@ -215,6 +218,7 @@ class Changes:
     skips: SkipsReport | None = None
     primitives: SelectionReport | PlanPrimitives | None = None
     c_part: CReport | None = None
+    front: tuple[FrontPoint, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +296,7 @@ class Report:
     skips: SkipsReport | None
     primitives: SelectionReport | PlanPrimitives | None
     c_part: CReport | None
+    front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
     assumed: list[str]
     search_seconds: float
     wall_seconds: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from pimflow.api import front
 from pimflow.api.report import GpuPart, OrderReport, PoolReport, RegionReport, Report
 from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
@@ -56,6 +57,8 @@ def table(report: Report, out: str | None) -> str:
         lines += primitives_text(report.primitives)
     if report.c_part:
         lines.append(report.c_part.text())
+    if report.front:
+        lines += front.text(report.front)
     if report.gpu_part.target != "llvm+pim":
         lines.append(_gpu_line(report.gpu_part))
     if out:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pimflow.api import prepare
@@ -16,6 +17,7 @@ from pimflow.api.options import (
     planned_modes,
     require_effect,
 )
+from pimflow.api.prepare import Prepared
 from pimflow.api.report import Convention, OrderReport
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.core.plan import Plan
@@ -33,23 +35,92 @@ from pimflow.simulators.pim.timing import timings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import SearchKeywords
+    from pimflow.api.options import PlanKeywords, QuestionKeywords, SearchKeywords
     from pimflow.frontend import Model
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
 
-def search(
-    model: Model,
-    target_system: System | None = None,
-    *,
-    target: str = "llvm+pim",
-    plan: AnyPlan | None = None,
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    select: SelectionOptions | SelectionKeywords | None = None,
-    profiling: Profiling | None = None,
-    **keywords: Unpack[SearchKeywords],
-) -> Searched:
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a search is asked; `in_c` says that the target is ``c``, for which `target` stands in."""
+
+    system: System
+    target: str
+    in_c: bool
+    plan: Plan | None
+    options: NetworkOptions
+    goal: Goal
+    select: SelectionOptions | None
+    profiling: Profiling
+
+    @classmethod
+    def of(
+        cls,
+        target_system: System | None,
+        *,
+        target: str = "llvm+pim",
+        plan: AnyPlan | None = None,
+        options: NetworkOptions | None = None,
+        goal: Goal | None = None,
+        select: SelectionOptions | SelectionKeywords | None = None,
+        profiling: Profiling | None = None,
+        **keywords: Unpack[SearchKeywords],
+    ) -> Question:
+        """From the arguments of `search`."""
+        options, goal = asked(keywords, options, goal)
+        return cls(
+            system=as_system(target_system),
+            target=targets.executed(target),
+            in_c=target == targets.C,
+            plan=as_plan(plan),
+            options=options,
+            goal=goal,
+            select=None if select is None else selection_options(select),
+            profiling=as_profiling(profiling),
+        )
+
+    def checked(self) -> Question:
+        """With the goal that it comes to; refused before the work, not after it."""
+        goal = goal_with_primitives(self.goal, self.select)
+        require_effect(goal, plan=self.plan, options=self.options)
+        self.profiling.require(self.system, planned_modes(goal, self.plan))
+        return replace(self, goal=goal)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        return Costs(self.system, self.profiling)
+
+    def prepared(
+        self,
+        network: Network,
+        inspect: prepare.Inspect | None = None,
+        progress: prepare.Progress = prepare.silent,
+    ) -> Prepared:
+        """The network that is searched; see `api.prepare.prepare`."""
+        return prepare.prepare(
+            network,
+            self.options,
+            self.system,
+            target=self.target,
+            plan=self.plan,
+            costs=self.costs,
+            goal=self.goal,
+            inspect=inspect,
+            progress=progress,
+        )
+
+    def placed(self, prepared: Prepared) -> Searched:
+        """Its plan; see `place`."""
+        given = prepared.given_for(self.system)
+        return place(prepared.regions, self.system, self.plan, self.costs, self.goal, given)
+
+    def answered(self, network: Network) -> tuple[Network, Searched]:
+        """The network that is searched, and its plan."""
+        prepared = self.prepared(network)
+        return prepared.network, self.placed(prepared)
+
+
+def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
     Parameters
@@ -60,7 +131,7 @@ def search(
         `pimflow.system()` by default.
     target : str
         What the network is compiled for, as `compile` has it: `reorder` and `optimize_skips` are judged by
-        the pool of that.
+        the pool of that. ``llvm+pim`` by default.
     plan : Plan, Searched or path, optional
         Applied instead of searching.
     options : NetworkOptions, optional
@@ -72,10 +143,11 @@ def search(
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
-    **keywords
-        Fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``, ``decompose``,
-        ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``, ``solver``,
-        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``, ``primitives``.
+    **question
+        Besides these, fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``,
+        ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
+        ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``,
+        ``primitives``.
 
     Raises
     ------
@@ -84,65 +156,21 @@ def search(
     PimflowError
         Of other kinds, each as its class says.
     """
-    # Refused before the work, not after it.
-    options, goal = asked(keywords, options, goal)
-    goal = goal_with_primitives(goal, None if select is None else selection_options(select))
-    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    target = targets.executed(target)
-    _require(goal, given_plan, own, profiling, options)
-    network = prepare.load(model, options)
-    _, searched = _searched(network, own, given_plan, target, options, goal, profiling)
-    return searched
+    asked_for = Question.of(target_system, **question).checked()
+    return asked_for.answered(prepare.load(model, asked_for.options))[1]
 
 
 def search_network(
     network: Network,
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    target: str = "llvm+pim",
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    profiling: Profiling | None = None,
-    **keywords: Unpack[SearchKeywords],
+    **question: Unpack[QuestionKeywords],
 ) -> tuple[Network, Searched]:
     """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
 
-    Parameters
-    ----------
-    target : str
-        As `targets.name_of` says it; see `search`.
-    options, goal, profiling, **keywords
-        See `search`; the network's shapes are known.
+    Its shapes are known; the other arguments are those of `search`.
     """
-    options, goal = asked(keywords, options, goal)
-    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    _require(goal, given_plan, own, profiling, options)
-    return _searched(network, own, given_plan, target, options, goal, profiling)
-
-
-def _require(
-    goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling, options: NetworkOptions
-) -> None:
-    require_effect(goal, plan=plan, options=options)
-    profiling.require(target_system, planned_modes(goal, plan))
-
-
-def _searched(
-    network: Network,
-    target_system: System,
-    plan: Plan | None,
-    target: str,
-    options: NetworkOptions,
-    goal: Goal,
-    profiling: Profiling,
-) -> tuple[Network, Searched]:
-    costs = Costs(target_system, profiling)
-    prepared = prepare.prepare(
-        network, options, target_system, target=target, plan=plan, costs=costs, goal=goal
-    )
-    given = prepared.given_for(target_system)
-    return prepared.network, place(prepared.regions, target_system, plan, costs, goal, given)
+    return Question.of(target_system, plan=plan, **question).checked().answered(network)
 
 
 def place(

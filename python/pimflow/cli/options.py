@@ -98,8 +98,8 @@ def decompose_option(sub: CommandParser, *, required: bool = False, searched: bo
     )
 
 
-def decomposed_options(sub: CommandParser) -> None:
-    """What works on decomposed layers."""
+def skip_options(sub: CommandParser) -> None:
+    """Skip connections of decomposed networks."""
     sub.option(
         "decomposition",
         "--optimize-skips",
@@ -114,6 +114,11 @@ def decomposed_options(sub: CommandParser) -> None:
         help="which skips --optimize-skips keeps reduced: pool (those that make the planned pool smaller) or "
         "paper (those of TeMCO's algorithm 1; default: %(default)s)",
     )
+
+
+def decomposed_options(sub: CommandParser) -> None:
+    """What works on decomposed layers."""
+    skip_options(sub)
     sub.option(
         "decomposition",
         "--fuse-activations",

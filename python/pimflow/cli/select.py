@@ -22,6 +22,9 @@ def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
     options.model_argument(sub)
     options.network_options(sub)
+    options.reorder_option(sub)
+    options.decompose_option(sub, searched=False)
+    options.skip_options(sub)
     sub.option(
         "system",
         "--target",

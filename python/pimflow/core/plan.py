@@ -133,9 +133,12 @@ class Plan:
         )
         return replace(self, model=graph.digest, choices=choices)
 
+    def to_table(self) -> dict[str, object]:
+        """What a plan file has."""
+        return {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
+
     def to_json(self) -> str:
-        table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
-        return json.dumps(table, indent=1) + "\n"
+        return json.dumps(self.to_table(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> Plan:
