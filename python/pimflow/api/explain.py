@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.api.make_report import known_parts, schedule_text
+from pimflow.api.report import Baselines
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
@@ -61,6 +62,10 @@ class Explanation:
     ----------
     refused : str
         Why PIM cannot do it; empty if it can.
+    latency_ns : float
+        Of the whole plan.
+    baselines : Baselines
+        What that is compared with.
     """
 
     region: str
@@ -69,6 +74,8 @@ class Explanation:
     refused: str
     reason: str
     candidates: tuple[ExplainedCandidate, ...]
+    latency_ns: float
+    baselines: Baselines
 
     def to_json(self) -> dict[str, Json]:
         """What ``pimflow compile --explain --json`` prints."""
@@ -91,6 +98,7 @@ class Explanation:
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if self.reason:
             lines.append(f"reason    {self.reason}")
+        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms; {self.baselines.text()}")
         return "\n".join(lines)
 
 
@@ -107,6 +115,8 @@ def explain(searched: Searched, region: Region) -> Explanation:
         refused=searched.table.refused.get(region.name, ""),
         reason=searched.plan.choice(region.name).reason,
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+        latency_ns=searched.evaluation.latency_ns,
+        baselines=Baselines.of(searched),
     )
 
 

@@ -198,7 +198,7 @@ def place(
     )
     memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
     goal.require(graph.name, applied.evaluation, memory_bytes)
-    return applied
+    return replace(applied, goal=replace(applied.goal, **goal.bounds))
 
 
 def speedups(

@@ -41,7 +41,9 @@ class SweepFigures:
     Attributes
     ----------
     latency_gpu_only_ns, energy_gpu_only_pj : float
-        Of the network on the GPU with all memory channels.
+        Of the network as it was given, on the GPU with all memory channels.
+    latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
+        Of the best that the network may become, there.
     regions_with_pim : int
         Of `regions`, those that are not the GPU's alone.
     """
@@ -51,13 +53,16 @@ class SweepFigures:
     speedup: float
     energy_gpu_only_pj: float
     energy_pj: float
+    latency_mixture_gpu_only_ns: float
+    energy_mixture_gpu_only_pj: float
     regions: int
     regions_with_pim: int
     pim_busy_ns: float
 
     @classmethod
     def of(cls, searched: Searched) -> SweepFigures:
-        plan, gpu_only = searched.evaluation, searched.gpu_only
+        plan, gpu_only = searched.evaluation, searched.baseline
+        mixture = searched.mixture or gpu_only
         modes = [choice.mode for choice in searched.plan.choices]
         return cls(
             latency_gpu_only_ns=gpu_only.latency_ns,
@@ -65,6 +70,8 @@ class SweepFigures:
             speedup=gpu_only.latency_ns / plan.latency_ns,
             energy_gpu_only_pj=gpu_only.energy_pj,
             energy_pj=plan.energy_pj,
+            latency_mixture_gpu_only_ns=mixture.latency_ns,
+            energy_mixture_gpu_only_pj=mixture.energy_pj,
             regions=len(modes),
             regions_with_pim=sum(mode != "GPU" for mode in modes),
             pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
