@@ -12,6 +12,7 @@ from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
+from pimflow.simulators.pim.coverage import Coverage, coverage
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import TimingResult, check_device
@@ -99,6 +100,17 @@ def simulated_energy_pj(
     )
 
 
+def products_of(path: str | os.PathLike[str]) -> Coverage | None:
+    """What a program computes of its layer; None for a trace, which names none, and where it is too long.
+
+    Raises
+    ------
+    TraceError
+        For a malformed program.
+    """
+    return coverage(PimProgram.load(path)) if Path(path).suffix == ".pimprog" else None
+
+
 def device_of(path: str | os.PathLike[str]) -> PimSpec:
     """The device that a file is for, where nobody names one.
 
@@ -159,6 +171,8 @@ class SimulationReport:
         By what it goes into.
     empty_reads : int
         READRES of a latch that nothing was added to.
+    products : Coverage or None
+        What the program computes of its layer; None where that is not known.
     """
 
     cycles: int
@@ -171,10 +185,16 @@ class SimulationReport:
     timing_violations: int | None
     energy_pj: dict[str, float]
     empty_reads: int
+    products: Coverage | None
     channels: tuple[ChannelReport, ...]
 
     @classmethod
-    def of(cls, result: TimingResult, channels_pj: Sequence[Mapping[str, float]]) -> SimulationReport:
+    def of(
+        cls,
+        result: TimingResult,
+        channels_pj: Sequence[Mapping[str, float]],
+        products: Coverage | None = None,
+    ) -> SimulationReport:
         channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
         return cls(
             cycles=result.cycles,
@@ -187,6 +207,7 @@ class SimulationReport:
             timing_violations=result.violations,
             energy_pj=dict(total_energy_pj(channels_pj)),
             empty_reads=result.empty_reads,
+            products=products,
             channels=tuple(
                 ChannelReport(cycles=cycles, commands=dict(commands), energy_pj=dict(pj))
                 for cycles, commands, pj in channels
@@ -215,4 +236,6 @@ class SimulationReport:
             lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
         else:
             lines.append("legality not checked: the published timing has no precharge")
+        if self.products is not None:
+            lines.append(str(self.products))
         return "\n".join(lines)
