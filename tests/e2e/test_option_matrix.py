@@ -1,8 +1,8 @@
 """Does each option of `compile` change what comes out, whatever other option stands beside it?
 
-Or is it refused, with exit code 2 and a sentence. What comes out is the report, what is printed, and what the last
-steps are told: the network and the plan that are built, for which targets, with which primitives; how outputs are
-judged; what is written. Code is neither generated nor run here.
+Or is it refused, with exit code 2 and a sentence. What comes out is the report, what is printed, and what the
+last steps are told: the network and the plan that are built, for which targets, with which primitives; how
+outputs are judged; what is written. Code is neither generated nor run here.
 """
 
 import itertools
@@ -23,6 +23,7 @@ from pimflow.compiler import artifact
 from pimflow.compiler.verification import Verification
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Choice
+from pimflow.hardware.reader import SPECS
 from pimflow.pim_backend.runtime.cuda_binary import Kernels
 
 CHAINS = {"--decompose": "tucker:0.25"}
@@ -48,7 +49,7 @@ def beside(needs, value=""):
 
 
 OPTIONS = {
-    "--shape": Option("input=1,3,24,24"),
+    "--shape": Option("input=1,3,16,32"),
     "--batch": Option("2"),
     "--target": Option("cuda+pim"),
     "--target c": Option("c"),
@@ -133,11 +134,12 @@ def files(tmp_path_factory):
     name = proto.graph.input[0].name
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "samples.npz", **{name: np.ones((2, *shape[1:]), np.float32)})
-    (folder / "system.toml").write_text('name = "narrow"\ngpu = "rtx-2060-pim32"\n')
+    preset = SPECS / "system" / "pimflow.toml"
+    (folder / "system.toml").write_text(preset.read_text().replace("value = 16", "value = 12"))
     return {
         "OPEN": str(folder / "open.onnx"),
         "SAMPLES": str(folder / "samples.npz"),
-        "SYSTEM": "pimflow",
+        "SYSTEM": str(folder / "system.toml"),
         "PICTURE": str(folder / "front.svg"),
         "DIRECTORY": str(folder / "out"),
         "PLAN": str(folder / "plan.json"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.api import prepare
 from pimflow.api.options import (
@@ -198,7 +198,8 @@ def place(
     )
     memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
     goal.require(graph.name, applied.evaluation, memory_bytes)
-    return replace(applied, goal=replace(applied.goal, **goal.bounds))
+    bounds: dict[str, Any] = {**goal.bounds}
+    return replace(applied, goal=replace(applied.goal, **bounds))
 
 
 def speedups(
