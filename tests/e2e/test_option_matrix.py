@@ -49,7 +49,7 @@ def beside(needs, value=""):
 
 
 OPTIONS = {
-    "--shape": Option("input=1,3,16,32"),
+    "--shape": Option("input=1,3,16,16"),
     "--batch": Option("2"),
     "--target": Option("cuda+pim"),
     "--target c": Option("c"),
