@@ -118,7 +118,14 @@ def compile(
     """
     begin = time.perf_counter()
     asked_for = Question.of(target_system, **question)
-    job = steps.Job(**vars(asked_for), tolerance=tolerance, pareto=pareto, out=out, progress=progress)
+    job = steps.Job(
+        **vars(asked_for),
+        tolerance=tolerance,
+        pareto=pareto,
+        emit_traces=emit_traces,
+        out=out,
+        progress=progress,
+    )
     job = steps.checked(job, calibration)
     prepared, reference = steps.prepared(job, model, inputs, calibration)
     placed = steps.placed(job, prepared)

@@ -51,6 +51,7 @@ from pimflow.primitive_selection.options import (
 )
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
+from pimflow.primitive_selection.time_sources import CUDA
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -64,6 +65,7 @@ class Job(Question):
 
     tolerance: float | None
     pareto: int | None
+    emit_traces: bool
     out: str | os.PathLike[str] | None
     progress: Progress
 
@@ -77,6 +79,7 @@ def checked(job: Job, calibration: Data | None) -> Job:
         raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
     if job.pareto is not None:
         require_points(job.pareto)
+    job = _with_budget(job)
     require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options, pareto=job.pareto)
     goal = job.goal
     if job.in_c:
@@ -86,6 +89,8 @@ def checked(job: Job, calibration: Data | None) -> Job:
     goal = goal_with_primitives(goal, job.select)
     job.system.require_network_dtype()
     job.profiling.require(job.system, planned_modes(goal, job.plan))
+    if job.emit_traces and set(planned_modes(goal, job.plan)) <= {"GPU"}:
+        raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(job.system, job.profiling.gpu)
     if calibration is not None and job.options.request is None:
@@ -94,6 +99,17 @@ def checked(job: Job, calibration: Data | None) -> Job:
         )
     # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
     return replace(job, goal=goal, select=None if goal.primitives else job.select)
+
+
+def _with_budget(job: Job) -> Job:
+    """`job` with the bound on memory for what is selected for a CPU too; in C that is all there is."""
+    budget, select = job.goal.max_memory_bytes, job.select
+    if budget is None or select is None or select.device == CUDA:
+        return job
+    if select.memory_budget_bytes is None:
+        select = replace(select, memory_budget_bytes=budget)
+    goal = replace(job.goal, max_memory_bytes=None) if job.in_c else job.goal
+    return replace(job, goal=goal, select=select)
 
 
 @dataclass(kw_only=True)

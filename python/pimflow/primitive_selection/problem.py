@@ -323,9 +323,7 @@ def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Select
     regions = problem.table.candidates
     doing = {v.candidate.covers[0]: v.candidate for v in chosen if v.candidate.covers[0] in regions}
     unit = UNIT_BYTES if objective == "memory" else 1.0
-    return Selected(
-        choice=doing, sums=problem.evaluate(doing), value=outcome.value * unit, gap=outcome.gap
-    )
+    return Selected(choice=doing, sums=problem.evaluate(doing), value=outcome.value * unit, gap=outcome.gap)
 
 
 def _limit(problem: SelectionProblem, at_most: float) -> MemoryLimit:

@@ -49,9 +49,7 @@ def at_once(problem: SegmentProblem) -> Ways:
     """The best covers of a segment when its branches overlap, by the state they end in."""
     ways: Ways = {}
     weights = problem.weights
-    serial = one_by_one(
-        problem.graph, problem.table, weights, problem.segment, problem.state, problem.limit
-    )
+    serial = one_by_one(problem.graph, problem.table, weights, problem.segment, problem.state, problem.limit)
     if len(problem.resources) == 1:  # nothing overlaps
         return serial
     floor = weights.per_pj * _least_pj(problem)

@@ -326,9 +326,7 @@ class Program:
         for base, most, entries in rows:
             if most >= floor and (always or most > limit.at_most):
                 scaled = [(column, size / UNIT_BYTES) for column, size in entries if size]
-                self.program.row(
-                    _summed([(self.peak, -1.0), *resident, *scaled]), high=-base / UNIT_BYTES
-                )
+                self.program.row(_summed([(self.peak, -1.0), *resident, *scaled]), high=-base / UNIT_BYTES)
 
     def _moments(self, position: int) -> list[tuple[float, float, Entries]]:
         """Bytes at every moment of a step: those that are certain, the most, and those of columns."""

@@ -134,9 +134,7 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
     return joined(table, candidate, read, goes_on(graph, candidate, state), changed)
 
 
-def transforms(
-    graph: RegionGraph, table: CostTable, candidate: Candidate, state: State
-) -> tuple[Task, ...]:
+def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks that bring what `candidate` reads into the layout that it takes."""
     taken = candidate.input.layout
     given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
