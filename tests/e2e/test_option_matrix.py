@@ -88,7 +88,7 @@ OPTIONS = {
     "--memory-model": beside(FOR_CPU, "sum"),
     "--device": beside(FOR_CPU, "rpc:host:9190"),
     "--measure": beside(FOR_CPU, "3"),
-    "--explain": Option("fc"),
+    "--explain": Option("down.conv"),
     "--output": Option("DIRECTORY"),
     "--emit-traces": beside({"--output": "DIRECTORY"}),
     "--tolerance": Option("0.01"),

@@ -1,6 +1,7 @@
 """Do all commands that search take the same options, and mean the same by them?"""
 
 import json
+import re
 
 import pytest
 
@@ -111,11 +112,14 @@ def test_what_a_selection_does_without_is_refused(options, error, says):
 def test_a_budget_bounds_the_plan_alone(capsys):
     line = ["compile", "toy", "--fuse", "--explain", "fc", "--json", "--quiet", "--memory-budget"]
     latencies_ns = []
-    for budget in ("1GiB", "30000"):
+    for budget in ("1GiB", "60000B"):
         assert main([*line, budget]) == 0
         latencies_ns.append(json.loads(capsys.readouterr().out)["latency_ns"])
     assert latencies_ns[0] < latencies_ns[1]
+    capsys.readouterr()
     assert main([*line, "1KiB"]) == 4
+    least = re.search(r"try (--memory-budget) (\S+)", capsys.readouterr().err)
+    assert main([*line[:-1], *least.groups()]) == 0
 
 
 def test_a_bound_on_the_error_goes_with_chains(capsys):

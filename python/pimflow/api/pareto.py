@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pimflow.api import prepare
 from pimflow.api.front import FrontPoint, undominated
 from pimflow.api.search import Question
-from pimflow.compiler import build
-from pimflow.compiler.smaller_pool import PoolPlanning
+from pimflow.compiler.plan_pools import PlanPools
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -66,18 +67,18 @@ def require_points(points: object) -> None:
 
 
 def front_of(network: Network, searched: Searched, points: int, target: str) -> tuple[FrontPoint, ...]:
-    """The front of what was searched, with the pools of `target`."""
-    lowered_for, pools = targets.named_target(target), PoolPlanning()
-    found = []
-    for plan, figures in front_plans(searched, points):
-        module = build.planned(network.module, plan)
-        found.append(
-            FrontPoint(
-                latency_ns=figures.latency_ns,
-                energy_pj=figures.energy_pj,
-                memory_bytes=pools.pool_bytes(module, lowered_for, searched.system),
-                weight_bytes=figures.weight_bytes + sum(each.placed_bytes for each in plan.candidates),
-                plan=plan.plan,
-            )
+    """The front of what was searched, with the pools of `target`; those keep to the bound on memory, too."""
+    pools = PlanPools(network=network, target=targets.named_target(target), system=searched.system)
+    most = searched.goal.max_memory_bytes or math.inf
+
+    def point(plan: Searched) -> FrontPoint:
+        return FrontPoint(
+            latency_ns=plan.evaluation.latency_ns,
+            energy_pj=plan.evaluation.energy_pj,
+            memory_bytes=pools.of(plan),
+            weight_bytes=sum(each.filter_bytes + each.placed_bytes for each in plan.candidates),
+            plan=replace(plan.plan, options=searched.plan.options),
         )
-    return undominated(found)
+
+    found = [each for each in map(point, front_plans(searched, points)) if each.memory_bytes <= most]
+    return undominated(found or [point(searched)])

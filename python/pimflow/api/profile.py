@@ -23,7 +23,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
-from pimflow.placement import Candidates, Costs, Goal, Profiling
+from pimflow.placement import Candidates, Costs, Evaluation, Goal, Profiling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -159,17 +159,17 @@ def profile(
 
 def searched_regions(
     model: Model, target_system: System, options: NetworkOptions, costs: Costs, goal: Goal | None = None
-) -> tuple[RegionGraph, RegionGraph | None]:
-    """The regions that a search places, and those of the network as it was given if that is another."""
+) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
+    """The regions that a search places, those of the given network if that is another, and `Prepared.mixture`."""
     if not options.rewrites:
         shapes, views = options.shapes or {}, target_system.views
         cache, batch = costs.profiling.cache, options.batch
-        return region_graph(model, shapes, cache, views=views, batch=batch, fuse=options.fuse), None
+        return region_graph(model, shapes, cache, views=views, batch=batch, fuse=options.fuse), None, None
     from pimflow.api import prepare
 
     network = prepare.load(model, options)
     prepared = prepare.prepare(network, options, target_system, costs=costs, goal=goal)
-    return prepared.regions, prepared.given_for(target_system)
+    return prepared.regions, prepared.given_for(target_system), prepared.mixture
 
 
 def region_graph(

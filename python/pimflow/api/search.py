@@ -20,6 +20,7 @@ from pimflow.api.options import (
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Convention, OrderReport
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
@@ -27,7 +28,6 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
-from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -109,15 +109,29 @@ class Question:
             progress=progress,
         )
 
-    def placed(self, prepared: Prepared) -> Searched:
-        """Its plan; see `place`."""
-        given = prepared.given_for(self.system)
-        return place(prepared.regions, self.system, self.plan, self.costs, self.goal, given)
+    def placed(self, prepared: Prepared) -> tuple[Searched, PoolChoice | None]:
+        """A prepared network, searched or with a plan applied, and how its pool was made to keep to the goal.
+
+        Raises
+        ------
+        InfeasibleError
+            If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
+        """
+        graph, given, choice = prepared.regions, prepared.given_for(self.system), None
+        lowered_for = targets.named_target(self.target)
+        pools = PlanPools(network=prepared.network, target=lowered_for, system=self.system)
+        bounded = self.goal.objective == "memory" or self.goal.max_memory_bytes is not None
+        if self.plan is None and bounded:
+            searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
+        else:
+            searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools)
+        plan = replace(searched.plan, options=prepared.switched_on)
+        return replace(searched, plan=plan, mixture=prepared.mixture or searched.mixture), choice
 
     def answered(self, network: Network) -> tuple[Network, Searched]:
         """The network that is searched, and its plan."""
         prepared = self.prepared(network)
-        return prepared.network, self.placed(prepared)
+        return prepared.network, self.placed(prepared)[0]
 
 
 def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
@@ -180,10 +194,12 @@ def place(
     costs: Costs,
     goal: Goal,
     given: RegionGraph | None = None,
+    pools: PlanPools | None = None,
 ) -> Searched:
     """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
 
-    `given` is the network as the user gave it, if it was changed: what plans are compared with.
+    `given` is the network as the user gave it, if it was changed: what plans are compared with. A plan that
+    is applied is held to the bound on memory if `pools` say what it takes.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
@@ -196,7 +212,7 @@ def place(
         primitives=goal.primitives,
         max_memory_bytes=goal.max_memory_bytes,
     )
-    memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
+    memory_bytes = pools.of(applied) if pools and goal.max_memory_bytes else 0
     goal.require(graph.name, applied.evaluation, memory_bytes)
     bounds: dict[str, Any] = {**goal.bounds}
     return replace(applied, goal=replace(applied.goal, **bounds))
@@ -265,7 +281,9 @@ def order_report(order: LayerOrder, searched: Searched, plan: Plan | None, costs
     if order.changed:
         fuse_activations, fuse = bool(searched.graph.runs), bool(searched.graph.fusible)
         graph = prepare.regions(order.given, searched.system, fuse_activations=fuse_activations, fuse=fuse)
-        given = place(graph, searched.system, plan and plan.carried_to(graph, computes), costs, searched.goal)
+        carried = plan and plan.carried_to(graph, computes)
+        # In the given order it may take more.
+        given = place(graph, searched.system, carried, costs, replace(searched.goal, max_memory_bytes=None))
     return OrderReport(
         **vars(order.summary()),
         latency_given_ns=given.evaluation.latency_ns,

@@ -24,7 +24,7 @@ from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class SweepPoint:
 
     graph: RegionGraph
     given: RegionGraph | None
+    mixture: Evaluation | None
     system: System
     settings: tuple[tuple[str, Value], ...]
     goal: Goal
@@ -152,6 +153,7 @@ class SweepPoint:
             searched = placement.search(self.graph, self.system, costs, self.goal, self.given)
         except InfeasibleError as error:
             return None, str(error)
+        searched = replace(searched, mixture=self.mixture or searched.mixture)
         return fields_form(SweepFigures.of(searched)), ""
 
 
@@ -214,14 +216,17 @@ def sweep(
         profiling.require(system, goal.modes)
     points = []
     for model in models:
-        known: dict[object, tuple[RegionGraph, RegionGraph | None]] = {}
+        known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
             # What is decomposed or reordered is judged by the system.
             key = repr(system) if options.rewrites else system.views
             if key not in known:
                 known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
-            graph, given = known[key]
-            points.append(SweepPoint(graph=graph, given=given, system=system, settings=values, goal=goal))
+            graph, given, mixture = known[key]
+            point = SweepPoint(
+                graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
+            )
+            points.append(point)
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):
         grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)

@@ -51,7 +51,8 @@ def settled(
         chains=change.chains,
     )
     chosen = choose(forms, system, costs, goal)
-    return change.only(chosen.layers, chosen.alone_ns)
+    on_gpu = None if chosen.on_gpu is None else chosen.on_gpu.evaluation
+    return replace(change.only(chosen.layers, chosen.alone_ns), on_gpu=on_gpu)
 
 
 def left(

@@ -17,6 +17,7 @@ from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
+from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
 Decomposing = Request | str
@@ -40,6 +41,8 @@ class DecomposedNetwork:
         Layers that were asked for and stay as they came, because that is cheaper.
     alone_ns : dict of str to (float, float)
         Where that was compared: by layer, what it takes by itself as it came, and as a chain.
+    on_gpu : Evaluation, optional
+        Where a search chose the layers, the best mixture of both forms on the GPU alone.
     """
 
     network: Network
@@ -50,6 +53,7 @@ class DecomposedNetwork:
     weight_bytes_original: int
     kept: tuple[str, ...] = ()
     alone_ns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    on_gpu: Evaluation | None = None
 
     @property
     def chains(self) -> dict[str, tuple[str, ...]]:

@@ -196,6 +196,8 @@ class Chosen:
     layers : frozenset of str
     best : EvaluatedPlan
         The best plan for the layers so, by the table of both forms.
+    on_gpu : EvaluatedPlan, optional
+        The best plan of any forms on the GPU alone.
     alone_ns : dict of str to (float, float)
         By layer whose form was free, what it takes by itself as it came, and as a chain.
     """
@@ -203,6 +205,7 @@ class Chosen:
     layers: frozenset[str]
     best: EvaluatedPlan
     alone_ns: dict[str, tuple[float, float]]
+    on_gpu: EvaluatedPlan | None
 
 
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
@@ -218,7 +221,9 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     results = [result for table in tables if (result := table.best())]
     if not results:
         raise tables[0].unreachable()
-    return min(results, key=lambda chosen: goal.value(chosen.best.evaluation))
+    best = min(results, key=lambda chosen: goal.rank(chosen.best))
+    on_gpu = [each.on_gpu for each in results if each.on_gpu]
+    return replace(best, on_gpu=min(on_gpu, key=goal.rank, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,13 +363,14 @@ class _Both:
         plans = [each for each in (alone, mixed) if each]
         if not plans:
             return None
-        best = min(plans, key=lambda each: self.goal.value(each.evaluation))
+        best = min(plans, key=self.goal.rank)
         given = {
             layer
             for candidate in best.solution.candidates
             for layer in self.originals.get((candidate.covers[0], candidate.name), ())
         }
-        return Chosen(layers=frozenset(self.layers) - given, best=best, alone_ns=self._alone_ns())
+        layers = frozenset(self.layers) - given
+        return Chosen(layers=layers, best=best, on_gpu=alone, alone_ns=self._alone_ns())
 
     def unreachable(self) -> Exception:
         """The error if no plan keeps to the bounds."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pimflow.placement.best_plan import Searched, as_searched
 from pimflow.placement.given_plan import apply
 from pimflow.placement.gpu_alone import alone_table
-from pimflow.placement.solvers.front import FrontPlan, front
+from pimflow.placement.solvers.front import front
 from pimflow.placement.solvers.objectives import Minimiser
 
 
-def front_plans(searched: Searched, points: int) -> list[tuple[Searched, FrontPlan]]:
-    """At most so many plans for what was searched, within its goal's bounds, and what each takes.
+def front_plans(searched: Searched, points: int) -> list[Searched]:
+    """At most so many plans for what was searched, within its goal's bounds.
 
     What the search found is one of them where it is on the front: whatever its objective, a front has the
     best in latency, in energy and in memory. Plans on the GPU alone have all memory channels.
@@ -33,8 +31,8 @@ def front_plans(searched: Searched, points: int) -> list[tuple[Searched, FrontPl
         plan = as_searched(maker, table, solution, searched.gpu_only, minimiser, searched.given)
         if each.plan not in on_gpu and all(c.rewrite.mode == "GPU" for c in solution.candidates):
             # Its candidates are those beside PIM, on fewer channels than such a plan has.
-            plan = apply(graph, system, plan.plan, maker.costs, given=searched.given)
-            evaluation = plan.evaluation
-            each = replace(each, latency_ns=evaluation.latency_ns, energy_pj=evaluation.energy_pj)
-        found.append((plan, each))
+            plan = apply(
+                graph, system, plan.plan, maker.costs, primitives=goal.primitives, given=searched.given
+            )
+        found.append(plan)
     return found

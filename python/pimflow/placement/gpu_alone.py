@@ -8,6 +8,7 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
@@ -16,7 +17,9 @@ def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     table = alone_table(maker)
     fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
-    whole = EvaluatedPlan(solution=unsearched(fastest, evaluation), evaluation=evaluation)
+    memory_bytes = PlanMemory(graph, system.dtype).of(fastest)
+    solution = unsearched(fastest, evaluation)
+    whole = EvaluatedPlan(solution=solution, evaluation=evaluation, memory_bytes=memory_bytes)
     if goal.max_memory_bytes is None:
         return whole
     within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
@@ -29,6 +32,11 @@ def alone_table(maker: Candidates) -> CostTable:
     candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
     costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
     return CostTable(candidates=candidates, costs=costs, refused={}, settle={}, absorb={})
+
+
+def smallest_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
+    """The way in the least memory within the bounds of `goal`; else the fastest."""
+    return Minimiser(maker.graph, alone_table(maker), maker.system, goal).best() or gpu_alone(maker, goal)
 
 
 def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:

@@ -71,10 +71,10 @@ def front(minimiser: Minimiser, points: int, others: Iterable[EvaluatedPlan] = (
     """
     if points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
-    found = [_measured(minimiser, each) for each in others if minimiser.allows(each)]
+    found = [_measured(each) for each in others if minimiser.allows(each)]
     for budget in (None, *_budgets(minimiser, points)):
         within = minimiser if budget is None else minimiser.in_memory(budget)
-        found += [_measured(minimiser, each) for each in _corners(within, points)]
+        found += [_measured(each) for each in _corners(within, points)]
     return _spread(undominated(found), points)
 
 
@@ -91,21 +91,20 @@ def _same(one: FrontPlan, other: FrontPlan) -> bool:
     return all(abs(a - b) <= SAME * abs(b) for a, b in zip(one.figures, other.figures))
 
 
-def _measured(minimiser: Minimiser, plan: EvaluatedPlan) -> FrontPlan:
-    candidates = plan.solution.candidates
+def _measured(plan: EvaluatedPlan) -> FrontPlan:
     return FrontPlan(
         plan=plan,
         latency_ns=plan.evaluation.latency_ns,
         energy_pj=plan.evaluation.energy_pj,
-        memory_bytes=minimiser.memory.of(candidates),
-        weight_bytes=sum(candidate.filter_bytes for candidate in candidates),
+        memory_bytes=plan.memory_bytes,
+        weight_bytes=sum(candidate.filter_bytes for candidate in plan.solution.candidates),
     )
 
 
 def _budgets(minimiser: Minimiser, points: int) -> list[int]:
     """Memory that plans may take: the least there is, and some between that and what the best need."""
     ends = [minimiser.within(weights) for weights in (LATENCY, minimiser.energy)]
-    most = max((minimiser.memory.of(each.solution.candidates) for each in ends if each), default=0)
+    most = max((each.memory_bytes for each in ends if each), default=0)
     sizes = [size for size in minimiser.memory.sizes(minimiser.table) if size < most]
     if len(sizes) <= points:
         return sizes

@@ -22,7 +22,7 @@ from pimflow.placement.solvers.program import Bound
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
 
-OBJECTIVES = ("latency", "energy", "edp")
+OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
 AUTO = "auto"
 BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
@@ -65,7 +65,8 @@ class Goal:
     Attributes
     ----------
     objective : str
-        ``latency``, ``energy`` or ``edp``, their product.
+        ``latency``, ``energy`` or ``edp``, their product; or ``memory``, and of equally small plans the
+        fastest.
     solver : str
         ``dp``: as if regions ran one after the other. ``ilp``: exact where branches overlap.
         ``exhaustive``: every cover of a network of at most 8 regions. ``auto``: `dp` where regions can only
@@ -121,12 +122,17 @@ class Goal:
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
-        """The value of the objective for a plan."""
+        """The value of the objective for a plan; of ``memory``, that by which equally small ones are told."""
         return {
             "latency": evaluation.latency_ns,
             "energy": evaluation.energy_pj,
             "edp": evaluation.latency_ns * evaluation.energy_pj,
+            "memory": evaluation.latency_ns,
         }[self.objective]
+
+    def rank(self, plan: EvaluatedPlan) -> tuple[float, float]:
+        """The place of a plan among others: the better, the less."""
+        return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -181,10 +187,11 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPlan:
-    """A solution with its evaluation."""
+    """A solution with its evaluation, and the memory that it takes (`plan_memory.PlanMemory`)."""
 
     solution: Solution
     evaluation: Evaluation
+    memory_bytes: int
 
     @property
     def error(self) -> float:
@@ -254,8 +261,7 @@ class Minimiser:
         return self.goal.max_error is None or plan.error <= self.goal.max_error + ROUNDING
 
     def _fits(self, plan: EvaluatedPlan) -> bool:
-        most = self.goal.max_memory_bytes
-        return most is None or self.memory.of(plan.solution.candidates) <= most
+        return plan.memory_bytes <= (self.goal.max_memory_bytes or math.inf)
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
@@ -290,6 +296,7 @@ class Minimiser:
         return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
+            memory_bytes=self.memory.of(solution.candidates),
         )
 
     def best(self) -> EvaluatedPlan | None:
@@ -298,7 +305,24 @@ class Minimiser:
             return self.within(LATENCY)
         if self.goal.objective == "energy":
             return self.within(self.energy)
-        return self._least_product()
+        return self._smallest() if self.goal.objective == "memory" else self._least_product()
+
+    def _smallest(self) -> EvaluatedPlan | None:
+        """The fastest of the plans that take the least memory within the bounds."""
+        sizes = [*self.memory.sizes(self.table), self.goal.max_memory_bytes or math.inf]
+        low, high, best = 0, len(sizes), None
+        number = 0  # the least there is does, unless there are bounds
+        while low < high:
+            plan = self.in_memory(sizes[number]).within(LATENCY)
+            if plan:
+                best, high = plan, number
+            else:
+                low = number + 1
+            number = (low + high) // 2
+        smaller = best
+        while smaller:  # what no candidate takes by itself may be between two sizes
+            best, smaller = smaller, self.in_memory(smaller.memory_bytes - 1).within(LATENCY)
+        return best
 
     def _least_product(self) -> EvaluatedPlan | None:
         """The least product of latency and energy.
@@ -345,7 +369,7 @@ class Minimiser:
         if goal.max_memory_bytes:
             least = self.memory.least(self.table)
             if least > goal.max_memory_bytes:
-                levers = (f"--memory-budget {least}", *more)
+                levers = (f"--memory-budget {least}B", *more)
                 return InfeasibleError(
                     f"memory of '{graph.name}'", least, goal.max_memory_bytes, "bytes", levers
                 )
