@@ -160,7 +160,7 @@ def profile(
 def searched_regions(
     model: Model, target_system: System, options: NetworkOptions, costs: Costs, goal: Goal | None = None
 ) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
-    """The regions that a search places, those of the given network if that is another, and `Prepared.mixture`."""
+    """The regions that a search places, those of the given network if it differs, and `Prepared.mixture`."""
     if not options.rewrites:
         shapes, views = options.shapes or {}, target_system.views
         cache, batch = costs.profiling.cache, options.batch
