@@ -361,7 +361,9 @@ def _commands(program: PimProgram) -> int:
 
 
 def traceable(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
-    """Regions that a ``.pim`` trace can say; `progress` is told of the others."""
+    """Regions that a ``.pim`` trace can say; `progress` is told of the others, and if there are none."""
+    if not programs:
+        progress("no .pim traces: the plan has nothing on PIM")
     refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
     for region, problem in refused.items():
         progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")

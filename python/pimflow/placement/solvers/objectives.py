@@ -25,6 +25,7 @@ from pimflow.placement.solvers.solutions import Solutions
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
 AUTO = "auto"
+BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
 LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
@@ -134,10 +135,15 @@ class Goal:
         return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
 
     @property
+    def bounds(self) -> dict[str, float]:
+        """What plans keep to, by field."""
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    @property
     def unbounded(self) -> bool:
         """Whether a plan may take whatever it takes."""
-        bounds = (self.max_latency_ns, self.max_energy_pj, self.max_memory_bytes, self.max_error)
-        return all(bound is None for bound in bounds)
+        return not self.bounds
 
     def allows(self, evaluation: Evaluation) -> bool:
         """Whether a plan keeps to the bounds on latency and energy."""
@@ -382,7 +388,7 @@ class Minimiser:
         if goal.max_memory_bytes:
             least = self.memory.least(self.table)
             if least > goal.max_memory_bytes:
-                levers = (f"--memory-budget {least}", *more)
+                levers = (f"--memory-budget {least}B", *more)
                 return InfeasibleError(
                     f"memory of '{graph.name}'", least, goal.max_memory_bytes, "bytes", levers
                 )
