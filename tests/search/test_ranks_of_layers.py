@@ -19,6 +19,7 @@ from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
 from pimflow.placement.form_choice import choose
 from pimflow.placement.forms import Forms
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches so short that layers as small as these differ by more.
 SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
@@ -184,6 +185,18 @@ def test_memory_is_that_of_the_ranks_chosen(chain, share):
     goal = replace(free, max_memory_bytes=least + share * (most - least) / 100)
     chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
     assert chain.value(chosen.layers, goal) == pytest.approx(chain.best(goal), rel=1e-6)
+
+
+def test_the_smallest_plan_is_that_of_all_mixtures(chain):
+    """And of equally small ones the fastest."""
+    goal = Goal(objective="memory", modes="gpu,pim")
+    chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
+    plans = []
+    for mixture in chain.mixtures():
+        found = search(chain.graph(mixture), SYSTEM, chain.costs, goal)
+        memory_bytes = PlanMemory(found.graph, SYSTEM.dtype).of(found.candidates)
+        plans.append((memory_bytes, found.evaluation.latency_ns))
+    assert goal.rank(chosen.best) == pytest.approx(min(plans))
 
 
 def test_an_error_that_no_plan_has_beside_other_bounds_is_refused_in_a_line(chain):
