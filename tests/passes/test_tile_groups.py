@@ -266,11 +266,21 @@ def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-@pytest.mark.parametrize("chunk", [8, 0])
-def test_blocks_sum_over_chunks_of_channels(chunk, tmp_path):
-    tiles = str(GroupTiling(h=3, w=2, chunk=chunk))
-    built = on_gpu(block, BLOCK, tiles, 1, 9, 6, 8)
-    found, expected = by_threads(built, tiles, tmp_path, 1, 9, 6, 8)
+@pytest.mark.parametrize(("channels", "chunk"), [(8, 16), (8, 0), (5, 16), (40, 32)])
+def test_products_on_tensor_cores(channels, chunk, tmp_path):
+    """All channels at once, and sums over chunks of them in registers; channels that fill no fragment."""
+
+    def network(emit, x):
+        x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+        y = emit(op.nn.silu(emit(convolution(x, constant(64, 1, 1, channels)), "expand")))
+        y = emit(op.nn.max_pool2d(y, (3, 3), (2, 2), (1, 1, 1, 1), layout="NHWC"), "pool")
+        y = emit(op.add(emit(convolution(y, constant(24, 3, 3, 64), padding=1), "project"), constant(24)))
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "behind")))
+
+    tiles, dims = str(GroupTiling(h=2, w=2, chunk=chunk)), (1, 9, 14, channels)
+    built = on_gpu(network, ("expand", "pool", "project"), tiles, *dims)
+    assert "mma_sync" in built[3]
+    found, expected = by_threads(built, tiles, tmp_path, *dims)
     assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
