@@ -12,6 +12,7 @@ import numpy as np
 
 SHIM = """
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstdlib>
@@ -39,6 +40,7 @@ static unsigned __pack_half2(half x, half y) {
   memcpy(&a, &x, 2); memcpy(&b, &y, 2);
   return unsigned(b) << 16 | a;
 }
+static std::atomic<int64_t> multiplied;
 // Every thread of a warp has all of a fragment, and computes all of it.
 namespace nvcuda::wmma {
 struct accumulator; struct matrix_a; struct matrix_b; struct row_major;
@@ -58,6 +60,7 @@ template <typename F> void store_matrix_sync(float *p, const F &f, int pitch, Or
   for (int i = 0; i < 16; ++i) for (int j = 0; j < 16; ++j) p[i * pitch + j] = f.x[i][j];
 }
 template <typename D, typename A, typename B> void mma_sync(D &d, const A &a, const B &b, const D &) {
+  multiplied += threadIdx.x % 32 == 0;
   for (int i = 0; i < 16; ++i) for (int k = 0; k < 16; ++k) for (int j = 0; j < 16; ++j)
     d.x[i][j] += a.x[i][k] * b.x[k][j];
 }
@@ -65,7 +68,7 @@ template <typename D, typename A, typename B> void mma_sync(D &d, const A &a, co
 """
 MAIN = """
 extern "C" {{ alignas(64) half {pool}[{elements}]; }}
-extern "C" void run(void **a) {{
+extern "C" int64_t run(void **a) {{
   std::barrier<> own({threads}); gate = &own;
   for (int w = 0; w < {threads} / 32; ++w) warps.push_back(std::make_unique<std::barrier<>>(32));
   std::vector<std::thread> all;
@@ -74,14 +77,17 @@ extern "C" void run(void **a) {{
     for (int b = 0; b < {blocks}; ++b) {{ blockIdx.x = b; {name}({arguments}); __syncthreads(); }}
   }});
   for (auto &each : all) each.join();
+  return multiplied;
 }}
 """
 
 
 def run(
     source: str, name: str, arrays: Mapping[str, np.ndarray], blocks: int, folder: Path, elements: int
-) -> None:
+) -> int:
     """Run kernel `name` of `source` on `arrays`, by parameter, which it changes.
+
+    Returns how often it multiplied fragments.
 
     Parameters
     ----------
@@ -102,9 +108,12 @@ def run(
     subprocess.run(["c++", *flags, str(folder / "kernel.cc"), "-o", str(built)], check=True)
     lying = {parameter: _aligned(arrays[parameter]) for _, parameter in parameters}
     given = [lying[parameter].ctypes.data for _, parameter in parameters]
-    ctypes.CDLL(str(built)).run((ctypes.c_void_p * len(given))(*given))
+    kernel = ctypes.CDLL(str(built)).run
+    kernel.restype = ctypes.c_int64
+    multiplied = kernel((ctypes.c_void_p * len(given))(*given))
     for parameter, values in lying.items():
         arrays[parameter].reshape(-1)[:] = values
+    return multiplied
 
 
 def _aligned(values: np.ndarray) -> np.ndarray:

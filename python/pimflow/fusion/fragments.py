@@ -5,6 +5,7 @@ What writes the kernel and what prices it both ask here.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,6 +16,8 @@ FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 WARPS = 8  # of a block
 MOST_SUMS = 16  # fragments of sums that a warp keeps in its registers, half of them
 STAGE_BYTES = 1024  # of shared memory for each warp: two fragments of an operand, or one of sums
+STEP_PRODUCTS = 4096  # that threads would form by themselves while warps take a step (assumed)
+STAGED_BYTES = (WARPS + 1) * STAGE_BYTES  # of a block, where they may begin anywhere
 BESIDE = 8  # what a step takes besides multiplying, in multiplications of fragments (assumed)
 # Fragments read or written in shared memory for one of the operand: gathered, put side by side, read.
 GATHERED = 3
@@ -23,6 +26,29 @@ GATHERED = 3
 def is_product(layer: Layer) -> bool:
     """Whether each of its results needs all channels of its first operand: a dense convolution."""
     return layer.kind == "convolution" and layer.maps[0][3].extent > 1 and is_whole(layer.maps[0][3])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentWork:
+    """What a block does on tensor cores for one tile.
+
+    Attributes
+    ----------
+    multiplied, moved : int
+        See `ProductTile`.
+    steps : int
+        Of a warp, one after the other.
+    """
+
+    multiplied: int = 0
+    moved: int = 0
+    steps: int = 0
+
+    def times(self, count: int) -> FragmentWork:
+        """The same so often."""
+        return FragmentWork(
+            multiplied=self.multiplied * count, moved=self.moved * count, steps=self.steps * count
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +61,37 @@ class ProductTile:
         Fragments of pixels and of filters.
     steps : int
         Fragments along the sum: of each tap of the window, of the operand's channels.
+    macs : int
+        Multiply-accumulates, those with padding among them.
     """
 
     rows: int
     columns: int
     steps: int
+    macs: int
 
     @classmethod
     def of(cls, layer: Layer, pixels: int, channels: int, filters: int) -> ProductTile:
         """Of so many pixels, channels of the operand, and filters."""
         taps = layer.maps[0][1].window * layer.maps[0][2].window
-        return cls(rows=_up(pixels), columns=_up(filters), steps=taps * _up(channels))
+        macs = pixels * filters * channels * taps
+        return cls(rows=_up(pixels), columns=_up(filters), steps=taps * _up(channels), macs=macs)
+
+    @property
+    def pays(self) -> bool:
+        """Whether tensor cores are faster than threads by themselves: in tiles of more than few pixels."""
+        return self.turns * self.steps * STEP_PRODUCTS <= self.macs
+
+    @property
+    def work(self) -> FragmentWork:
+        """What a block does there."""
+        steps = self.turns * self.steps
+        return FragmentWork(multiplied=self.multiplied, moved=self.moved, steps=steps)
 
     @property
     def side(self) -> tuple[int, int]:
         """Fragments of pixels and of filters that a warp multiplies in a step: its tile of registers."""
-
-        def cost(side: tuple[int, int]) -> int:
-            units = -(-self.rows // side[0]) * -(-self.columns // side[1])
-            return -(-units // WARPS) * (BESIDE + side[0] * side[1])
-
-        return min(product((1, 2), (1, 2, 4)), key=cost)
+        return _side(self.rows, self.columns)
 
     @property
     def units(self) -> int:
@@ -81,6 +117,15 @@ class ProductTile:
     def moved(self) -> int:
         """Fragments that are read or written in shared memory or the L1."""
         return self.units * self.steps * (GATHERED * self.side[0] + self.side[1])
+
+
+@functools.cache
+def _side(rows: int, columns: int) -> tuple[int, int]:
+    def cost(side: tuple[int, int]) -> int:
+        units = -(-rows // side[0]) * -(-columns // side[1])
+        return -(-units // WARPS) * (BESIDE + side[0] * side[1])
+
+    return min(product((1, 2), (1, 2, 4)), key=cost)
 
 
 def _up(size: int) -> int:

@@ -15,8 +15,7 @@ from pimflow.fusion.channels import SUM_BYTES, ChannelRun, by_channel, run_weigh
 from pimflow.fusion.fragments import (
     FRAGMENT,
     MOST_SUMS,
-    STAGE_BYTES,
-    WARPS,
+    STAGED_BYTES,
     ProductTile,
     is_product,
 )
@@ -154,7 +153,7 @@ class Group:
 
     def on_tensor_cores(self, layer: Layer) -> bool:
         """Whether its products run on tensor cores."""
-        return self.tensor_cores and is_product(layer)
+        return self.tensor_cores and is_product(layer) and self.product_tile(layer).pays
 
     def product_tile(self, layer: Layer) -> ProductTile:
         """How its product is cut into fragments in the largest tile."""
@@ -165,7 +164,7 @@ class Group:
     @property
     def staged_bytes(self) -> int:
         """What warps stage their operands in."""
-        return (WARPS + 1) * STAGE_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
+        return STAGED_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
 
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
         """Tiles and weights over the steps of one tile; a step is a layer."""
@@ -180,7 +179,7 @@ class Group:
         first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
         lifetimes = []
         for life in live.lifetimes:
-            if self.tensor_cores and life.name in self.summed:
+            if life.name in self.summed and self.on_tensor_cores(layers[-1]):
                 continue  # in registers
             if self.reuse == "none" or self.spans[1][life.name].retained:
                 life = replace(life, begin=0, end=len(layers))
@@ -265,10 +264,10 @@ def tiled(
         graph=graph, begin=begin, end=end, tiling=tiling, reuse="lifetime",
         channel_runs=(run,) if run else (), weights_placed=False, lanes=lanes, tensor_cores=tensor_cores,
     )  # fmt: skip
-    if tensor_cores and tiling.chunk % FRAGMENT:
-        raise ValueError(f"tensor cores take multiples of {FRAGMENT} channels, not {tiling.chunk}")
     last = group.layers[-1]
-    if tensor_cores and run and run.sums and group.product_tile(last).sums > MOST_SUMS:
+    if run and any(map(group.on_tensor_cores, group.layers)) and tiling.chunk % FRAGMENT:
+        raise ValueError(f"tensor cores take multiples of {FRAGMENT} channels, not {tiling.chunk}")
+    if run and run.sums and group.on_tensor_cores(last) and group.product_tile(last).sums > MOST_SUMS:
         raise ValueError(f"the sums of '{last.name}' do not fit in the registers of a block")
     return group
 

@@ -2,8 +2,8 @@
 
 A warp has a tile of registers of up to 2 x 4 fragments. In a step it gathers fragments of 16 pixels and 16
 channels, zeros where a window lies in padding, puts them side by side in shared memory of its own, and
-multiplies them with fragments of filters, which it reads where they lie. Sums stay in registers over the whole
-product, and over chunks of channels too.
+multiplies them with fragments of filters, which it reads where they lie. Sums stay in registers over the
+whole product, and over chunks of channels too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ELEMENTS = FRAGMENT * FRAGMENT
 
 def padded_weights(weights: np.ndarray) -> np.ndarray:
     """Weights (taps, filters) with whole fragments of filters, and one behind the last tap."""
-    rows, columns = weights.shape
+    columns = weights.shape[1]
     wide = -(-columns // FRAGMENT) * FRAGMENT
     behind = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
     return np.pad(weights, ((0, FRAGMENT + -(-behind // wide)), (0, wide - columns)))
@@ -55,11 +55,10 @@ class Product:
 
     def compute(self) -> None:
         """All units of all warps, one after the other."""
-        with T.serial(0, self.tile.turns) as turn:
-            with self._unit(turn) as unit:
-                self._fill(0)
-                self._multiply(unit, 0)
-                self._finish(unit, 0)
+        with T.serial(0, self.tile.turns) as turn, self._unit(turn) as unit:
+            self._fill(0)
+            self._multiply(unit, 0)
+            self._finish(unit, 0)
 
     def begin(self) -> None:
         """Make the sums of all units empty."""
@@ -135,13 +134,15 @@ class Product:
                     pixel[2] * horizontal.stride - horizontal.pad_before + across * horizontal.dilation,
                     first_channel + channel,
                 )
-                self._gather(source, channel, inside if valid is None else tirx.all(inside, valid), stage, row)
+                self._gather(
+                    source, channel, inside if valid is None else tirx.all(inside, valid), stage, row
+                )
             _warp_sync()
             for row in range(rows):
                 place = g.pool.access_ptr("r", offset=stage + row * ELEMENTS)
                 load = T.tvm_load_matrix_sync(self.left.data, *SHAPE, row, place, FRAGMENT, "row_major")
                 T.evaluate(load)
-            begin = ((down * horizontal.window + across) * self.all_channels + first_channel + step * FRAGMENT)
+            begin = (down * horizontal.window + across) * self.all_channels + first_channel + step * FRAGMENT
             for column in range(columns):
                 place = weights.access_ptr("r", offset=begin * filters + first_filter + column * FRAGMENT)
                 load = T.tvm_load_matrix_sync(self.right.data, *SHAPE, 0, place, filters, "row_major")
@@ -163,12 +164,11 @@ class Product:
                 with T.Else(), T.vectorized(0, VECTOR) as lane:
                     T.buffer_store(g.pool, zero, [place + lane])
             return
-        with T.serial(0, VECTOR) as lane:
-            with T.If(tirx.all(inside, channel + lane < self.channels)):
-                with T.Then():
-                    T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
-                with T.Else():
-                    T.buffer_store(g.pool, zero, [place + lane])
+        with T.serial(0, VECTOR) as lane, T.If(tirx.all(inside, channel + lane < self.channels)):
+            with T.Then():
+                T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
+            with T.Else():
+                T.buffer_store(g.pool, zero, [place + lane])
 
     def _finish(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
         """Apply what is elementwise to sums in shared memory, and store the results."""

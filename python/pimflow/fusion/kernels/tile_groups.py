@@ -80,7 +80,9 @@ class TileGroups:
         group, placed = self._placed(str(function.attrs[TILES]), graph, computed)
         target = Target(threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types)
         computed = {
-            layer.name: replace(computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer))
+            layer.name: replace(
+                computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer)
+            )
             for layer, _, _ in layers
         }
         kernel = generate(name, group, placed, computed, target)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
 from pimflow.fusion import Layer
+from pimflow.fusion.fragments import FragmentWork, ProductTile, is_product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,14 @@ class Tiles:
         Elements over all tiles: loaded of what is made outside, computed of each region's result.
     waits : int
         How often the threads of a block finish a region, or a chunk of its channels, before the next.
+    products : mapping of str to FragmentWork
+        Of each region that runs on tensor cores, what a block does there.
     """
 
     blocks: int
     touched: Mapping[str, int]
     waits: int
+    products: Mapping[str, FragmentWork] = field(default_factory=dict)
 
 
 def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
@@ -34,10 +38,12 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     from the L2, the filters in full.
     """
     element = ELEMENT_BYTES[dtype]
-    macs = 0
+    macs = tensor_macs = 0
     for region in regions:
         region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
-        macs += region_macs * int(tiles.touched[region.name]) // region.output_elements
+        done = region_macs * int(tiles.touched[region.name]) // region.output_elements
+        macs += done
+        tensor_macs += done if region.name in tiles.products else 0
     reads = {name: int(tiles.touched[name]) for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     once = {name: min(size, sizes[name]) for name, size in reads.items()}
@@ -52,6 +58,10 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
         again_bytes=again * element,
         layers=tiles.waits,
         blocks=tiles.blocks,
+        tensor_macs=tensor_macs,
+        fragments=sum(work.multiplied for work in tiles.products.values()) * tiles.blocks,
+        moved_fragments=sum(work.moved for work in tiles.products.values()) * tiles.blocks,
+        steps=sum(work.steps for work in tiles.products.values()),
     )
 
 
@@ -65,3 +75,29 @@ def operands(regions: Sequence[Region]) -> tuple[str, ...]:
 def waits(layers: Sequence[Layer], chunk: int) -> int:
     """How often a block finishes one of `layers`, or `chunk` of its channels, before the next."""
     return len(layers) * (layers[0].maps[0][3].output_extent // chunk if chunk else 1)
+
+
+def products(
+    layers: Mapping[str, Layer],
+    pixels: Mapping[str, int],
+    channels: Mapping[str, int],
+    few: Mapping[str, int],
+) -> dict[str, FragmentWork]:
+    """What a block does on tensor cores, by layer that is faster there.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    pixels, channels : mapping of str to int
+        By tensor, pixels in the largest tile, and channels in all.
+    few : mapping of str to int
+        Tensors of which a few channels at a time are on chip, and how many.
+    """
+    work = {}
+    for layer in filter(is_product, layers):
+        name, operand = layer.name, layer.inputs[0]
+        part, filters = few.get(operand, channels[operand]), few.get(name, channels[name])
+        tile = ProductTile.of(layer, pixels[name], part, filters)
+        if tile.pays:
+            work[name] = tile.work.times(max(channels[operand] // part, channels[name] // filters))
+    return work
