@@ -164,10 +164,14 @@ class RooflineMachine:
 
 
 class Batch:
-    """Sizes of kernels as columns, one row a kernel."""
+    """Sizes of kernels as columns, one row a kernel; of a kernel whose sizes are arrays, one row for each."""
 
-    def __init__(self, kernels: Sequence[Kernel]):
-        columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
+    def __init__(self, kernels: Sequence[Kernel] | Kernel):
+        if isinstance(kernels, Kernel):
+            sizes = np.broadcast_arrays(*map(np.atleast_1d, SIZES(kernels)))
+            columns = np.array(sizes, dtype=float)[:, None]
+        else:
+            columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
         self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
         self.layers, self.blocks, self.again = (c.T for c in columns[9:12])

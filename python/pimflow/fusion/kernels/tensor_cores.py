@@ -45,24 +45,25 @@ class Product:
         self.channels = group.by_channel.get(self.operand, self.all_channels)
         self.filters = group.by_channel.get(layer.name, formula.channels[1])
         self.tile, self.waiting = group.product_tile(layer), waiting
+        self.side, self.turns = tuple(map(int, self.tile.side)), int(self.tile.turns)
         self.warp = tirx.floordiv(emitter.thread, LANES)
         self.lane = tirx.floormod(emitter.thread, LANES)
-        rows, columns = self.tile.side
-        turns = self.tile.turns if waiting else 1
+        rows, columns = self.side
+        turns = self.turns if waiting else 1
         self.sums = T.alloc_buffer((turns * rows * columns * ELEMENTS,), "float32", scope="wmma.accumulator")
         self.left = T.alloc_buffer((rows * ELEMENTS,), "float16", scope="wmma.matrix_a")
         self.right = T.alloc_buffer((ELEMENTS,), "float16", scope="wmma.matrix_b")
 
     def compute(self) -> None:
         """All units of all warps, one after the other."""
-        with T.serial(0, self.tile.turns) as turn, self._unit(turn) as unit:
+        with T.serial(0, self.turns) as turn, self._unit(turn) as unit:
             self._fill(0)
             self._multiply(unit, 0)
             self._finish(unit, 0)
 
     def begin(self) -> None:
         """Make the sums of all units empty."""
-        for turn in range(self.tile.turns):
+        for turn in range(self.turns):
             self._fill(turn)
 
     def load_slice(self) -> None:
@@ -70,31 +71,31 @@ class Product:
 
     def add(self) -> None:
         """Add the products of the current channels to the sums of all units."""
-        for turn in range(self.tile.turns):
+        for turn in range(self.turns):
             with self._unit(turn) as unit:
                 self._multiply(unit, turn)
 
     def end(self) -> None:
         """Store the results of all units."""
-        for turn in range(self.tile.turns):
+        for turn in range(self.turns):
             with self._unit(turn) as unit:
                 self._finish(unit, turn)
 
     @contextlib.contextmanager
     def _unit(self, turn: tirx.Expr | int) -> Iterator[tuple[tirx.Expr, tirx.Expr]]:
         """The first fragments of pixels and of filters of this warp's unit, if it has one."""
-        rows, columns = self.tile.side
+        rows, columns = self.side
         across = -(-self.tile.columns // columns)
         unit = T.bind(self.warp + turn * WARPS)
-        with T.If(unit < self.tile.units), T.Then():
+        with T.If(unit < int(self.tile.units)), T.Then():
             yield tirx.floordiv(unit, across) * rows, tirx.floormod(unit, across) * columns
 
     def _number(self, turn: int, row: int, column: int) -> int:
-        rows, columns = self.tile.side
+        rows, columns = self.side
         return (turn * rows + row) * columns + column
 
     def _fill(self, turn: int) -> None:
-        rows, columns = self.tile.side
+        rows, columns = self.side
         initial = tirx.const(self.formula.reductions[0].initial, "float32")
         for number in range(rows * columns):
             index = turn * rows * columns + number
@@ -114,7 +115,7 @@ class Product:
         return pixel, T.bind(number < (n1 - n0) * down * across)
 
     def _multiply(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
-        g, (rows, columns), layer = self.g, self.tile.side, self.layer
+        g, (rows, columns), layer = self.g, self.side, self.layer
         _, vertical, horizontal, _ = layer.maps[0]
         weights, filters = g.filters[layer.name], g.computations[layer.name].weights.shape[1]
         pixels = [self._pixel(unit[0] + row) for row in range(rows)]
@@ -172,7 +173,7 @@ class Product:
 
     def _finish(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
         """Apply what is elementwise to sums in shared memory, and store the results."""
-        g, (rows, columns), layer = self.g, self.tile.side, self.layer
+        g, (rows, columns), layer = self.g, self.side, self.layer
         stage = tirx.floordiv(g.staged, 2) + self.warp * (STAGE_BYTES // 4)
         first = g.channel if layer.name in g.group.by_channel else 0
         reads = g.reader(layer), g.weights(layer)

@@ -26,7 +26,7 @@ from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
 from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tiled_kernels import Tiles, products, tiled_kernel, waits
+from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
 from pimflow.placement.solvers.segments import narrow
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
@@ -122,9 +122,9 @@ class Tilings:
     def _kernel(
         self,
         layers: Sequence[Layer],
-        blocks: int,
-        touched: Mapping[str, int],
-        pixels: Mapping[str, int],
+        blocks: Count,
+        touched: Mapping[str, Count],
+        pixels: Mapping[str, Count],
         chunk: int,
         few: Mapping[str, int],
     ) -> Kernel:
@@ -211,11 +211,12 @@ class Tilings:
         """The fastest tiling that fits, if it is below the bound: of all tiles and chunks of channels."""
         element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
-        kernels, tilings = list[Kernel](), list[tuple[int, int]]()
-        pixels = {
-            name: np.broadcast_to(tile.elements, count) // self.layers.shapes[name][3]
-            for name, tile in growing.tiles.items()
-        }
+        times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
+        blocks = growing.candidates.tiles
+        touched, pixels = ({name: np.broadcast_to(values, count) for name, values in each} for each in (
+            [(name, tile.touched) for name, tile in growing.tiles.items()],
+            [(name, tile.elements // self.layers.shapes[name][3]) for name, tile in growing.tiles.items()],
+        ))  # fmt: skip
         for chunk in (0, *CHUNKS):
             run = whole_run(layers, chunk) if chunk else None
             if chunk and run is None:
@@ -223,17 +224,14 @@ class Tilings:
             few = by_channel(layers, (run,)) if run else {}
             waiting = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
             taken = growing.tile_elements(run, waiting)
-            for at in np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes)):
-                touched = {name: tile.touched[at] for name, tile in growing.tiles.items()}
-                blocks, sizes = (
-                    int(growing.candidates.tiles[at]),
-                    {n: int(each[at]) for n, each in pixels.items()},
-                )
-                kernels.append(self._kernel(layers, blocks, touched, sizes, chunk, few))
-                tilings.append((at, chunk))
-        if not kernels:
-            return None
-        times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            at = np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes))
+            if not len(at):
+                continue
+            sizes = [{name: values[at] for name, values in each.items()} for each in (touched, pixels)]
+            kernels = self._kernel(layers, blocks[at], *sizes, chunk, few)
+            found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            times_ns = np.append(times_ns, found_ns)
+            tilings += [(int(each), chunk) for each in at]
         for number in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
             if times_ns[number] >= bound_ns:
                 return None
