@@ -70,6 +70,11 @@ def several(maker: Candidates, channels: int) -> list[Candidate]:
     return [make(maker, each.covers, channels, each.tiling) for each in groups]
 
 
+def runs(maker: Candidates, channels: int) -> list[Candidate]:
+    """Those of `several` that do a run of a decomposed network."""
+    return [each for each in several(maker, channels) if each.covers in maker.graph.runs]
+
+
 def channel_counts(maker: Candidates) -> list[int]:
     """How many memory channels serve the GPU: in a mixed plan, and alone."""
     return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels})
