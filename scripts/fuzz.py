@@ -94,15 +94,9 @@ def run_batch(
 
 
 def kind_of(fault: str) -> str:
-    for kind, mark in (
-        ("traceback", "Traceback"),
-        ("hang", "hang"),
-        ("crash", "crash"),
-        ("several lines", "one line"),
-    ):
-        if mark in fault:
-            return kind
-    return "other"
+    if fault in ("hang", "crash"):
+        return fault
+    return "traceback" if "Traceback" in fault else "several lines" if "not one line" in fault else "other"
 
 
 def main() -> int:
@@ -120,7 +114,7 @@ def main() -> int:
         os.environ["PIMFLOW_CACHE"] = str(Path(scratch) / "cache.sqlite")
         seeds = {}
         for name in args.targets:
-            folder = Path(scratch) / name.replace(" ", "-")
+            folder = Path(scratch) / targets.slug(name)
             folder.mkdir()
             seeds[name] = targets.TARGETS[name].seeds(folder)
             right = folder / f"right{targets.TARGETS[name].suffix}"
@@ -129,7 +123,7 @@ def main() -> int:
                 raise SystemExit(f"{name}: a right file is refused: {fault}")
         while time.monotonic() < end:
             for name in args.targets:
-                folder = Path(scratch) / name.replace(" ", "-")
+                folder = Path(scratch) / targets.slug(name)
                 count, found = run_batch(name, args.seed, read[name], seeds[name], folder)
                 read[name] += count
                 for number, fault in found:
@@ -137,9 +131,7 @@ def main() -> int:
                     print(f"{name} {number}: {fault[-600:]}", file=sys.stderr, flush=True)
                     if args.found:
                         args.found.mkdir(parents=True, exist_ok=True)
-                        place = (
-                            args.found / f"{name.replace(' ', '-')}.{number}{targets.TARGETS[name].suffix}"
-                        )
+                        place = args.found / f"{targets.slug(name)}.{number}{targets.TARGETS[name].suffix}"
                         place.write_bytes(mutant_of(name, args.seed, number, seeds[name]))
     header = ("target", "mutants", *KINDS)
     rows = [(name, read[name], *(faults[name][kind] for kind in KINDS)) for name in args.targets]

@@ -207,7 +207,7 @@ def _replaced(name: str) -> Callable[[Path], str]:
                 shutil.copy(whole / "interface.json", copy)
         program = next((copy / "programs").iterdir(), None)
         commands = [
-            ["timeline", copy],
+            ["timeline", copy, "--quiet"],
             ["trace", copy, "--format", "aim", "-o", path.parent / "aim", "--quiet"],
         ]
         if program is not None:
@@ -250,3 +250,8 @@ TARGETS = {
     "artifact: interface": Target(suffix=".json", seeds=_interfaces, check=_replaced("interface.json")),
     "artifact: regions": Target(suffix=".json", seeds=_regions, check=_replaced("regions.json")),
 }
+
+
+def slug(name: str) -> str:
+    """The name of a target as part of a file's name."""
+    return name.replace(":", "").replace(" ", "-")

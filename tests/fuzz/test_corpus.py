@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import mutators
-from targets import TARGETS
+from targets import TARGETS, slug
 
 CORPUS = sorted(path for path in (Path(__file__).parent / "corpus").iterdir())
 QUICK = (".pimprog", ".pim", "PIM device", "GPU", "system", "cache")
@@ -19,7 +19,7 @@ MUTANTS = 8
 def target_of(path: Path) -> str:
     """The target whose mutant it is: `scripts/fuzz.py` names files by it."""
     name = path.name.rpartition(".")[0].rpartition(".")[0]
-    return next(target for target in TARGETS if target.replace(" ", "-") == name)
+    return next(target for target in TARGETS if slug(target) == name)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=[path.name for path in CORPUS])
