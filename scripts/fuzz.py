@@ -9,10 +9,10 @@ hang is one mutant's. What is found is stored, to become a file of tests/fuzz/co
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import select
-import signal
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ import targets
 
 BATCH_SECONDS = 15.0  # of one target, before it is another's turn
 HANG_SECONDS = 120.0  # of one mutant
+FORK = multiprocessing.get_context("fork")  # what is imported and prepared is there
 KINDS = ("traceback", "hang", "crash", "several lines", "other")
 
 
@@ -47,6 +48,8 @@ def fault_of(name: str, path: Path) -> str:
 
 def batch(name: str, seed: int, first: int, seeds: list[bytes], folder: Path, say: int) -> None:
     """Read mutants from `first` on, and write to `say` that each begins, and what is wrong with it."""
+    quiet = os.open(os.devnull, os.O_WRONLY)  # what C++ code prints
+    os.dup2(quiet, 2)
     end = time.monotonic() + BATCH_SECONDS
     number = first
     while number == first or time.monotonic() < end:
@@ -65,26 +68,20 @@ def run_batch(
 ) -> tuple[int, list[tuple[int, str]]]:
     """How many mutants were read from `first` on, and the faults."""
     hear, say = os.pipe()
-    child = os.fork()
-    if not child:
-        quiet = os.open(os.devnull, os.O_WRONLY)  # what C++ code prints
-        os.dup2(quiet, 2)
-        try:
-            batch(name, seed, first, seeds, folder, say)
-        finally:
-            os._exit(0)
+    child = FORK.Process(target=batch, args=(name, seed, first, seeds, folder, say))
+    child.start()
     os.close(say)
     text, fate = "", ""
     with os.fdopen(hear, "rb", buffering=0) as pipe:
         while True:
             if not select.select([pipe], [], [], HANG_SECONDS)[0]:
                 fate = "hang"
-                os.kill(child, signal.SIGKILL)
+                child.kill()
             more = pipe.read(1 << 16)
             if not more:
                 break
             text += more.decode(errors="replace")
-    os.waitpid(child, 0)
+    child.join()
     lines = text.splitlines()
     faults = [(int(number), fault) for number, _, fault in (line.partition(" ") for line in lines) if fault]
     last = max((int(line.split(" ")[0]) for line in lines if line != "done"), default=first)
@@ -107,7 +104,6 @@ def main() -> int:
     parser.add_argument("--found", type=Path, metavar="FOLDER", help="where mutants with a fault go")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
-    end = time.monotonic() + 60 * args.minutes
     read: Counter[str] = Counter()
     faults: dict[str, Counter[str]] = {name: Counter() for name in args.targets}
     with tempfile.TemporaryDirectory() as scratch:
@@ -121,6 +117,7 @@ def main() -> int:
             right.write_bytes(seeds[name][0])
             if fault := fault_of(name, right):
                 raise SystemExit(f"{name}: a right file is refused: {fault}")
+        end = time.monotonic() + 60 * args.minutes
         while time.monotonic() < end:
             for name in args.targets:
                 folder = Path(scratch) / targets.slug(name)
