@@ -59,6 +59,13 @@ LOST = {
     "code made at run time": """
     exec("signal.raise_signal(signal.SIGINT)", {"signal": signal})
 """,
+    "a warning of C++ code": """
+    import os
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        os.write(2, b"Warning: BlockBuilder destroyed")
+""",
     "nothing": """
     try:
         signal.raise_signal(signal.SIGINT)

@@ -28,6 +28,7 @@ def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> Reg
             operators=("conv2d",),
             inputs=tuple(f"r{j}" for j in read) or ("%x",),
             input_shapes=((1, 4, 4, 8),) * max(len(read), 1),
+            operands=1 if i in adding else max(len(read), 1),
             output_shape=(1, 4, 4, 8),
             geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8),
             epilogue=("add",) if i in adding else (),

@@ -22,6 +22,7 @@ from pimflow.placement.solvers.objectives import (
     Minimiser,
     quantity,
 )
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -74,6 +75,7 @@ def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_sha
         EvaluatedPlan(
             solution=unsearched(chosen, evaluation := evaluate(graph, chosen, table, QUIET)),
             evaluation=evaluation,
+            memory_bytes=PlanMemory(graph, QUIET.dtype).of(chosen),
         )
         for chosen in covers(graph, table)
     ]
@@ -161,3 +163,21 @@ def test_what_is_no_quantity_is_refused(text):
 def test_a_goal_that_means_nothing_is_refused(changes, error):
     with pytest.raises(error):
         Goal(**changes)
+
+
+@given(problems(max_regions=4), shares, shares)
+@settings(max_examples=examples(40))
+def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, latency_share, energy_share):
+    graph, table = problem
+    memory = PlanMemory(graph, QUIET.dtype)
+    every = [(evaluate(graph, cover, table, QUIET), memory.of(cover)) for cover in covers(graph, table)]
+    bounds = bounded([evaluation for evaluation, _ in every], latency_share, energy_share)
+    goal = Goal(objective="memory", **bounds)
+    allowed = [(size, each.latency_ns) for each, size in every if goal.allows(each)]
+    found = Minimiser(graph, table, QUIET, goal).best()
+    if not allowed:
+        assert found is None
+        return
+    least_bytes, least_ns = min(allowed)
+    assert (found.memory_bytes, goal.allows(found.evaluation)) == (least_bytes, True)
+    assert found.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-5)

@@ -8,16 +8,17 @@ network.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow import frontend
 from pimflow.api.options import NetworkOptions
 from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.smaller_pool import PoolPlanning
-from pimflow.core.plan import Plan
+from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
 from pimflow.decomposition.network import DecomposedNetwork, decompose
@@ -28,6 +29,7 @@ from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling
+from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 # Sees the network that outputs are verified against, and what it was made of if layers were decomposed.
 Inspect = Callable[[Network, DecomposedNetwork | None], None]
+
+
+# What they are where a goal or a plan needs them.
+_SWITCHED_ON = {"optimize_skips": "pool", "fuse_activations": True, "reorder": True}
 
 
 def _silent(_: str) -> None:
@@ -58,6 +64,8 @@ class Prepared:
         What became of its skip connections, where that was asked for.
     order : LayerOrder, optional
         In which order its layers run, where another one was looked for.
+    switched_on : tuple of str
+        Those of `core.plan.NETWORK_OPTIONS` that nobody asked for, and the goal or the plan needs.
     given : dict of bool to RegionGraph
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
     """
@@ -67,6 +75,7 @@ class Prepared:
     system: System
     skips: SkipOptimisation | None = None
     order: LayerOrder | None = None
+    switched_on: tuple[str, ...] = ()
     given: dict[bool, RegionGraph] = field(default_factory=dict)
 
     @functools.cached_property
@@ -111,7 +120,7 @@ def prepare(
     """The network that is searched, placed and built.
 
     Both rewrites that are to save memory, of skip connections and of the layers' order, are judged by the
-    pool of `target`, and with activations fused if they may be: `plan_memory` plans that network in the end.
+    pool of `target`, with activations fused, if they may be, or not, whichever is smaller.
 
     Parameters
     ----------
@@ -122,7 +131,8 @@ def prepare(
     plan : Plan, optional
         Says which layers are decomposed with ``where=pays``, and their order.
     costs, goal
-        By what ``where=pays`` chooses layers; analytic costs and the least latency by default.
+        By what ``where=pays`` chooses layers; analytic costs and the least latency by default. A goal that is
+        about memory switches on what saves some (`Prepared.switched_on`).
     pools : PoolPlanning, optional
         How pools are planned; as a compiled network has them by default.
     inspect : callable, optional
@@ -149,6 +159,12 @@ def prepare(
     if inspect is not None:
         inspect(network, change)
     pools = pools or PoolPlanning()
+    asked = options
+    if plan is not None:
+        options = _with(options, plan.options)
+    elif goal is not None:
+        options = _saving(network, options, goal, _judge(pools, target_system, target, True))
+    switched_on = tuple(each for each in NETWORK_OPTIONS if getattr(asked, each) != getattr(options, each))
     if options.optimize_skips is not None:
         progress("optimising skip connections")
     reduced = reduced_skips(network, change, options, target_system, target, pools)
@@ -164,8 +180,39 @@ def prepare(
         order = _reordered(network, options, target_system, target, pools, plan)
         network = order.network
     return Prepared(
-        network=network, options=options, system=target_system, skips=reduced, order=order, given=given
+        network=network,
+        options=options,
+        system=target_system,
+        skips=reduced,
+        order=order,
+        switched_on=switched_on,
+        given=given,
     )
+
+
+def _with(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
+    """`options` with those of `NETWORK_OPTIONS` switched on."""
+    values: dict[str, Any] = {name: getattr(options, name) or _SWITCHED_ON[name] for name in names}
+    return replace(options, **values)
+
+
+def _saving(
+    network: Network, options: NetworkOptions, goal: Goal, pool_bytes: Callable[[Network], int]
+) -> NetworkOptions:
+    """`options` with what the goal needs of those that keep outputs and save memory.
+
+    Runs are candidates: they may be there whenever memory counts. Skip connections in reduced form and orders
+    are decided before a plan is searched, so a bound on memory has them only if it is not met otherwise.
+    """
+    bound, least = goal.max_memory_bytes, goal.objective == "memory"
+    if not least and bound is None:
+        return options
+    chains = "lconv" in roles(network.module).values()
+    if chains and activation_chains(activations.with_phases_apart(network).module):
+        options = _with(options, ["fuse_activations"])
+    if least or pool_bytes(network) > (bound or math.inf):
+        options = _with(options, ["optimize_skips", "reorder"] if chains else ["reorder"])
+    return options
 
 
 def decomposed(
@@ -231,12 +278,12 @@ def _reordered(
 
 
 def _judge(pools: PoolPlanning, system: System, target: str, fuse: bool) -> Callable[[Network], int]:
-    """What finds the pool of a network on the GPU, in bytes: with activations fused, if they may be."""
+    """What finds the pool of a network on the GPU; with activations fused or not, if they may be."""
     lowered_for = targets.named_target(target)
 
     def pool_bytes(network: Network) -> int:
-        module = activations.fused_module(network.module) if fuse else network.module
-        return pools.pool_bytes(module, lowered_for, system)
+        modules = [network.module, *([activations.fused_module(network.module)] if fuse else [])]
+        return min(pools.pool_bytes(module, lowered_for, system) for module in modules)
 
     return pool_bytes
 

@@ -6,9 +6,9 @@ A rewrite is kept only if the pool shrinks, or it is demanded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import tvm
 
@@ -63,6 +63,11 @@ class PoolPlanning:
 
 
 Own = TypeVar("Own", bound="Rewritten")
+Form = TypeVar("Form", bound="Priced")
+Part = TypeVar("Part")
+# Sets of parts that are tried at the most to leave out what saves nothing; each takes seconds for a network
+# with as many layers as DenseNet.
+TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +110,38 @@ class Rewritten:
     def undone(self: Own, why: str) -> Own:
         """The rewrite undone: the given network."""
         return replace(self, network=self.given, kept_because=why, pool_bytes=self.pool_given_bytes)
+
+
+class Priced(Protocol):
+    """What has a cost that is compared."""
+
+    @property
+    def cost(self) -> tuple[float, ...]: ...
+
+
+def thinned(
+    form: Form,
+    parts: Sequence[Part],
+    without: Callable[[Form, Sequence[Part]], Form],
+    order: Callable[[Part], float] = lambda _: 0,
+) -> Form:
+    """`form` without those of its `parts` that save nothing: halves in `order`, then halves of halves.
+
+    Parameters
+    ----------
+    without : callable
+        Makes the form with the parts that it is given. It is taken unless it costs more.
+    """
+    kept, pending = list(parts), [sorted(parts, key=order)]
+    for _ in range(TRIALS):
+        dropped = pending.pop(0) if pending else []
+        if not dropped:
+            break
+        left = [part for part in kept if part not in dropped]
+        trial = without(form, left)
+        if trial.cost <= form.cost:
+            form, kept = trial, left
+        elif len(dropped) > 1:
+            middle = len(dropped) // 2
+            pending += [dropped[:middle], dropped[middle:]]
+    return form
