@@ -203,7 +203,10 @@ def trace(
 def _own_system(directory: Path, system: System) -> System:
     """`system` with the device and the storage type that `directory` was compiled for."""
     pim, dtype = artifact.device(directory), artifact.PlacedRegions.load(directory).dtype
-    return dataclasses.replace(system, pim=pim, dtype=dtype)
+    try:
+        return dataclasses.replace(system, pim=pim, dtype=dtype)
+    except ValueError as error:
+        raise ArtifactError(f"{directory}: {error}; compile again") from error
 
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
