@@ -7,6 +7,7 @@ regions, has ports and is made of tasks.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -328,6 +329,15 @@ class CostTable:
     transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
     inputs: dict[str, Port] = field(default_factory=dict)
     digest: str = ""
+
+    @functools.cached_property
+    def resources(self) -> tuple[str, ...]:
+        """What tasks run on, those of `RESOURCES` first."""
+        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values())
+        used = {edge.task.resource for edge in edges if edge.task}
+        for candidates in self.candidates.values():
+            used |= {task.resource for candidate in candidates for task in candidate.tasks}
+        return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
         return self.costs[region, candidate.name]

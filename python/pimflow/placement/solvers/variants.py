@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Task
+from pimflow.core.candidate import Candidate, CostTable, Task
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import Weights
@@ -121,17 +121,9 @@ class SegmentProblem:
             if c.output.pending
         )
 
-    @functools.cached_property
+    @property
     def resources(self) -> tuple[str, ...]:
-        """What tasks run on."""
-        edges = (*self.table.settle.values(), *self.table.absorb.values(), *self.table.transforms.values())
-        used = {edge.task.resource for edge in edges if edge.task} | {
-            task.resource
-            for candidates in self.table.candidates.values()
-            for candidate in candidates
-            for task in candidate.tasks
-        }
-        return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
+        return self.table.resources
 
     def layout_before(self, name: str) -> str:
         """The layout of what was there before the segment."""
