@@ -74,6 +74,7 @@ def load_model(
         _keep_data_inputs(loaded)
         refuse_shared_names(loaded, where)
         require_types(loaded, where)
+        _refuse_other_parts(loaded, where)
         to_single(loaded)
         _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
@@ -145,6 +146,17 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         del model.graph.input[:]
         model.graph.input.extend(data)
         model.ir_version = max(model.ir_version, 4)
+
+
+def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`ModelError` for a Split into more than its results: onnx would infer all their shapes."""
+    for node in (node for node in model.graph.node if node.op_type == "Split"):
+        for attribute in node.attribute:
+            if attribute.name == "num_outputs" and attribute.i != len(node.output):
+                raise ModelError(
+                    f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
+                    f"and num_outputs is {attribute.i}"
+                )
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
