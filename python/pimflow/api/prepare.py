@@ -29,7 +29,7 @@ from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling
+from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
@@ -45,7 +45,7 @@ Inspect = Callable[[Network, DecomposedNetwork | None], None]
 _SWITCHED_ON = {"optimize_skips": "pool", "fuse_activations": True, "reorder": True}
 
 
-def _silent(_: str) -> None:
+def silent(_: str) -> None:
     pass
 
 
@@ -71,6 +71,8 @@ class Prepared:
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
     ranks : dict of str to str
         By decomposed layer, its rank, where there were several to choose from; see `core.plan.Plan`.
+    mixture : Evaluation, optional
+        With ``where=pays``, the best mixture of both forms of layers on the GPU alone.
     """
 
     network: Network
@@ -81,6 +83,7 @@ class Prepared:
     switched_on: tuple[str, ...] = ()
     given: dict[bool, RegionGraph] = field(default_factory=dict)
     ranks: dict[str, str] = field(default_factory=dict)
+    mixture: Evaluation | None = None
 
     @functools.cached_property
     def regions(self) -> RegionGraph:
@@ -120,7 +123,7 @@ def prepare(
     pools: PoolPlanning | None = None,
     samples: Calibration | None = None,
     inspect: Inspect | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Prepared:
     """The network that is searched, placed and built.
 
@@ -169,6 +172,7 @@ def prepare(
         progress=progress,
     )
     ranks = change.ranks if change else {}
+    mixture = None if change is None else change.on_gpu
     if change is not None:
         network, given = change.network, given if change.layers else {}
     optimize_skips, fuse_activations = choice.left(change, options.optimize_skips, options.fuse_activations)
@@ -205,6 +209,7 @@ def prepare(
         switched_on=switched_on,
         given=given,
         ranks=ranks,
+        mixture=mixture,
     )
 
 
@@ -242,7 +247,7 @@ def decomposed(
     costs: Costs | None = None,
     goal: Goal | None = None,
     samples: Calibration | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> DecomposedNetwork | None:
     """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
     if options.request is None:

@@ -142,13 +142,17 @@ class Plan:
         )
         return replace(self, model=graph.digest, choices=choices)
 
-    def to_json(self) -> str:
+    def to_table(self) -> dict[str, object]:
+        """What a plan file has."""
         table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
         if not self.ranks:
             del table["ranks"]
         if not self.options:
             del table["options"]
-        return json.dumps(table, indent=1) + "\n"
+        return table
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_table(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> Plan:

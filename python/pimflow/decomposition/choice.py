@@ -15,7 +15,7 @@ from pimflow.errors import PlanError
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
-from pimflow.placement import Costs, Goal
+from pimflow.placement import Costs, Evaluation, Goal
 from pimflow.placement.form_choice import choose
 from pimflow.placement.forms import Forms
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
@@ -60,6 +60,7 @@ def settled(
     counted = goal.max_error is not None or len(changes) > 1
     errors = layer_errors(changes, samples, progress) if counted else {}
     alone_ns: Mapping[str, tuple[float, float]] = {}
+    on_gpu: Evaluation | None = None
     if change.request.where == "all":
         layers = dict.fromkeys(change.chains, 0)
     elif plan is not None:
@@ -80,9 +81,16 @@ def settled(
         )
         chosen = choose(forms, system, costs, goal)
         layers, alone_ns = chosen.layers, chosen.alone_ns
+        on_gpu = None if chosen.on_gpu is None else chosen.on_gpu.evaluation
     own = {layer: errors[layer][rule] for layer, rule in layers.items()} if counted else {}
     goal.require_error(change.original.name, sum(own.values()))
-    return replace(mixed(changes, layers), alone_ns=alone_ns, errors=own, errors_measured=samples is not None)
+    return replace(
+        mixed(changes, layers),
+        alone_ns=alone_ns,
+        on_gpu=on_gpu,
+        errors=own,
+        errors_measured=samples is not None,
+    )
 
 
 def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:

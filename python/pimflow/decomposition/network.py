@@ -17,6 +17,7 @@ from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
+from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
 Decomposing = Request | str
@@ -44,6 +45,8 @@ class DecomposedNetwork:
         By decomposed layer, its error (`decomposition.layer_errors`), where a search looked at that.
     errors_measured : bool
         Whether that is of outputs; else it is of the layer's filters.
+    on_gpu : Evaluation, optional
+        Where a search chose the layers, the best mixture of both forms on the GPU alone.
     """
 
     network: Network
@@ -56,6 +59,7 @@ class DecomposedNetwork:
     alone_ns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     errors_measured: bool = False
+    on_gpu: Evaluation | None = None
 
     @property
     def chains(self) -> dict[str, tuple[str, ...]]:

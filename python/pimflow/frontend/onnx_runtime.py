@@ -13,11 +13,10 @@ import onnx
 import onnxruntime
 
 from pimflow import zoo
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, last_line
 from pimflow.frontend.onnx_rewrites import without_weights
 from pimflow.frontend.perturbed_onnx import perturbed
 from pimflow.frontend.reference import Reference, Run, Stored
-from pimflow.frontend.relax_module import last_line
 
 WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # where a mapping may begin

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from pimflow.errors import UnsupportedOpError, UsageError
+from pimflow.zoo.nodes import attributes
 
 if TYPE_CHECKING:
     import torch
@@ -86,9 +87,8 @@ def outputs(
         if node.op_type not in operators:
             known = ", ".join(sorted(operators))
             raise UnsupportedOpError(f"{node.name}: {node.op_type} is none of {known}")
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         operands = [weights[name] if name in weights else values[name] for name in node.input]
-        values[node.output[0]] = operators[node.op_type](*operands, **attributes)
+        values[node.output[0]] = operators[node.op_type](*operands, **attributes(node))
         del operands
         for name in set(node.input) - kept - {""}:
             if last[name] == index:

@@ -34,12 +34,15 @@ class Chosen:
         By layer that is decomposed, the number of its rule.
     best : EvaluatedPlan
         The best plan for the layers so, by the table of all forms.
+    on_gpu : EvaluatedPlan, optional
+        The best plan of any forms on the GPU alone.
     alone_ns : dict of str to (float, float)
         By layer whose form was free, what it takes by itself as it came, and as its fastest chain.
     """
 
     layers: dict[str, int]
     best: EvaluatedPlan
+    on_gpu: EvaluatedPlan | None
     alone_ns: dict[str, tuple[float, float]]
 
 
@@ -62,7 +65,9 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     results = [result for table in tables if (result := table.best())]
     if not results:
         raise tables[0].unreachable()
-    return min(results, key=lambda chosen: goal.rank(chosen.best))
+    best = min(results, key=lambda chosen: goal.rank(chosen.best))
+    on_gpu = [each.on_gpu for each in results if each.on_gpu]
+    return replace(best, on_gpu=min(on_gpu, key=goal.rank, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +293,7 @@ class _AllForms:
         for candidate in best.solution.candidates:
             chosen |= self.done[candidate.covers[0], candidate.name]
         layers = {layer: chosen[layer] for layer in self.forms.chains if chosen.get(layer) is not None}
-        return Chosen(layers=layers, best=best, alone_ns=self._alone_ns())
+        return Chosen(layers=layers, best=best, on_gpu=alone, alone_ns=self._alone_ns())
 
     def unreachable(self) -> Exception:
         """The error if no plan keeps to the bounds."""

@@ -134,9 +134,7 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
     return joined(table, candidate, read, goes_on(graph, candidate, state), tuple(moved.values()))
 
 
-def transforms(
-    graph: RegionGraph, table: CostTable, candidate: Candidate, state: State
-) -> dict[str, Task]:
+def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
     """By what `candidate` reads in another layout than it is there in, the task that changes that."""
     taken = candidate.input.layout
     given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
