@@ -176,6 +176,14 @@ def told(monkeypatch):
     def selected(_, options, cache=None):
         return SimpleNamespace(choices=repr(options), layouts={})
 
+    def load(model, options):
+        key = str((model, options.shapes, options.batch))
+        if key not in _LOADED:
+            _LOADED[key] = real(model, options)
+        return _LOADED[key]
+
+    real = compile_steps.prepare.load
+    monkeypatch.setattr(compile_steps.prepare, "load", load)
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
     monkeypatch.setattr(compile_steps, "speedups", lambda *_: (1.0, ()))
@@ -185,7 +193,7 @@ def told(monkeypatch):
     return found
 
 
-_KNOWN = {}
+_KNOWN, _LOADED = {}, {}
 
 
 def outcome(options, files, told, capsys):
