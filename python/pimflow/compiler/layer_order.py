@@ -6,15 +6,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tvm
-
 from pimflow.compiler.smaller_pool import Rewritten
 from pimflow.core.region import Region, RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
-from pimflow.relay_passes.flat import fused, with_fused
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, region_runs
+from pimflow.relay_passes.flat import layer_name
+from pimflow.relay_passes.kernels.fuse_groups import region_runs
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
 from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
@@ -106,18 +104,22 @@ def with_runs_together(network: Network, runs: Sequence[Sequence[str]], system: 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A network whose steps are regions and runs of layers; `module` is that of `network` with runs named."""
+    """A network whose steps are regions; `runs` are several in one step, which has the name of the last."""
 
     network: Network
-    module: tvm.IRModule
     regions: RegionGraph
+    runs: tuple[tuple[str, ...], ...]
     system: System
 
     @classmethod
     def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
-        module = FuseGroups(runs)(network.module) if runs else network.module
-        regions = extract_regions(module, network.name, views=system.views)
-        return cls(network=network, module=module, regions=regions, system=system)
+        groups = region_groups(network.module, views=system.views)
+        of_layer = {
+            layer_name(network.module, b.var): name for name, group in groups.items() for b in group.bindings
+        }
+        named = tuple(tuple(dict.fromkeys(of_layer[layer] for layer in run)) for run in runs)
+        graph = extract_regions(network.module, network.name, views=system.views)
+        return cls(network=network, regions=_together(graph, named), runs=named, system=system)
 
     @functools.cached_property
     def place(self) -> dict[str, int]:
@@ -132,20 +134,46 @@ class Steps:
     def ordered(self, order: Sequence[int]) -> Steps | None:
         """The same steps in another order; None if other layers would make one kernel there."""
         views, wanted = self.system.views, tuple(self.regions.regions[step] for step in order)
-        moved = ReorderLayers([region.name for region in wanted], views)(self.module)
-        plain = tvm.IRModule(moved.functions, attrs=moved.attrs)
-        network = replace(self.network, module=with_fused(plain, fused(self.network.module)))
-        regions = extract_regions(moved, self.network.name, views=views)
-        after = Steps(network=network, module=moved, regions=regions, system=self.system)
+        members = {run[-1]: run for run in self.runs}
+        names = [name for region in wanted for name in members.get(region.name, (region.name,))]
+        moved = ReorderLayers(names, views)(self.network.module)
+        network = replace(self.network, module=moved)
+        regions = _together(extract_regions(moved, self.network.name, views=views), self.runs)
+        after = replace(self, network=network, regions=regions)
         given, kept = ({each.name: each for each in _regions(n, views)} for n in (self.network, network))
         return after if regions.regions == wanted and given == kept else None
 
     def _waits(self) -> dict[str, list[str]]:
         """By region, the earlier regions that have to stay before it."""
-        named, place = waits(self.module, views=self.system.views), self.place
-        return {
-            name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
-        }
+        step = {name: run[-1] for run in self.runs for name in run}
+        by_step: dict[str, list[str]] = {}
+        for name, firsts in waits(self.network.module, views=self.system.views).items():
+            at = step.get(name, name)
+            before = [step.get(first, first) for first in firsts]
+            by_step.setdefault(at, []).extend(b for b in before if self.place[b] < self.place[at])
+        return by_step
+
+
+def _together(graph: RegionGraph, runs: Sequence[Sequence[str]]) -> RegionGraph:
+    """`graph` with the regions of each run as one, where the last is."""
+    run_of = {run[-1]: run for run in runs}
+    inner = {name for run in runs for name in run[:-1]}
+    regions = []
+    for region in graph.regions:
+        if region.name in run_of:
+            members = [graph.region(name) for name in run_of[region.name]]
+            read = [(name, dims, at in each.kept_inputs) for each in members
+                    for at, (name, dims) in enumerate(zip(each.inputs, each.input_shapes))
+                    if name not in inner]  # fmt: skip
+            region = replace(
+                region,
+                inputs=tuple(name for name, _, _ in read),
+                input_shapes=tuple(dims for _, dims, _ in read),
+                kept_inputs=tuple(at for at, (_, _, kept) in enumerate(read) if kept),
+            )
+        if region.name not in inner:
+            regions.append(region)
+    return replace(graph, regions=tuple(regions))
 
 
 def _regions(network: Network, views: bool) -> tuple[Region, ...]:
