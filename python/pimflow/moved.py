@@ -35,7 +35,7 @@ relay_passes relay_passes.decomposition: branches decompose fold_lconvs layer_fl
 relay_passes relay_passes.decomposition: optimize_skips separate_phases split_concat
 relay_passes relay_passes.kernels: fuse_groups group_kernels outline_groups select_primitives
 relay_passes relay_passes.kernels: store_half
-relay_passes relay_passes.memory: allocate_each buffers keep_views kernel_memory lift_workspaces
+relay_passes relay_passes.memory: allocate_each buffers keep_views lift_workspaces
 relay_passes relay_passes.memory: overwriting plan_pool reorder_layers
 relay_passes relay_passes.pim: decompose_to_matrix_vector drop_codegen_constants outline_pim
 relay_passes relay_passes.regions: extract_regions kernel_groups padded_inputs
@@ -69,6 +69,7 @@ _RENAMED = {
     "network_memory": "api.memory",
     "network_search": "api.search",
     "operator_memory": "api.published.occamy_operators",
+    "relay_passes.kernel_memory": "relay_passes.memory.operator_memory",
     "pipeline": "compiler.phases",
     "placement.cache": "host.result_cache",
     "placement.fused": "placement.candidates.fused_groups",

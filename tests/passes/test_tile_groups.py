@@ -46,12 +46,17 @@ def convolved(emit, x, draw, name):
     attrs = {"padding": padding, "strides": draw(st.integers(1, 2)), "groups": groups}
     y = emit(convolution(x, constant(outputs, *kernel, channels // groups), **attrs), name)
     y = emit(op.add(y, constant(1, 1, 1, outputs)))
-    kind = draw(st.sampled_from(("none", "relu", "clip", "silu", "scaled")))
+    kind = draw(st.sampled_from(("none", "relu", "leaky", "slopes", "clip", "silu", "scaled")))
     if kind == "silu":
         return emit(op.multiply(y, emit(op.sigmoid(y))))
     if kind == "scaled":
         return emit(op.divide(emit(op.subtract(y, relax.const(0.5))), constant(outputs)))
-    act = {"none": lambda y: y, "relu": op.nn.relu, "clip": lambda y: op.clip(y, -1.0, 1.5)}
+    act = {
+        "relu": op.nn.relu,
+        "leaky": lambda y: op.nn.leakyrelu(y, 0.25),
+        "slopes": lambda y: op.nn.prelu(y, constant(outputs), axis=3),
+        "clip": lambda y: op.clip(y, -1.0, 1.5),
+    }
     return emit(act[kind](y)) if kind != "none" else y
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.compiler.smaller_pool import Rewritten
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
@@ -98,83 +98,73 @@ def with_runs_together(network: Network, runs: Sequence[Sequence[str]], system: 
     if len(region_runs(network.module, views=system.views)) == len(runs):
         return network
     steps = Steps.of(network, runs, system)
-    together = steps.ordered(range(len(steps.place)))
+    together = steps.ordered(range(len(steps.steps)))
     return together.network if together else network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A network whose steps are regions; `runs` are several in one step, which has the name of the last."""
+    """A network whose steps are regions, and runs of regions that will be one kernel each.
+
+    Attributes
+    ----------
+    regions : RegionGraph
+    steps : tuple of tuple of str
+        The regions of each step. That of a run stands where the last of them does.
+    """
 
     network: Network
     regions: RegionGraph
-    runs: tuple[tuple[str, ...], ...]
+    steps: tuple[tuple[str, ...], ...]
     system: System
 
     @classmethod
     def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
-        groups = region_groups(network.module, views=system.views)
-        of_layer = {
-            layer_name(network.module, b.var): name for name, group in groups.items() for b in group.bindings
+        """Steps of `network`; a run is one step if it is made of whole regions."""
+        regions = extract_regions(network.module, network.name, views=system.views)
+        layers = {
+            name: {layer_name(network.module, binding.var) for binding in group.bindings}
+            for name, group in region_groups(network.module, views=system.views).items()
         }
-        named = tuple(tuple(dict.fromkeys(of_layer[layer] for layer in run)) for run in runs)
-        graph = extract_regions(network.module, network.name, views=system.views)
-        return cls(network=network, regions=_together(graph, named), runs=named, system=system)
+        names = [region.name for region in regions.regions]
+        whole = [[name for name in names if not layers[name].isdisjoint(run)] for run in runs]
+        inside = {
+            run[-1]: tuple(run) for run, all_of in zip(whole, runs) if set(all_of) == _joined(layers, run)
+        }
+        early = {name for run in inside.values() for name in run[:-1]}
+        steps = tuple(inside.get(name, (name,)) for name in names if name not in early)
+        return cls(network=network, regions=regions, steps=steps, system=system)
 
     @functools.cached_property
     def place(self) -> dict[str, int]:
-        """The number of each step."""
-        return {region.name: step for step, region in enumerate(self.regions.regions)}
+        """By region, the number of its step."""
+        return {name: number for number, names in enumerate(self.steps) for name in names}
 
     def graph(self, *, waits: bool = True) -> StepGraph:
         """The steps with what they read and write; `waits` says that regions are to stay the same."""
         named = self._waits() if waits else None
-        return StepGraph.of_regions(self.regions, self.system.dtype, waits=named, inputs_count=False)
+        return StepGraph.of_regions(
+            self.regions, self.system.dtype, waits=named, inputs_count=False, together=self.steps
+        )
 
     def ordered(self, order: Sequence[int]) -> Steps | None:
         """The same steps in another order; None if other layers would make one kernel there."""
-        views, wanted = self.system.views, tuple(self.regions.regions[step] for step in order)
-        members = {run[-1]: run for run in self.runs}
-        names = [name for region in wanted for name in members.get(region.name, (region.name,))]
-        moved = ReorderLayers(names, views)(self.network.module)
-        network = replace(self.network, module=moved)
-        regions = _together(extract_regions(moved, self.network.name, views=views), self.runs)
-        after = replace(self, network=network, regions=regions)
-        given, kept = ({each.name: each for each in _regions(n, views)} for n in (self.network, network))
-        return after if regions.regions == wanted and given == kept else None
+        views, steps = self.system.views, tuple(self.steps[number] for number in order)
+        names = [name for step in steps for name in step]
+        network = replace(self.network, module=ReorderLayers(names, views)(self.network.module))
+        regions = extract_regions(network.module, network.name, views=views)
+        wanted = tuple(self.regions.region(name) for name in names)
+        after = Steps(network=network, regions=regions, steps=steps, system=self.system)
+        return after if regions.regions == wanted else None
 
     def _waits(self) -> dict[str, list[str]]:
         """By region, the earlier regions that have to stay before it."""
-        step = {name: run[-1] for run in self.runs for name in run}
-        by_step: dict[str, list[str]] = {}
-        for name, firsts in waits(self.network.module, views=self.system.views).items():
-            at = step.get(name, name)
-            before = [step.get(first, first) for first in firsts]
-            by_step.setdefault(at, []).extend(b for b in before if self.place[b] < self.place[at])
-        return by_step
+        named, place = waits(self.network.module, views=self.system.views), self.place
+        return {
+            name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
+        }
 
 
-def _together(graph: RegionGraph, runs: Sequence[Sequence[str]]) -> RegionGraph:
-    """`graph` with the regions of each run as one, where the last is."""
-    run_of = {run[-1]: run for run in runs}
-    inner = {name for run in runs for name in run[:-1]}
-    regions = []
-    for region in graph.regions:
-        if region.name in run_of:
-            members = [graph.region(name) for name in run_of[region.name]]
-            read = [(name, dims, at in each.kept_inputs) for each in members
-                    for at, (name, dims) in enumerate(zip(each.inputs, each.input_shapes))
-                    if name not in inner]  # fmt: skip
-            region = replace(
-                region,
-                inputs=tuple(name for name, _, _ in read),
-                input_shapes=tuple(dims for _, dims, _ in read),
-                kept_inputs=tuple(at for at, (_, _, kept) in enumerate(read) if kept),
-            )
-        if region.name not in inner:
-            regions.append(region)
-    return replace(graph, regions=tuple(regions))
-
-
-def _regions(network: Network, views: bool) -> tuple[Region, ...]:
-    return extract_regions(network.module, network.name, views=views).regions
+def _joined(layers: Mapping[str, set[str]], names: Sequence[str]) -> set[str]:
+    """The layers of all these regions."""
+    return set().union(*(layers[name] for name in names))

@@ -21,7 +21,7 @@ from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
-from pimflow.relay_passes.kernels import nan_signs
+from pimflow.relay_passes.kernels import keep_nan
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.kernels.store_half import StoreHalf
@@ -127,7 +127,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(nan_signs.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),

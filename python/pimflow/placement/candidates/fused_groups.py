@@ -45,8 +45,7 @@ def on_channels(maker: Candidates, candidate: Candidate, gpu_channels: int) -> C
     if len(candidate.covers) == 1 and not rewrite.schedule:
         region = maker.graph.region(candidate.covers[0])
         return maker.make(region, "GPU", gpu_channels=gpu_channels, primitive=rewrite.primitive)
-    tiling = GroupTiling.parse(rewrite.schedule) if rewrite.schedule else None
-    return make(maker, candidate.covers, gpu_channels, tiling)
+    return make(maker, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.schedule))
 
 
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
@@ -87,22 +86,3 @@ def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate,
     for candidate in several(maker, channels):
         by_region[candidate.covers[0]].append(candidate)
     return {name: tuple(candidates) for name, candidates in by_region.items()}
-
-
-def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
-    """The whole network on the GPU, by primitives and several regions as one kernel where that is faster.
-
-    The best way up to each region: kernels run one after the other.
-    """
-    every, regions = every_on_gpu(maker, channels), maker.graph.regions
-    ways: list[tuple[float, tuple[Candidate, ...]] | None] = [(0.0, ())] + [None] * len(regions)
-    for begin, region in enumerate(regions):
-        if ways[begin] is None:
-            continue
-        before_ns, chosen = ways[begin]
-        for candidate in every[region.name]:
-            behind = begin + len(candidate.covers)
-            total_ns = before_ns + sum(task.duration_ns for task in candidate.tasks)
-            if ways[behind] is None or total_ns < ways[behind][0]:
-                ways[behind] = (total_ns, (*chosen, candidate))
-    return ways[-1][1]
