@@ -130,11 +130,11 @@ def _region(
     operands.sort(key=lambda v: v not in feeding)
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    alone = group.anchor is not None and not group.run
-    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if alone else None
+    anchored = group.anchor is not None
+    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
     return Region(
         name=name,
-        operator=_kind(group.anchor, geometry) if alone else "fused" if group.run else kinds[0],
+        operator=_kind(group.anchor, geometry) if anchored else kinds[0],
         operators=tuple(kinds),
         geometry=geometry,
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
@@ -147,10 +147,10 @@ def _region(
         weight_elements=weights,
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
         workspace_elements=_workspace_elements(group),
-        anchored=group.anchor is not None,
+        anchored=anchored,
         view=group.view,
-        role="" if group.run else role,
-        pooling=pooling_geometry(group.anchor) if alone else None,
+        role=role,
+        pooling=pooling_geometry(group.anchor) if anchored else None,
     )
 
 

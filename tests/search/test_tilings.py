@@ -11,7 +11,7 @@ from length import examples
 
 from pimflow import frontend, fusion
 from pimflow.api import prepare
-from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
@@ -246,7 +246,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
     maker = Candidates(toy, SYSTEM)
     each = maker.tilings.best(16)[0]
-    candidate = fused_groups.make(maker, each.covers, tiling=each.tiling)
+    candidate = fused_groups.make(maker, each.covers, None, each.tiling)
     assert not candidate.input.accepts_pending
     assert (
         candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements

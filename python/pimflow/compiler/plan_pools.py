@@ -94,7 +94,10 @@ def frugal(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -
     least = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
     channels = system.gpu.memory_channels
     singles = {r.name: least.maker.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
-    runs = {each.covers[0]: each for each in fused_groups.runs(least.maker, channels)}
+    several = fused_groups.several(least.maker, channels)
+    # Of the tilings of a run the fastest, which comes last.
+    by_time = sorted(several, key=lambda each: -sum(task.duration_ns for task in each.tasks))
+    runs = {each.covers[0]: each for each in by_time if each.covers in graph.runs}
     inside = {name for run in runs.values() for name in run.covers[1:]}
     every = tuple(runs.get(name, single) for name, single in singles.items() if name not in inside)
     ways = [least, tried(least, every), tried(least, tuple(singles.values()))]

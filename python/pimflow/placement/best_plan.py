@@ -106,11 +106,6 @@ class Searched:
             if candidate.rewrite.mode == "SPLIT"
         }
 
-    def fused(self) -> tuple[str, ...]:
-        """First regions of the runs that are fused into one kernel without tiles."""
-        together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
-        return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
-
     def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
         """Groups of regions that are one kernel in tiles, and their tilings."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)

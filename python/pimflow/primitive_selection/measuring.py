@@ -24,22 +24,18 @@ from pimflow.primitives.layer import BLOCK
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
-    "core.fused_tile",
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
     "primitives.primitive",
     "primitives.kernels",
     *(
-        "relay_passes.schedules.fused_chain",
         "relay_passes.schedules.keep_registers",
         "relay_passes.schedules.loops",
     ),
     "relay_passes.schedules.keep_barriers",
     *(
         "relay_passes.schedules.schedule_cpu",
-        "relay_passes.schedules.schedule_fused_cpu",
         "relay_passes.schedules.schedule_primitives",
     ),
-    "relay_passes.schedules.task_workspaces",
 )
 IN_C = (
     "compiler.c_code.kernels",

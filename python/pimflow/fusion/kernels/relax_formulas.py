@@ -20,6 +20,7 @@ from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduc
 from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
 from pimflow.fusion.layers import Maps, Shape, broadcast
 from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.kernels import keep_nan
 from pimflow.relay_passes.regions.extract_regions import (
     extract_regions,
     layer_geometry,
@@ -36,7 +37,7 @@ def _number(value: float) -> tirx.Expr:
 
 
 UNARY: dict[str, Callable[[tirx.Expr], tirx.Expr]] = {
-    "nn.relu": lambda x: tirx.max(x, _number(0.0)),
+    "nn.relu": keep_nan.relu,
     "nn.silu": lambda x: x / (_number(1.0) + tirx.exp(-x)),
     "sigmoid": lambda x: _number(1.0) / (_number(1.0) + tirx.exp(-x)),
     "tanh": tirx.tanh,
@@ -49,8 +50,8 @@ BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x * y,
     "divide": lambda x, y: x / y,
-    "maximum": tirx.max,
-    "minimum": tirx.min,
+    "maximum": keep_nan.larger,
+    "minimum": keep_nan.smaller,
 }
 
 
@@ -272,8 +273,7 @@ def largest_or_exact(call: relax.Call) -> bool:
 def _applied(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx.Expr:
     kind = operator(call)
     if kind == "clip":
-        low, high = (_number(_scalar(arg)) for arg in call.args[1:])
-        return tirx.min(tirx.max(value(call.args[0]), low), high)
+        return keep_nan.clamp(value(call.args[0]), *map(_scalar, call.args[1:]))
     if kind in UNARY:
         return UNARY[kind](value(call.args[0]))
     return BINARY[kind](*map(value, call.args))

@@ -215,7 +215,7 @@ class Minimiser:
     ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.solutions = Solutions(graph, table, cache)
-        self.memory = PlanMemory(graph, system.dtype)
+        self.memory = PlanMemory(graph, system.dtype, table)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
         self._solved: dict[Weights, EvaluatedPlan] = {}
