@@ -13,15 +13,15 @@ from skip_networks import hourglass
 import pimflow
 from pimflow.api import prepare
 from pimflow.api.memory import plan_memory
-from pimflow.api.options import NetworkOptions, asked
-from pimflow.api.search import placed
+from pimflow.api.options import NetworkOptions
+from pimflow.api.search import Question
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
-from pimflow.placement import Costs, Profiling
+from pimflow.placement import Profiling
 
 SYSTEM = system()
-COSTS = Costs(SYSTEM, Profiling())  # which times each layer once
+PROFILING = Profiling()
 REQUEST = "tucker:0.25"
 
 
@@ -53,9 +53,8 @@ def promised(of, **options) -> int:
 
 
 def kept(of, **keywords):
-    options, goal = asked(keywords)
-    prepared = prepare.prepare(prepare.load(of, options), options, SYSTEM, costs=COSTS, goal=goal)
-    return placed(prepared, "llvm+pim", None, COSTS, goal)
+    asked_for = Question.of(SYSTEM, profiling=PROFILING, **keywords)
+    return asked_for.placed(asked_for.prepared(prepare.load(of, asked_for.options)))
 
 
 @pytest.mark.parametrize("seed", long_but([1], range(6)))

@@ -46,12 +46,17 @@ def convolved(emit, x, draw, name):
     attrs = {"padding": padding, "strides": draw(st.integers(1, 2)), "groups": groups}
     y = emit(convolution(x, constant(outputs, *kernel, channels // groups), **attrs), name)
     y = emit(op.add(y, constant(1, 1, 1, outputs)))
-    kind = draw(st.sampled_from(("none", "relu", "clip", "silu", "scaled")))
+    kind = draw(st.sampled_from(("none", "relu", "leaky", "slopes", "clip", "silu", "scaled")))
     if kind == "silu":
         return emit(op.multiply(y, emit(op.sigmoid(y))))
     if kind == "scaled":
         return emit(op.divide(emit(op.subtract(y, relax.const(0.5))), constant(outputs)))
-    act = {"none": lambda y: y, "relu": op.nn.relu, "clip": lambda y: op.clip(y, -1.0, 1.5)}
+    act = {
+        "relu": op.nn.relu,
+        "leaky": lambda y: op.nn.leakyrelu(y, 0.25),
+        "slopes": lambda y: op.nn.prelu(y, constant(outputs), axis=3),
+        "clip": lambda y: op.clip(y, -1.0, 1.5),
+    }
     return emit(act[kind](y)) if kind != "none" else y
 
 
@@ -251,26 +256,43 @@ def by_threads(built, tiles, folder, *dims):
     names = [p.name for p in kernel.params if p.name.startswith("weights")]
     arrays |= dict(zip(names, constants, strict=True))
     name = next(gv.name_hint for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
-    run_blocks(
+    multiplied = run_blocks(
         source, f"{name}_kernel", arrays, GroupTiling.parse(tiles).tiles, folder, BLOCK_SHARED_BYTES // 2
     )
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))
-    return y, expected
+    return y, expected, multiplied
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
-    found, expected = by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
+    found, expected, _ = by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
     assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-@pytest.mark.parametrize("chunk", [8, 0])
-def test_blocks_sum_over_chunks_of_channels(chunk, tmp_path):
-    tiles = str(GroupTiling(h=3, w=2, chunk=chunk))
-    built = on_gpu(block, BLOCK, tiles, 1, 9, 6, 8)
-    found, expected = by_threads(built, tiles, tmp_path, 1, 9, 6, 8)
+@pytest.mark.parametrize(("channels", "chunk"), [(8, 16), (8, 0), (5, 16), (40, 32)])
+def test_products_on_tensor_cores(channels, chunk, tmp_path):
+    """All channels at once, and sums over chunks of them in registers; channels that fill no fragment.
+
+    The price counts the multiplications that the code does.
+    """
+
+    def network(emit, x):
+        x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+        y = emit(op.nn.silu(emit(convolution(x, constant(64, 1, 1, channels)), "expand")))
+        y = emit(op.nn.max_pool2d(y, (3, 3), (2, 2), (1, 1, 1, 1), layout="NHWC"), "pool")
+        y = emit(op.add(emit(convolution(y, constant(24, 3, 3, 64), padding=1), "project"), constant(24)))
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "behind")))
+
+    tiling, dims = GroupTiling(h=2, w=2, chunk=chunk), (1, 9, 14, channels)
+    covers = ("expand", "pool", "project")
+    tilings, _ = choices(flat(network, dims))
+    priced = tilings.kernel(covers, tiling)
+    assert not tilings.problem(covers, tiling)
+    built = on_gpu(network, covers, str(tiling), *dims)
+    found, expected, multiplied = by_threads(built, str(tiling), tmp_path, *dims)
+    assert multiplied == priced.fragments > 0
     assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
 
 

@@ -159,7 +159,7 @@ def keeping(
 
 
 def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> InfeasibleError:
-    levers = (f"--memory-budget {needed_bytes}", "more modes (--modes)")
+    levers = (f"--memory-budget {needed_bytes}B", "more modes (--modes)")
     what = f"memory of '{graph.name}'"
     return InfeasibleError(what, needed_bytes, goal.max_memory_bytes or 0, "bytes", levers)
 

@@ -154,6 +154,10 @@ class Kernel:
     again_bytes : int
         Bytes that are loaded again because several blocks read them; the first load of each is in
         `input_bytes` and `weight_bytes`.
+    tensor_macs, fragments, moved_fragments, steps : int
+        Of a kernel in tiles: multiply-accumulates among `macs` that run on tensor cores; multiplications of
+        fragments of 16 x 16 x 16 that these take, and fragments that are read or written on chip for them;
+        steps of a block, each after the one before.
     tile : tuple of int, optional
         Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
     primitive : str
@@ -175,6 +179,10 @@ class Kernel:
     layers: int = 1
     blocks: int = 0
     again_bytes: int = 0
+    tensor_macs: int = 0
+    fragments: int = 0
+    moved_fragments: int = 0
+    steps: int = 0
     tile: tuple[int, int] | None = None
     primitive: str = ""
 

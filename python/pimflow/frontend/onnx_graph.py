@@ -12,7 +12,7 @@ import onnx
 import tvm
 
 from pimflow import zoo
-from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
+from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
@@ -23,7 +23,7 @@ from pimflow.frontend.onnx_rewrites import (
     refuse_training,
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
-from pimflow.frontend.relax_module import canonical, last_line
+from pimflow.frontend.relax_module import canonical
 from pimflow.pim_backend.runtime.network_module import without_tvm_warnings
 
 

@@ -15,9 +15,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
-from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import layer_names
-from pimflow.frontend.relax_module import last_line
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass does not survive.

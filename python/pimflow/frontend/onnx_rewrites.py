@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.recurrent import unrolled
+from pimflow.zoo.nodes import RECURRENT
 
 
 def known_operators() -> set[str]:
@@ -96,7 +97,7 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 # Their further results are wanted in training mostly; the importer takes some only if there are none.
-_OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", "LSTM", "GRU", "RNN")
+_OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", *RECURRENT)
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -100,7 +100,7 @@ def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
         kept = layer.maps[0][3].output_extent == count
         if kept and all(axis == RangeMap.same(count) for axis in inside):
             made.add(layer.name)
-        elif layer.inputs[0] in made and len(inside) == 1 and _is_whole(inside[0]):
+        elif layer.inputs[0] in made and len(inside) == 1 and is_whole(inside[0]):
             sums = True
         else:
             return None
@@ -108,7 +108,8 @@ def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
     return ChannelRun(begin=0, end=len(layers), sums=sums, channels=channels) if fits else None
 
 
-def _is_whole(axis: RangeMap) -> bool:
+def is_whole(axis: RangeMap) -> bool:
+    """Whether every output reads every input."""
     return axis == RangeMap.whole(axis.extent, axis.output_extent)
 
 

@@ -12,12 +12,19 @@ import numpy as np
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, by_channel, run_weights, whole_run
+from pimflow.fusion.fragments import (
+    FRAGMENT,
+    MOST_SUMS,
+    STAGED_BYTES,
+    ProductTile,
+    is_product,
+)
 from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
 REUSES = ("none", "lifetime", "deep")
-CPU_LANES, GPU_LANES = (16, 8, 4), (4,)  # what tiles are padded to in kernels of a network
+CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # what tiles are padded to in kernels of a network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,8 @@ class Group:
         Whether weights lie beside the tiles; if not, a cache holds them, as on a GPU.
     lanes : tuple of int
         Lengths of vectors, which tiles have whole numbers of; see `padded`.
+    tensor_cores : bool
+        Whether products run there, with operands staged in shared memory and sums in registers.
     """
 
     graph: LayerGraph
@@ -51,6 +60,7 @@ class Group:
     channel_runs: tuple[ChannelRun, ...] = ()
     weights_placed: bool = True
     lanes: tuple[int, ...] = ()
+    tensor_cores: bool = False
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -141,6 +151,21 @@ class Group:
         """Tensors that are on chip as sums over channels so far, in fp32."""
         return frozenset(self.layers[run.end - 1].name for run in self.channel_runs if run.sums)
 
+    def on_tensor_cores(self, layer: Layer) -> bool:
+        """Whether its products run on tensor cores."""
+        return self.tensor_cores and is_product(layer) and self.product_tile(layer).pays
+
+    def product_tile(self, layer: Layer) -> ProductTile:
+        """How its product is cut into fragments in the largest tile."""
+        channels = self.by_channel.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
+        filters = self.by_channel.get(layer.name, self.graph.shapes[layer.name][3])
+        return ProductTile.of(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
+
+    @property
+    def staged_bytes(self) -> int:
+        """What warps stage their operands in."""
+        return STAGED_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
+
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
         """Tiles and weights over the steps of one tile; a step is a layer."""
         layers = self.layers
@@ -154,6 +179,8 @@ class Group:
         first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
         lifetimes = []
         for life in live.lifetimes:
+            if life.name in self.summed and self.on_tensor_cores(layers[-1]):
+                continue  # in registers
             if self.reuse == "none" or self.spans[1][life.name].retained:
                 life = replace(life, begin=0, end=len(layers))
             elif life.name in self.loaded:
@@ -215,7 +242,14 @@ def padded(channels: int, lanes: tuple[int, ...]) -> int:
     return min(sizes)[1] if sizes else channels
 
 
-def tiled(graph: LayerGraph, begin: int, end: int, tiling: GroupTiling, lanes: tuple[int, ...] = ()) -> Group:
+def tiled(
+    graph: LayerGraph,
+    begin: int,
+    end: int,
+    tiling: GroupTiling,
+    lanes: tuple[int, ...] = (),
+    tensor_cores: bool = False,
+) -> Group:
     """The layers as one kernel, with weights in a cache, as blocks of threads and cores have them.
 
     Raises
@@ -226,10 +260,16 @@ def tiled(graph: LayerGraph, begin: int, end: int, tiling: GroupTiling, lanes: t
     run = whole_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
     if tiling.chunk and run is None:
         raise ValueError(f"they cannot be done {tiling.chunk} channels at a time")
-    return Group(
+    group = Group(
         graph=graph, begin=begin, end=end, tiling=tiling, reuse="lifetime",
-        channel_runs=(run,) if run else (), weights_placed=False, lanes=lanes,
+        channel_runs=(run,) if run else (), weights_placed=False, lanes=lanes, tensor_cores=tensor_cores,
     )  # fmt: skip
+    last = group.layers[-1]
+    if run and any(map(group.on_tensor_cores, group.layers)) and tiling.chunk % FRAGMENT:
+        raise ValueError(f"tensor cores take multiples of {FRAGMENT} channels, not {tiling.chunk}")
+    if run and run.sums and group.on_tensor_cores(last) and group.product_tile(last).sums > MOST_SUMS:
+        raise ValueError(f"the sums of '{last.name}' do not fit in the registers of a block")
+    return group
 
 
 def overlappable(layer: Layer) -> bool:
@@ -285,7 +325,7 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
         if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(full):
             classes = trial
     lifetimes = tuple(classes.lives.values())
-    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes)
+    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes - group.staged_bytes)
     return Placement(on_chip_bytes=plan.pool_bytes, offsets_bytes=plan.offsets_bytes, lifetimes=lifetimes)
 
 

@@ -14,6 +14,7 @@ from tvm import te, tirx, topi
 from pimflow.compiler.measurement import single_kernels
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.errors import last_line
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, is_duration, promising
@@ -112,7 +113,7 @@ def measure(
             times[key] = primitive_ns(*key, machine)
         except Exception as error:  # whatever a compiler has to say
             machine.require()
-            failed[key] = str(error).strip().splitlines()[-1]
+            failed[key] = last_line(error)
         else:
             times_kept.put({key: times[key]})
         progress(done / total)

@@ -10,6 +10,8 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer
 from pimflow.fusion.channels import ChannelRun, slice_elements
 from pimflow.fusion.kernels.emitter import Emitter
+from pimflow.fusion.kernels.formula import Formula
+from pimflow.fusion.kernels.tensor_cores import Product
 
 
 def emit(emitter: Emitter, run: ChannelRun) -> None:
@@ -28,8 +30,7 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
     for layer in placed:
         if layer not in streamed:
             emitter.load_weights(layer, 0, layer.weight_elements)
-    kind = _PlacedSums if group.weights_placed else _Sums
-    sums = kind(emitter, layers[-1], channels) if run.sums else None
+    sums = _sums(emitter, layers[-1], channels) if run.sums else None
     if sums:
         sums.begin()
     with emitter.serial(0, channels // run.channels) as turn:
@@ -45,7 +46,7 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
             (formula, *others) = emitter.computations[layer.name].formulas
             if others:
                 raise UnsupportedOpError(f"layer '{layer.name}': it cannot be computed channel by channel")
-            emitter.compute(layer, formula)
+            emitter.form(layer, formula)
             emitter.sync()
             if layer.name in group.stored:
                 emitter.store(layer)
@@ -57,14 +58,21 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
         sums.end()
 
 
+def _sums(emitter: Emitter, layer: Layer, channels: int) -> _Sums | Product:
+    (formula, *others) = emitter.computations[layer.name].formulas
+    if others or len(formula.reductions) != 1:
+        raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
+    if emitter.group.on_tensor_cores(layer):
+        return Product(emitter, layer, formula, waiting=True)
+    kind = _PlacedSums if emitter.group.weights_placed else _Sums
+    return kind(emitter, layer, channels, formula)
+
+
 class _Sums:
     """The last layer of a run, whose results are on chip as sums over the channels so far."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, channels: int) -> None:
-        self.emitter, self.layer, self.channels = emitter, layer, channels
-        (self.formula, *others) = emitter.computations[layer.name].formulas
-        if others or len(self.formula.reductions) != 1:
-            raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
+    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+        self.emitter, self.layer, self.channels, self.formula = emitter, layer, channels, formula
 
     def begin(self) -> None:
         """Make the sums empty."""
@@ -110,8 +118,8 @@ class _Sums:
 class _PlacedSums(_Sums):
     """Such a layer where its weights are loaded to the pool, those of a channel at a time."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, channels: int) -> None:
-        super().__init__(emitter, layer, channels)
+    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+        super().__init__(emitter, layer, channels, formula)
         self.slice = slice_elements(layer)
         self.size = layer.filter_elements
         # of a filter: what meets the operand, the channels of a tap side by side; a bias behind it

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from pimflow.fusion import Group, Layer, Placement
 from pimflow.fusion.channels import SUM_BYTES
+from pimflow.fusion.fragments import STAGE_BYTES
 from pimflow.fusion.group import padded
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Reduction, Weight
 from pimflow.fusion.kernels.parameters import FULL, STORED, Target, columns, streams
@@ -43,7 +44,9 @@ class Emitter:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
         self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
         self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
-        self.pool_elements = max(1, placement.on_chip_bytes // self.element_bytes)
+        # where warps stage their operands, in whole fragments
+        self.staged = -(-placement.on_chip_bytes // STAGE_BYTES) * STAGE_BYTES // self.element_bytes
+        self.pool_elements = max(1, self.staged + group.staged_bytes // self.element_bytes)
         self.streams = streams(group)
         self.columns = {column: index for index, column in enumerate(columns(group))}
         cut = group.tiling
@@ -288,8 +291,8 @@ class Emitter:
             stack.enter_context(T.Then())
             indices = []
             for (begin, _), extent in zip(reversed(box[1:]), reversed(extents[1:])):
-                indices.append(begin + tirx.floormod(left, extent))
-                left = tirx.floordiv(left, extent)
+                indices.append(T.bind(begin + tirx.truncmod(left, extent)))  # nothing is negative
+                left = T.bind(tirx.truncdiv(left, extent))
             yield (box[0][0] + left, *reversed(indices))
 
     def sync(self) -> None:

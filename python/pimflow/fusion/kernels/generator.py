@@ -18,8 +18,9 @@ from pimflow.fusion import Group, Layer, Placement
 from pimflow.fusion.channels import SUM_BYTES
 from pimflow.fusion.kernels import channel_runs
 from pimflow.fusion.kernels.emitter import LANES, MOST_PLACES, Emitter
-from pimflow.fusion.kernels.formula import At, Computation
+from pimflow.fusion.kernels.formula import At, Computation, Formula
 from pimflow.fusion.kernels.parameters import FULL, Target, bounds
+from pimflow.fusion.kernels.tensor_cores import Product
 
 ON_STACK_BYTES = 16 * 1024  # of a core's pool: half of the first level of a cache (assumed)
 TASKS = 16  # that the tiles of a CPU are dealt to (cores, assumed)
@@ -137,7 +138,7 @@ class Generator(Emitter):
         elements = 1 if self.target.threads else LANES * MOST_PLACES
         self.sums = [T.alloc_buffer((elements,), FULL, scope="local") for _ in range(most)]
         self.waiting = self.pool
-        if self.group.summed and self.stored_type != FULL:
+        if (self.group.summed or self.group.staged_bytes) and self.stored_type != FULL:
             size = self.pool_elements * self.element_bytes // SUM_BYTES
             self.waiting = T.decl_buffer((size,), FULL, data=self.pool.data, scope=self.pool.scope())
 
@@ -206,6 +207,13 @@ class Generator(Emitter):
                 self.spans[(*column, axis)] = tuple(ends)
             base += 2 * parts * len(self.columns)
 
+    def form(self, layer: Layer, formula: Formula) -> None:
+        """Results of the formula's channels, on tensor cores where they can do that."""
+        if self.group.on_tensor_cores(layer):
+            Product(self, layer, formula).compute()
+        else:
+            self.compute(layer, formula)
+
     def _step(self, step: int, layer: Layer) -> None:
         self.load(layer, lambda name: self.first[name] == step)
         self.sync()
@@ -214,7 +222,7 @@ class Generator(Emitter):
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
-                self.compute(layer, formula)
+                self.form(layer, formula)
         self.sync()
         if layer.name in self.group.stored:
             self.store(layer)

@@ -12,17 +12,19 @@ from tvm import relax, tirx
 
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, Placement, place, tiled
+from pimflow.fusion.fragments import WARPS
 from pimflow.fusion.group import CPU_LANES, GPU_LANES, padded
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
 from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.fusion.kernels.tensor_cores import padded_weights
 from pimflow.fusion.own_tiles import Room, own_tilings
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
-THREADS = 256  # of a block
+THREADS = 32 * WARPS  # of a block
 OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with
 
 
@@ -78,7 +80,10 @@ class TileGroups:
         group, placed = self._placed(str(function.attrs[TILES]), graph, computed)
         target = Target(threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types)
         computed = {
-            name: replace(each, weights=_padded(each.weights, group.lanes)) for name, each in computed.items()
+            layer.name: replace(
+                computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer)
+            )
+            for layer, _, _ in layers
         }
         kernel = generate(name, group, placed, computed, target)
         marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
@@ -94,17 +99,20 @@ class TileGroups:
         room = Room.of_gpu(self.dtype) if self.on_gpu else Room()
         terms = {name: each.terms for name, each in computed.items()}
         for tiling in tilings or own_tilings(graph, terms, room):
-            group = tiled(graph, 0, len(graph.layers), tiling, GPU_LANES if self.on_gpu else CPU_LANES)
-            with contextlib.suppress(InfeasibleError):
+            lanes, tensor = GPU_LANES if self.on_gpu else CPU_LANES, self.on_gpu and self.dtype == "fp16"
+            with contextlib.suppress(InfeasibleError, ValueError):
+                group = tiled(graph, 0, len(graph.layers), tiling, lanes, tensor)
                 return group, place(group, room.element_bytes, room.most_bytes)
         raise UnsupportedOpError(f"layers of '{graph.name}' do not fit on chip, whatever their tiles")
 
 
-def _padded(weights: np.ndarray, lanes: tuple[int, ...]) -> np.ndarray:
-    """Weights of whole vectors of filters."""
+def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
+    """Weights of whole vectors of filters, or fragments."""
     if not weights.size:
         return weights
-    return np.pad(weights, ((0, 0), (0, padded(weights.shape[1], lanes) - weights.shape[1])))
+    if group.on_tensor_cores(layer):
+        return padded_weights(weights)
+    return np.pad(weights, ((0, 0), (0, padded(weights.shape[1], group.lanes) - weights.shape[1])))
 
 
 def _name(index: int) -> str:

@@ -70,6 +70,11 @@ def several(maker: Candidates, channels: int) -> list[Candidate]:
     return [make(maker, each.covers, channels, each.tiling) for each in groups]
 
 
+def runs(maker: Candidates, channels: int) -> list[Candidate]:
+    """Those of `several` that do a run of a decomposed network."""
+    return [each for each in several(maker, channels) if each.covers in maker.graph.runs]
+
+
 def channel_counts(maker: Candidates) -> list[int]:
     """How many memory channels serve the GPU: in a mixed plan, and alone."""
     return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels})
@@ -81,22 +86,3 @@ def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate,
     for candidate in several(maker, channels):
         by_region[candidate.covers[0]].append(candidate)
     return {name: tuple(candidates) for name, candidates in by_region.items()}
-
-
-def on_gpu(maker: Candidates, channels: int) -> tuple[Candidate, ...]:
-    """The whole network on the GPU, by primitives and several regions as one kernel where that is faster.
-
-    The best way up to each region: kernels run one after the other.
-    """
-    every, regions = every_on_gpu(maker, channels), maker.graph.regions
-    ways: list[tuple[float, tuple[Candidate, ...]] | None] = [(0.0, ())] + [None] * len(regions)
-    for begin, region in enumerate(regions):
-        if ways[begin] is None:
-            continue
-        before_ns, chosen = ways[begin]
-        for candidate in every[region.name]:
-            behind = begin + len(candidate.covers)
-            total_ns = before_ns + sum(task.duration_ns for task in candidate.tasks)
-            if ways[behind] is None or total_ns < ways[behind][0]:
-                ways[behind] = (total_ns, (*chosen, candidate))
-    return ways[-1][1]

@@ -8,10 +8,11 @@ model prices it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,18 +21,18 @@ from pimflow import fusion
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
-from pimflow.fusion import Group, GroupTiling, Growing
-from pimflow.fusion.channels import SUM_BYTES, whole_run
+from pimflow.fusion import Group, GroupTiling, Growing, Layer
+from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
 from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tiled_kernels import Tiles, tiled_kernel, waits
+from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
 from pimflow.placement.solvers.segments import narrow
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
 MOST_REGIONS = 8
-MOST_PLACED = 4
+MOST_PLACED = 16
 CHUNKS = (16, 32, 64, 128)  # channels at a time that are tried
 REUSE = "lifetime"  # deep reuse would write what other threads still read
 
@@ -103,14 +104,34 @@ class Tilings:
     def group(self, covers: Sequence[str], tiling: GroupTiling) -> Group:
         """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
         begin = self.layers.index[covers[0]]
-        return fusion.tiled(self.layers, begin, begin + len(covers), tiling, GPU_LANES)
+        end = begin + len(covers)
+        return fusion.tiled(self.layers, begin, end, tiling, GPU_LANES, self.tensor_cores)
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether kernels multiply on tensor cores: those of fp16."""
+        return self.system.dtype == "fp16"
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
         """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
-        regions = [self.graph.region(name) for name in covers]
         touched = {name: group.touched_elements(name) for name in group.spans[0]}
-        tiles = Tiles(blocks=tiling.tiles, touched=touched, waits=waits(group.layers, tiling.chunk))
+        pixels = {name: math.prod(group.tile(name)[:3]) for name in group.spans[0]}
+        return self._kernel(group.layers, tiling.tiles, touched, pixels, tiling.chunk, group.by_channel)
+
+    def _kernel(
+        self,
+        layers: Sequence[Layer],
+        blocks: Count,
+        touched: Mapping[str, Count],
+        pixels: Mapping[str, Count],
+        chunk: int,
+        few: Mapping[str, int],
+    ) -> Kernel:
+        regions = [self.graph.region(layer.name) for layer in layers]
+        channels = {name: self.layers.shapes[name][3] for name in pixels}
+        work = products(layers, pixels, channels, few) if self.tensor_cores else {}
+        tiles = Tiles(blocks=blocks, touched=touched, waits=waits(layers, chunk), products=work)
         return tiled_kernel(regions, tiles, self.system.dtype)
 
     def search(
@@ -188,30 +209,37 @@ class Tilings:
         self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
     ) -> Tiled | None:
         """The fastest tiling that fits, if it is below the bound: of all tiles and chunks of channels."""
-        element = ELEMENT_BYTES[self.system.dtype]
+        element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
-        kernels, tilings = list[Kernel](), list[tuple[int, int]]()
+        times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
+        blocks = growing.candidates.tiles
+        touched, pixels = ({name: np.broadcast_to(values, count) for name, values in each} for each in (
+            [(name, tile.touched) for name, tile in growing.tiles.items()],
+            [(name, tile.elements // self.layers.shapes[name][3]) for name, tile in growing.tiles.items()],
+        ))  # fmt: skip
         for chunk in (0, *CHUNKS):
             run = whole_run(layers, chunk) if chunk else None
             if chunk and run is None:
                 continue
-            taken = growing.tile_elements(run, max(1, SUM_BYTES // element))
-            for at in np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes)):
-                touched = {name: tile.touched[at] for name, tile in growing.tiles.items()}
-                blocks = int(growing.candidates.tiles[at])
-                tiles = Tiles(blocks=blocks, touched=touched, waits=waits(layers, chunk))
-                kernels.append(tiled_kernel(regions, tiles, self.system.dtype))
-                tilings.append((at, chunk))
-        if not kernels:
-            return None
-        times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            few = by_channel(layers, (run,)) if run else {}
+            waiting = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
+            taken = growing.tile_elements(run, waiting)
+            at = np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes))
+            if not len(at):
+                continue
+            sizes = [{name: values[at] for name, values in each.items()} for each in (touched, pixels)]
+            kernels = self._kernel(layers, blocks[at], *sizes, chunk, few)
+            found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            times_ns = np.append(times_ns, found_ns)
+            tilings += [(int(each), chunk) for each in at]
         for number in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
             if times_ns[number] >= bound_ns:
                 return None
             at, chunk = tilings[number]
             tiling = replace(growing.candidates.tiling(at), chunk=chunk)
-            if self._placed(self.group(covers, tiling)):
-                return Tiled(covers=covers, tiling=tiling)
+            with contextlib.suppress(ValueError):  # its sums fit no registers
+                if self._placed(self.group(covers, tiling)):
+                    return Tiled(covers=covers, tiling=tiling)
         return None
 
     def _placed(self, group: Group) -> bool:

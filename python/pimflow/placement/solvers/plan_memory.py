@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
 from pimflow.core.liveness import Liveness, Moment, Span, aligned
-from pimflow.core.region import RegionGraph
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.steps import State
 
 COPYING = Moment(writes=False)
+Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PlanMemory:
     dtype: str
     table: CostTable | None = None
     tensors: Liveness | None = None
-    _spans: dict[tuple[int, int, bool], Span] = field(default_factory=dict, repr=False, compare=False)
+    _spans: dict[tuple[int, int, bool, Sizes], Span] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def _liveness(self) -> Liveness:
@@ -71,11 +72,29 @@ class PlanMemory:
 
     def span(self, candidate: Candidate) -> Span:
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        key = (begin, count, candidate.fuses_regions)
+        key = (begin, count, candidate.fuses_regions, self._other_sizes(candidate))
         if key not in self._spans:
-            inside = candidate.covers[:-1] if candidate.fuses_regions else ()
-            self._spans[key] = self._liveness.span(begin, begin + count, inside)
+            inside, sizes = candidate.covers[:-1] if candidate.fuses_regions else (), dict(key[-1])
+            lifetimes = self._liveness.lifetimes
+            if sizes:
+                lifetimes = tuple(
+                    replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes
+                )
+            live = replace(self._liveness, lifetimes=lifetimes)
+            self._spans[key] = live.span(begin, begin + count, inside)
         return self._spans[key]
+
+    def _other_sizes(self, candidate: Candidate) -> Sizes:
+        """Bytes of results that are larger or smaller in the form of `candidate` than in the graph's."""
+        grown: dict[str, int] = {}
+        for own in candidate.regions:
+            if own.name in self._order:  # not of a layer as it came, beside which its chain is none
+                region = self.graph.region(own.name)
+                grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
+                grown[own.name] = own.output_elements - region.output_elements
+        element, stored = ELEMENT_BYTES[self.dtype], self.graph.tensor_bytes(self.dtype)
+        sizes = {name: aligned(stored[name] + more * element) for name, more in grown.items() if more}
+        return tuple(sorted(sizes.items()))
 
     def running_bytes(
         self, candidate: Candidate, pending: Collection[str] = (), copied: Sequence[str] = ()
