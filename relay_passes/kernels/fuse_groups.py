@@ -89,7 +89,11 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """The runs of `activation_chains` whose regions (`extract_regions`) follow one another, by region."""
+    """The runs of `activation_chains` that are made of whole regions, one behind the other, by region.
+
+    A region that has more to do, such as the flattening behind a pooling, is in none: a group has no formula
+    for that.
+    """
     groups = region_groups(mod, views=views)
     order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
@@ -97,7 +101,8 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
     for chain in activation_chains(mod):
         names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
         begin = order.index(names[0])
-        if tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
+        whole = {layer for layer, region in region_of.items() if region in names} == set(chain)
+        if whole and tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
             runs.append(names)
     return tuple(runs)
 

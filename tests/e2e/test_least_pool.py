@@ -78,6 +78,20 @@ def test_every_budget_from_the_least_on_is_kept(seed):
     assert kept(drawn(seed), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
 
 
+def test_a_run_ends_before_what_no_group_has_a_formula_for():
+    """The kernel of the last pooling flattens too."""
+    weights = {"fc": np.ones((8 * 8 * 32, 4), np.float32)}
+    nodes = convolution("a", "x", (8, 32), 3, weights) + convolution("b", "a", (32, 32), 3, weights)
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes.append(onnx.helper.make_node("MaxPool", ["b"], ["pool"], "pool", **window))
+    nodes.append(onnx.helper.make_node("Flatten", ["pool"], ["flat"], "flat"))
+    nodes.append(onnx.helper.make_node("MatMul", ["flat", "fc"], ["y"], "product"))
+    network = model(nodes, weights, 8)
+    found, choice = kept(network, decompose=REQUEST, objective="memory")
+    assert found.graph.runs and all("pool" not in run for run in found.graph.runs)
+    assert choice.pool_bytes <= promised(network, decompose=REQUEST)
+
+
 def test_the_least_pool_that_a_bound_on_latency_leaves():
     fastest = pimflow.search("toy", SYSTEM).evaluation.latency_ns
     least, choice = kept("toy", objective="memory")

@@ -57,8 +57,8 @@ def test_what_is_found_computes_the_same(decomposed, found):
 
 def test_no_copy_is_left_that_saves_nothing(decomposed, found):
     on = system()
-    pool_bytes = skips.estimated_bytes(found.network.module, on)
-    assert pool_bytes < skips.estimated_bytes(decomposed.network.module, on)
+    pool_bytes = skips.estimated_bytes(found.network, on)
+    assert pool_bytes < skips.estimated_bytes(decomposed.network, on)
     assert found.transformation == "split" and found.sites == ("d_fconv",)
     assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
     assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"

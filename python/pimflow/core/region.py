@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.liveness import ALIGNMENT_BYTES, BufferUses, Lifetime, Liveness
+from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
@@ -410,26 +410,6 @@ class RegionGraph:
         uses = self.buffers(dtype)
         live = Liveness.of(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
         return live.with_aliases(uses.aliases)
-
-    def internal_liveness(self, dtype: str) -> Liveness:
-        """Lifetimes of what a pool holds: of `liveness` without inputs, and of workspaces; all aligned.
-
-        An estimate before the network is lowered, which finds more workspaces, and results that overwrite.
-        """
-        live, element = self.liveness(dtype), ELEMENT_BYTES[dtype]
-        made = [life for life in live.lifetimes if not life.name.startswith("%")]
-        made += [
-            Lifetime(
-                name=f"workspace of {region.name}",
-                begin=step,
-                end=step + 1,
-                size_bytes=region.workspace_elements * element,
-            )
-            for step, region in enumerate(self.regions)
-            if region.workspace_elements
-        ]
-        aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in made)
-        return Liveness(steps=live.steps, lifetimes=aligned)
 
     @property
     def digest(self) -> str:

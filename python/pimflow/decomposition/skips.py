@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import tvm
 
 from pimflow import memory
+from pimflow.compiler.layer_order import Steps
 from pimflow.compiler.smaller_pool import Rewritten, thinned
-from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.activations import with_phases_apart
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
 from pimflow.errors import UnknownNameError, UsageError
@@ -21,7 +22,7 @@ from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_s
 from pimflow.relay_passes.decomposition.optimize_skips import DISTANCE, Skip, copied, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
@@ -156,7 +157,7 @@ def find(
         )
     every = skips(network.module, distance=distance, original_flops=originals)
     fold = criterion == "pool"  # which the paper does not do
-    form = _Forms(network.module, system, fuse_activations, fold).best(every, criterion)
+    form = _Forms(network, system, fuse_activations, fold).best(every, criterion)
     changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
         given=network,
@@ -175,10 +176,12 @@ def find(
     )
 
 
-def estimated_bytes(module: tvm.IRModule, system: System, fuse_activations: bool = False) -> int:
-    """Pool of `module`, a kernel a step: what the search compares, since lowering is too slow for it."""
-    graph = extract_regions(fused_module(module) if fuse_activations else module, views=system.views)
-    return memory.plan(graph.internal_liveness("fp32").lifetimes, "best").pool_bytes
+def estimated_bytes(network: Network, system: System, fuse_activations: bool = False) -> int:
+    """Pool of `network`, a kernel a step: what the search compares, since lowering is too slow for it."""
+    network = with_phases_apart(network) if fuse_activations else network
+    runs = activation_chains(network.module) if fuse_activations else ()
+    steps = Steps.of(network, runs, system).graph(waits=False)
+    return memory.plan(steps.lifetimes(), "best").pool_bytes
 
 
 @dataclass(frozen=True)
@@ -194,11 +197,11 @@ class _Form:
 
 
 class _Forms:
-    """Ways to write `module`."""
+    """Ways to write `network`."""
 
-    def __init__(self, module: tvm.IRModule, system: System, fuse_activations: bool, fold: bool):
-        self.module, self.system, self.fuse, self.fold = module, system, fuse_activations, fold
-        self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), module)
+    def __init__(self, network: Network, system: System, fuse_activations: bool, fold: bool):
+        self.network, self.system, self.fuse, self.fold = network, system, fuse_activations, fold
+        self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), network.module)
         self._forms: dict[tuple, _Form] = {}
 
     def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
@@ -228,7 +231,7 @@ class _Forms:
         """The module with `copies`; what was asked for last is kept."""
         names = tuple(skip.name for skip in copies)
         if self._copied[0] != names:
-            self._copied = names, copied(self.module, copies)
+            self._copied = names, copied(self.network.module, copies)
         return self._copied[1]
 
     def _written(
@@ -247,7 +250,8 @@ class _Forms:
             fold_sites(module) if self.fold else ()
         )  # which saves operations and memory wherever it can be done
         module = FoldLconvs()(module) if folded else module
-        cost = (estimated_bytes(module, self.system, self.fuse), flops(module))
+        pool_bytes = estimated_bytes(replace(self.network, module=module), self.system, self.fuse)
+        cost = (pool_bytes, flops(module))
         form = _Form(tuple(copies), transformation if done else "", done, folded, module, cost)
         if only is None:  # transformations are alike where there is nothing to merge
             self._forms[names, done] = form

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.core.region import RegionGraph
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.host import native
 from pimflow.memory.planner import plan
 from pimflow.memory.pools import MemoryPlan, alias_class, blocks, lower_bound_bytes
@@ -94,7 +94,8 @@ class StepGraph:
         waits : mapping of str to iterable of str, optional
             By region, others that have to stay before it.
         inputs_count : bool
-            Whether inputs take bytes until their last reader; an executable's lie elsewhere.
+            Whether inputs take bytes until their last reader, and workspaces none. In the pool of what is
+            built it is the other way round.
         together : sequence of sequence of str, optional
             The regions of each step, if these are several. What they pass to one another is never made.
         """
@@ -106,6 +107,11 @@ class StepGraph:
         size_bytes = buffers.size_bytes | dict.fromkeys(done.values(), 0)
         if not inputs_count:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
+        element, workspaces = ELEMENT_BYTES[dtype], dict[str, str]()
+        for region in graph.regions if not inputs_count else ():
+            if region.workspace_elements:
+                workspaces[region.name] = f"workspace of {region.name}"
+                size_bytes[workspaces[region.name]] = region.workspace_elements * element
         by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
         for names in together:
@@ -114,6 +120,7 @@ class StepGraph:
             made = {buffer for name in names[:-1] for buffer in by_region[name][1]}
             reads = dict.fromkeys(buffer for name in names for buffer in by_region[name][0])
             outside = [buffer for buffer in reads if buffer not in made]
+            marks |= {workspaces[name] for name in names if name in workspaces and len(names) == 1}
             steps.append(((*outside, *sorted(ended)), (*by_region[names[-1]][1], *sorted(marks))))
         return cls(
             steps=steps,
