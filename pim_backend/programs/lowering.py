@@ -15,6 +15,7 @@ from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
     blocks_of_units,
+    lockstep_phases,
     schedules,
     touched_tiles,
     units_of_channels,
@@ -61,22 +62,19 @@ def lower(
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
-    runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
-    dealt = [blocks_of_units(*run, end - pixel_begin, tiling.tiles, schedule) for run in runs]
-    if only_busiest:
-        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t in blocks), len(blocks)))]
+    deal = _lockstep if schedule.pixel_groups else _runs
+    dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
+    if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
+        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     stream = _Stream(pim, tiling, schedule)
-    streams, rows = [], 0
-    for blocks in dealt:
-        held = tiling.rows(touched_tiles(blocks))
-        streams.append(
-            tuple(
-                node
-                for pixels, tiles in blocks
-                for node in stream.block(pixels, tiles, pixel_begin, row_begin - held.start)
-            )
+    streams = [
+        tuple(
+            node
+            for pixels, tiles, first_row in blocks
+            for node in stream.block(pixels, tiles, pixel_begin, row_begin + first_row)
         )
-        rows = max(rows, len(held))
+        for blocks in dealt
+    ]
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -99,6 +97,38 @@ def lower(
         channels=tuple(streams),
         schedule=str(schedule),
     )
+
+
+# Pixels and tiles of a channel, and the row that tile 0 would lie in.
+_Placed = tuple[range, range, int]
+
+
+def _runs(
+    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+) -> tuple[list[list[_Placed]], int]:
+    """Runs of units, one a channel; and the most rows that one of them takes."""
+    dealt, rows = [], 0
+    for run in units_of_channels(pixels * tiling.tiles, channels):
+        blocks = blocks_of_units(*run, pixels, tiling.tiles, schedule)
+        held = tiling.rows(touched_tiles(blocks))
+        dealt.append([(*block, -held.start) for block in blocks])
+        rows = max(rows, len(held))
+    return dealt, rows
+
+
+def _lockstep(
+    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+) -> tuple[list[list[_Placed]], int]:
+    """What each channel does in the phases that it has a part in; and the rows of all phases."""
+    dealt: list[list[_Placed]] = [[] for _ in range(channels)]
+    rows = 0
+    for phase in lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups):
+        for channel in range(phase.channels):
+            block = phase.block(channel)
+            held = tiling.rows(block[1])
+            dealt[channel].append((*block, rows - held.start))
+        rows += len(held)
+    return dealt, rows
 
 
 class _Stream:

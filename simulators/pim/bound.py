@@ -97,6 +97,29 @@ def _mappings(
                     yield channel, units, tiles, together, slots
 
 
+def _changes(pim: PimSpec) -> tuple[int, int]:
+    """Cycles that a device needs to change between its bus and its banks, beyond the transfer itself.
+
+    Of one latch: from the last COMP of a unit to the first of the next, with a READRES in between; and from
+    a COMP to the next, with a GWRITE in between. Zero where READRESs and COMPs may come in any order.
+    """
+
+    def gap(before: str, after: str) -> int:
+        rules = (rule for rule in pim.constraints if before in rule.before and after in rule.after)
+        kept = (rule for rule in rules if rule.window == 1 and rule.level in ("channel", "buffer"))
+        return max((pim.timing[rule.latency] for rule in kept), default=0)
+
+    n = pim.timing
+    if not gap("READRES", "COMP"):
+        return 0, 0
+    written = gap("GWRITE", "COMP") - n["nBL"]
+    read = min(gap("READRES", "COMP"), gap("READRES", "GWRITE") + written)
+    return (
+        max(0, gap("COMP", "READRES") + read - n["nCCDS"]),
+        max(0, gap("COMP", "GWRITE") + written - n["nCCDS"]),
+    )
+
+
 class _Channel:
     """Lower bounds of one channel, with tiles over `gangs` gangs."""
 
@@ -120,6 +143,7 @@ class _Channel:
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
         self.early = max(0, n["nBL"] - n["nTURN"])
+        self.between_units, self.between_chunks = _changes(pim)
         self.exposed_writes: dict[int, list[tuple[float, float]]] = {}
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
@@ -141,6 +165,8 @@ class _Channel:
         if self.chunks > 1:
             vectors = units_of_latch * self.chunks - (units_of_latch - 1 if tiles > 1 else 0)
         chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
+        chain += (units_of_latch - 1) * self.between_units
+        chain += max(0, vectors - units_of_latch) * self.between_chunks
         # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
         stalled = (
             self.switch + self.refresh - self.buffers * (slots * self.write + self.result) - 2 * self.turn

@@ -10,6 +10,11 @@
  *  - A COMP is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
  *    opened it. Gangs that the stream itself opens before its next COMP are not reopened.
  *
+ * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
+ * to all of them, but for a GWRITE, which is an instruction for every group of channels with vectors of its
+ * own. The engine runs a channel of the group that is served last; the pixel of a GWRITE is then the number
+ * of groups before it.
+ *
  * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts) over all READRES and
  * GWRITE; 0 for an empty stream. Refreshes that fall due after the last issue are not served.
  */
@@ -34,10 +39,22 @@ struct Device {
   int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
 };
 
+/*!
+ * \brief The host that issues the instructions of all channels, one after the other; zeros without one.
+ *
+ * It goes on `after_result` after a READRES, and `next` after a GWRITE, of which a channel's queue takes
+ * `queue` bursts at once: each further one holds it for `per_burst`. A GWRITE that it issues only then
+ * comes `resumed` later still, if the channel was computing.
+ */
+struct Host {
+  int64_t after_result, next, per_burst, queue, resumed;
+};
+
 class StrictEngine {
  public:
-  StrictEngine(const Device& device, const Constraint* rules, int64_t num_rules)
+  StrictEngine(const Device& device, const Host& host, const Constraint* rules, int64_t num_rules)
       : device_(device),
+        host_(host),
         table_(device.gangs, device.buffers, rules, num_rules),
         wanted_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
@@ -48,11 +65,11 @@ class StrictEngine {
     issued_end_ = issued + capacity * kIssuedColumns;
   }
 
-  void Gwrite(int64_t buffer, int64_t, int64_t pixels, int64_t, int64_t columns) {
+  void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
     gwrite.bursts = pixels * columns;
-    const int64_t t = IssueOne(gwrite);
+    const int64_t t = IssueOne(gwrite, host_.next > 0 ? groups_before : 0);
     totals_.gwrite_bursts += gwrite.bursts;
     busy_until_ = std::max(busy_until_, t + device_.nBL * gwrite.bursts);
   }
@@ -101,6 +118,7 @@ class StrictEngine {
     readres.buffer = buffer;
     readres.bursts = device_.readres_bursts;
     const int64_t t = IssueOne(readres);
+    host_free_ = t + host_.after_result;
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
@@ -112,13 +130,15 @@ class StrictEngine {
   int64_t refreshes() const { return totals_.commands[kREF]; }
   Totals& totals() { return totals_; }
 
-  size_t StateWords() const { return table_.clocks().size() + 2 + 2 * device_.gangs; }
+  size_t StateWords() const { return table_.clocks().size() + 4 + 2 * device_.gangs; }
 
   /*! \brief See PeriodWalk. Which rows are wanted matters to no clock, only that some are. */
   void State(int64_t* words) const {
     for (int64_t clock : table_.clocks()) *words++ = std::max<int64_t>(0, clock - last_);
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
+    *words++ = std::max<int64_t>(0, host_free_ - last_);
     *words++ = refreshed_;
+    *words++ = computing_;
     for (int64_t g = 0; g < device_.gangs; ++g) {
       *words++ = wanted_row_[g] >= 0;
       *words++ = is_open_[g];
@@ -128,7 +148,9 @@ class StrictEngine {
   void Restore(const int64_t* words, int64_t clock, int64_t deadline) {
     for (int64_t& each : table_.clocks()) each = clock + *words++;
     busy_until_ = clock + *words++;
+    host_free_ = clock + *words++;
     refreshed_ = *words++ != 0;
+    computing_ = *words++ != 0;
     for (int64_t g = 0; g < device_.gangs; ++g) {
       wanted_row_[g] = *words++ - 1;
       is_open_[g] = *words++;
@@ -140,16 +162,28 @@ class StrictEngine {
   void Shift(int64_t cycles) {
     for (int64_t& clock : table_.clocks()) clock += cycles;
     busy_until_ += cycles;
+    host_free_ += cycles;
     last_ += cycles;
   }
 
  private:
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
+  /*! \brief Earliest clock of a GWRITE that the host issues after those of so many other groups. */
+  int64_t Served(const Issue& next, int64_t groups_before) const {
+    const int64_t t = Clock(next);
+    if (groups_before == 0) return t;
+    const int64_t resumed = computing_ ? host_.resumed : 0;
+    const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
+    const int64_t each = host_.next + held + (held > 0 ? resumed : 0);
+    const int64_t served = std::max(host_free_, last_) + groups_before * host_.next + resumed;
+    return std::max(held > 0 ? t + groups_before * each : t, served);
+  }
+
   /*! \brief Issue a command of the stream, after the refreshes that come first. */
-  int64_t IssueOne(const Issue& next) {
-    int64_t t = Clock(next);
-    for (; t >= due_; t = Clock(next)) Refresh();
+  int64_t IssueOne(const Issue& next, int64_t groups_before = 0) {
+    int64_t t = Served(next, groups_before);
+    for (; t >= due_; t = Served(next, groups_before)) Refresh();
     Put(next, t);
     ++totals_.streamed;
     refreshes_in_a_row_ = 0;
@@ -202,6 +236,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
+    computing_ = issue.command != kGWRITE && issue.command != kREADRES;
     last_ = t;
   }
 
@@ -211,6 +246,7 @@ class StrictEngine {
       for (int64_t i = 0; i < run; ++i, ++comp.column) Record(comp, t + i * step);
     }
     last_ = t + (run - 1) * step;
+    computing_ = true;
     table_.Constrain(comp, last_);
     totals_.streamed += run;
     refreshes_in_a_row_ = 0;
@@ -223,6 +259,7 @@ class StrictEngine {
   }
 
   Device device_;
+  Host host_;
   ConstraintClocks table_;
   std::vector<int64_t> wanted_row_;  // opened last by the stream
   std::vector<int64_t> is_open_;
@@ -231,20 +268,25 @@ class StrictEngine {
   int64_t last_ = 0;
   int64_t due_;
   int64_t busy_until_ = 0;
+  int64_t host_free_ = 0;   // as far as results hold the host
+  bool computing_ = true;   // the command before was none of the bus
   int refreshes_in_a_row_ = 0;  // 0 between commands of the stream
   int64_t* issued_ = nullptr;
   int64_t* issued_end_ = nullptr;
   Totals totals_;
 };
 
+/*! \brief An engine; `device` has the fields of Device, then those of Host. */
 StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& rules) {
-  return {*Data<const Device>(device), Data<const Constraint>(rules), rules.size(0)};
+  const Device* organisation = Data<const Device>(device);
+  const Host* host = reinterpret_cast<const Host*>(organisation + 1);
+  return {*organisation, *host, Data<const Constraint>(rules), rules.size(0)};
 }
 
 /*!
  * \brief The engine of one channel; see Feeder.
  * \param organisation int64: the fields of Organisation, then columns of a trace's GWRITE.
- * \param device int64: the fields of Device.
+ * \param device int64: the fields of Device, then those of Host.
  * \param rules int64 [rules, 6]: the fields of Constraint.
  */
 ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {

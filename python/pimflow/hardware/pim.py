@@ -16,7 +16,17 @@ from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
-LEVELS = ("channel", "gang", "buffer")
+LEVELS = ("channel", "gang", "buffer", "host")
+# What a rule may also count from: the begin of a stream, at clock 0.
+BEGIN = "BEGIN"
+
+# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE of one
+# group of channels delays that of the next; what it takes a channel that computes to begin with one.
+HOST_RULES = (
+    (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
+    (("GWRITE",), ("GWRITE",)),
+    (("COMP",), ("GWRITE",)),
+)
 
 # Latencies, in cycles of the command clock, that every device file gives.
 TIMING = {
@@ -36,7 +46,7 @@ TIMING = {
     "nTURN": "turnaround of the bus, from the last burst",
 }
 # Latencies that cannot be zero.
-_AT_LEAST_ONE = ("nBL", "nCCDS", "nCL", "nREFI")
+_AT_LEAST_ONE = ("nBL", "nCCDS", "nREFI")
 # Bound on gangs, and on buffers: the simulators keep a state for each.
 _MOST_STATES = 256
 
@@ -64,9 +74,11 @@ class Constraint:
     ----------
     level : str
         What the two commands must share for the rule to hold: the ``channel``, a ``gang`` (the banks
-        that one G_ACT opens; COMP uses every open gang, REF all) or a global ``buffer``.
+        that one G_ACT opens; COMP uses every open gang, REF all) or a global ``buffer``. Or the ``host``
+        that issues the instructions of all channels, one after the other; see `PimSpec.one_host`.
     before, after : tuple of str
-        Commands; every command of `before` delays every later command of `after`.
+        Commands; every command of `before` delays every later command of `after`. Of the channel,
+        `before` may be ``BEGIN``: the begin of the stream.
     latency : str
         Name in `PimSpec.timing`.
     per_burst : str
@@ -74,6 +86,8 @@ class Constraint:
         after its first, empty for none: a GWRITE of a whole buffer holds the bus for 32 bursts.
     window : int
         The rule binds the `window`-th command of `before` that went by, not just the last.
+    queue : int
+        Of the host, bursts of a GWRITE that a channel takes at once: `per_burst` counts from there.
     source : str
         Where the rule comes from.
     """
@@ -84,6 +98,7 @@ class Constraint:
     latency: str
     per_burst: str = ""
     window: int = 1
+    queue: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -95,15 +110,24 @@ class Constraint:
             if not getattr(self, name):
                 raise ValueError(f"field '{name}' names no command")
         for command in self.before + self.after:
-            if command not in COMMANDS:
+            if command not in COMMANDS and (command not in self.before or command != BEGIN):
                 raise ValueError(f"command '{command}' is none of {', '.join(COMMANDS)}")
+        if BEGIN in self.before and (self.level != "channel" or len(self.before) > 1):
+            raise ValueError(f"'{BEGIN}' stands alone, at level 'channel'")
         if not 1 <= self.window <= 8:
             raise ValueError(f"field 'window': {self.window} is not in 1..8")
+        if self.level != "host" and self.queue:
+            raise ValueError("field 'queue' is for level 'host'")
+        if self.level == "host" and (self.before, self.after) not in HOST_RULES:
+            forms = "; ".join(f"{' '.join(a)} to {' '.join(b)}" for a, b in HOST_RULES)
+            raise ValueError(f"level 'host' has rules from {forms}")
+        if self.queue < 0:
+            raise ValueError(f"field 'queue': {self.queue} is below zero")
 
     @property
     def rule(self) -> tuple[object, ...]:
         """The rule as a key for comparison: without its source, and with commands in no order."""
-        latency = (self.latency, self.per_burst, self.window)
+        latency = (self.latency, self.per_burst, self.window, self.queue)
         return (self.level, frozenset(self.before), frozenset(self.after), *latency)
 
 
@@ -133,6 +157,9 @@ class PimSpec:
     latch_initial_value, activation_unit : bool
         Whether a result latch can start from a bias, and whether the device applies activations. The
         lowering uses neither yet: bias and activation are charged, and run, on the GPU.
+    comp_starts_at_row : bool
+        Whether one instruction opens a row in all banks and multiplies from its first column on. Then
+        nothing comes between a G_ACT and its COMPs, and every run of COMPs begins at column 0.
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
@@ -166,6 +193,7 @@ class PimSpec:
     timing: dict[str, int]
     constraints: tuple[Constraint, ...]
     energy: dict[str, float]
+    comp_starts_at_row: bool = False
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -190,6 +218,11 @@ class PimSpec:
             raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
         self._check_buffers()
         self._check_dtypes()
+        if self.comp_starts_at_row and self.buffer_columns < self.columns_per_row:
+            raise ValueError(
+                f"field 'comp_starts_at_row': products that start at column 0 leave the rest of a row unused "
+                f"where a buffer holds {self.buffer_columns} of its {self.columns_per_row} columns"
+            )
         for number, rule in enumerate(self.constraints, 1):
             for name in filter(None, (rule.latency, rule.per_burst)):
                 if name not in self.timing:
@@ -308,6 +341,16 @@ class PimSpec:
             if constraint.rule in first:
                 yield f"constraint {number} repeats constraint {first[constraint.rule]}"
             first[constraint.rule] = number
+
+    @property
+    def one_host(self) -> bool:
+        """Whether one host issues the instructions of all channels, one after the other.
+
+        An instruction goes to any channels, and means the same in each; a GWRITE also the same vectors.
+        Programs keep the channels in lockstep, and each group of channels with vectors of its own has
+        GWRITEs of its own, which come one after the other.
+        """
+        return any(rule.level == "host" for rule in self.constraints)
 
     @property
     def banks(self) -> int:
