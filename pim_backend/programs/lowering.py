@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import PimProgram
@@ -10,7 +13,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.rolling import shifted
+from pimflow.pim_backend.programs.rolling import roll, shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
@@ -94,6 +97,7 @@ def lower(
         readres_bursts=pim.readres_bursts(dtype),
         row_begin=row_begin,
         rows=rows,
+        accumulators=schedule.accumulators,
         channels=tuple(streams),
         schedule=str(schedule),
     )
@@ -148,8 +152,7 @@ class _Stream:
         first = tiles.start % self.tiling.chunks_per_row
         key = (len(pixels), len(tiles), first)
         if key not in self.nodes_of_block:
-            nest = Nest(self.schedule, self.tiling, len(pixels), range(first, first + len(tiles)))
-            self.nodes_of_block[key] = nest.rolled(self.visit)
+            self.nodes_of_block[key] = self._nodes(len(pixels), range(first, first + len(tiles)))
         rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
         place = (*key, rows)
         if place not in self.nodes_in_rows:
@@ -157,6 +160,39 @@ class _Stream:
             self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
         begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.tiling.outputs
         return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
+
+    def _nodes(self, pixels: int, tiles: range) -> list[Node]:
+        if self.schedule.accumulators == 1:
+            return Nest(self.schedule, self.tiling, pixels, tiles).rolled(self.visit)
+        nodes = []
+        for first in range(tiles.start, tiles.stop, self.schedule.accumulators):
+            held = range(first, min(first + self.schedule.accumulators, tiles.stop))
+            nodes += roll(functools.partial(self._pixel, held), pixels, period=2)
+        return nodes
+
+    def _pixel(self, held: range, pixel: int) -> Iterator[Node]:
+        """All products of a pixel with the tiles that the accumulators hold, then the results.
+
+        Every other pixel goes back over the rows, and so begins on the one that is open.
+        """
+        steps = list(itertools.product(range(self.tiling.chunks), held))
+        if pixel % 2:
+            steps.reverse()
+        visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
+        opened = self._place(visits[0])[0] if pixel else -1
+        written = -1
+        for visit in visits:
+            if visit.chunk != written:
+                yield self._write(visit, 0)
+                written = visit.chunk
+            row, column = self._place(visit)
+            if row != opened:
+                yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                opened = row
+            yield replace(self._comp(visit, 0, 0, row, column), buffer=visit.tile - held.start)
+        for tile in held:
+            visit = Visit(tile, 0, ((pixel, 1),), complete=True)
+            yield replace(self._read(visit, 0, 0), buffer=tile - held.start)
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.

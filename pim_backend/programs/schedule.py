@@ -68,6 +68,8 @@ class Schedule:
     pixel_groups : int
         Of channels in lockstep, into how many groups they are dealt: each has pixels of its own, and the
         channels of one share the tiles (`lockstep_phases`). 0 for channels that work by themselves.
+    accumulators : int
+        Tiles whose products with a vector are formed before their results are read, one after the other.
     """
 
     stationary: str
@@ -78,6 +80,7 @@ class Schedule:
     overlap: bool = True
     gangs: int = 0
     pixel_groups: int = 0
+    accumulators: int = 1
 
     def __str__(self) -> str:
         def plural(count: int, noun: str) -> str:
@@ -89,8 +92,9 @@ class Schedule:
         staggered = " staggered" if self.staggered else ""
         buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
         first = "" if self.overlap else ", filled first"
+        held = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
         lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
-        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{lockstep}"
+        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -98,7 +102,7 @@ class Schedule:
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
-            r"(?:, (\d+) pixel groups? in lockstep)?"
+            r"(?:, (\d+) accumulators?)?(?:, (\d+) pixel groups? in lockstep)?"
         )
         match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
@@ -111,7 +115,8 @@ class Schedule:
             tile_groups=int(match[5] or 1),
             overlap=match[6] is None,
             gangs=int(match[7] or 0),
-            pixel_groups=int(match[8] or 0),
+            accumulators=int(match[8] or 1),
+            pixel_groups=int(match[9] or 0),
         )
 
 
@@ -194,6 +199,15 @@ def schedules(
     orders = _orders(geometry, pim, dtype, level)
     if pim.comp_starts_at_row:
         orders = [replace(order, pixels=1, overlap=False) for order in orders if not order.staggered]
+        if pim.global_buffers == 1 and level == SCHEDULINGS[-1]:
+            tiles = BankTiling.of(geometry, pim, dtype).tiles
+            several = itertools.takewhile(lambda count: count < 2 * tiles, _powers(pim.accumulators))
+            orders += [
+                replace(order, accumulators=count)
+                for count in several
+                for order in orders
+                if order.stationary != "weight" and order.tile_groups == 1
+            ]
     if pim.one_host:
         orders = [
             replace(order, pixel_groups=groups)
@@ -203,6 +217,12 @@ def schedules(
             if groups <= geometry.pixels
         ]
     return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.one_host else orders
+
+
+def _powers(most: int) -> list[int]:
+    """2, 4, 8, … and `most` itself, if that is more than 1."""
+    below = [1 << n for n in range(1, most.bit_length()) if 1 << n < most]
+    return below + [most] * (most > 1)
 
 
 def _orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:

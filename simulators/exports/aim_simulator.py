@@ -157,7 +157,8 @@ def table(found: Sequence[AimComparison]) -> str:
         f"| {kind}s | {row['traces']} | {row['median']:.2%} | {row['largest']:.2%} |"
         for kind, row in summary(found).items()
     ]
-    lines += ["", "| trace | loop order | cycles here | in the simulator | error |", "|---|---|---:|---:|---:|"]
+    head = ("trace", "loop order", "cycles here", "in the simulator", "error")
+    lines += ["", f"| {' | '.join(head)} |", "|---|---|---:|---:|---:|"]
     lines += [
         f"| {c.name} | {c.schedule} | {c.cycles} | {c.simulated_cycles} | {c.error:+.1%} |" for c in found
     ]

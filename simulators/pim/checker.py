@@ -99,7 +99,8 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
     bad = (command < 0) | (command >= len(COMMANDS))
     bad |= np.isin(command, (_G_ACT, _PRE)) & ((gang < 0) | (gang >= spec.gangs))
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= spec.global_buffers))
+    held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= held))
     bad |= np.isin(command, (_GWRITE, _READRES)) & (issued["bursts"] < 1)
     bad |= (command == _COMP) & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
     bad |= np.isin(command, (_G_ACT, _COMP)) & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
@@ -109,7 +110,8 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
 def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     """Every rule of the form: B no sooner than so many cycles after A."""
     clock, command = issued["clock"], issued["command"]
-    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"]
+    # A latch is one of the buffer that its number names, modulo the number of buffers.
+    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"] % spec.global_buffers
     is_ = [command == c for c in range(len(COMMANDS))]
 
     def n(name: str) -> int:

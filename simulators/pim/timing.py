@@ -224,6 +224,7 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
         ("columns a buffer", program.buffer_columns, spec.buffer_columns, int.__eq__),
         ("bursts a READRES", program.readres_bursts, spec.readres_bursts(program.dtype), int.__eq__),
         ("buffers", program.buffers, spec.global_buffers, int.__le__),
+        ("accumulators", program.accumulators, spec.accumulators, int.__le__),
         ("rows a bank", program.row_begin + program.rows, spec.rows_per_bank, int.__le__),
     ):
         if not fits(wanted, has):
@@ -264,7 +265,8 @@ def _engine(
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
     gwrite_columns = spec.buffer_columns
-    bounds = (gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
+    latches = spec.global_buffers * spec.accumulators
+    bounds = (gangs, spec.global_buffers, latches, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
         engine: Engine = _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
@@ -336,6 +338,11 @@ def _latencies(spec: PimSpec, names: tuple[str, ...]) -> list[int]:
 
 
 def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
+    if program.latches > spec.global_buffers * spec.accumulators and program.accumulators > 1:
+        raise SpecError(
+            f"region '{program.region}' was lowered for {program.accumulators} accumulators; "
+            f"pim '{spec.name}' has {spec.accumulators}; lower it again for this device"
+        )
     if program.gangs != spec.gangs or program.buffers > spec.global_buffers:
         raise SpecError(
             f"region '{program.region}' was lowered for {program.gangs} gangs and {program.buffers} buffers; "

@@ -26,6 +26,7 @@ struct Constraint {
 struct Issue {
   Command command;
   int64_t gang = -1, buffer = -1, row = -1, column = -1, bursts = 0;
+  int64_t latch = -1;  // of a COMP or READRES, whose buffer is that of the latch
 };
 
 class ConstraintClocks {

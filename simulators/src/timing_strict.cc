@@ -96,7 +96,8 @@ class StrictEngine {
 
   void Comp(int64_t buffer, int64_t row, int64_t column, int64_t count) {
     Issue comp{kCOMP};
-    comp.buffer = buffer;
+    comp.buffer = buffer % device_.buffers;
+    comp.latch = buffer;
     comp.row = row;
     const int64_t step = table_.comp_step();
     while (count > 0) {
@@ -115,7 +116,8 @@ class StrictEngine {
 
   void Readres(int64_t buffer, int64_t, int64_t) {
     Issue readres{kREADRES};
-    readres.buffer = buffer;
+    readres.buffer = buffer % device_.buffers;
+    readres.latch = buffer;
     readres.bursts = device_.readres_bursts;
     const int64_t t = IssueOne(readres);
     host_free_ = t + host_.after_result;
@@ -254,7 +256,8 @@ class StrictEngine {
 
   void Record(const Issue& issue, int64_t t) {
     if (issued_ == issued_end_) return;
-    const int64_t row[] = {t, issue.command, issue.gang, issue.buffer, issue.row, issue.column, issue.bursts};
+    const int64_t buffer = issue.latch >= 0 ? issue.latch : issue.buffer;
+    const int64_t row[] = {t, issue.command, issue.gang, buffer, issue.row, issue.column, issue.bursts};
     issued_ = std::copy(row, row + kIssuedColumns, issued_);
   }
 
@@ -291,7 +294,7 @@ StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& ru
  */
 ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {
   const int64_t* o = Data<const int64_t>(organisation);
-  return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3]}, o[4]);
+  return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3], o[4]}, o[5]);
 }
 
 /*!

@@ -13,7 +13,7 @@ from timing_programs import act, comp, program, read, write
 from pimflow.core.commands import Affine, Gwrite
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
-from pimflow.errors import TraceError
+from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import Constraint
 from pimflow.pim_backend.programs.lowering import lower
@@ -93,6 +93,40 @@ def test_instructions_of_a_step_are_all_of_a_kind(geometry, channels):
         for group, _ in aim_isr._steps(source):
             assert len({opcode for opcode, *_ in group}) <= 1
             assert len(group) <= 1 or next(iter(group))[0] == "WR_GB"
+
+
+def test_several_accumulators_form_products_of_several_tiles_before_results_are_read():
+    geometry = ConvGeometry(n=1, h=1, w=3, c=2048, oc=96)  # two chunks, six tiles
+    spec = replace(FOREVER, accumulators=3)
+    order = Schedule(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
+    assert order in schedules(geometry, spec, "fp16")
+    source = lower(geometry, spec, region="x", dtype="fp16", channels=1, schedule=order)
+    counts = time_program(source, spec).commands
+    # Each of the two rounds of three tiles writes both chunks of a pixel once, and opens six rows; a pixel
+    # begins on the row that the one before ended on.
+    assert (counts["GWRITE"], counts["READRES"]) == (2 * 3 * 2, 18)
+    assert counts["G_ACT"] == 2 * (6 + 2 * 5)
+    with pytest.raises(SpecError, match="3 accumulators; pim 'aim-gddr6' has 2"):
+        time_program(source, AIM)
+    assert violations(issued(source, spec, 0), spec, source) == []
+    assert PimProgram.from_json(source.to_json()) == source
+    assert '"accumulators": 3' in source.to_json()
+    assert '"accumulators"' not in replace(source, accumulators=1).to_json()
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(layers, st.integers(1, 9), st.sampled_from((1, 2, 3, 8)))
+def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumulators):
+    def best(count: int) -> int:
+        spec = replace(AIM, accumulators=count)
+        return min(
+            time_program(
+                lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=order), spec
+            ).cycles
+            for order in schedules(geometry, spec, "fp16")
+        )
+
+    assert best(2 * accumulators) <= best(accumulators)
 
 
 @pytest.mark.parametrize("level", ["newton+", "newton++", "pimflow"])

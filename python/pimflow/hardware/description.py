@@ -33,6 +33,7 @@ _PIM_FIELDS = {
     "buffer_columns": "columns that a global buffer holds",
     "global_buffers": "global buffers of a channel",
     "result_lanes": "results per bank of one READRES",
+    "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",
     "activation_unit": "the device applies activations",
     "comp_starts_at_row": "one instruction opens a row in all banks and multiplies from its first column on",

@@ -151,6 +151,9 @@ class PimSpec:
         Rows of a bank, and the first one that weights may use.
     global_buffers : int
         Global buffers per channel.
+    accumulators : int
+        Results that a bank holds for each global buffer: products of so many tiles with one vector may be
+        formed before results are read.
     result_lanes : int
         Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
         else as many as there are multipliers, and the host adds them.
@@ -194,6 +197,7 @@ class PimSpec:
     constraints: tuple[Constraint, ...]
     energy: dict[str, float]
     comp_starts_at_row: bool = False
+    accumulators: int = 1
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -208,6 +212,7 @@ class PimSpec:
             buffer_columns=self.buffer_columns,
             global_buffers=self.global_buffers,
             result_lanes=self.result_lanes,
+            accumulators=self.accumulators,
         )
         not_negative(
             row_base=self.row_base,
@@ -325,7 +330,7 @@ class PimSpec:
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
             for key in sorted(needed.keys() - given.keys()):
                 yield f"missing field '{section}.{key}': {needed[key]}"
-        for key in ("gangs", "global_buffers"):
+        for key in ("gangs", "global_buffers", "accumulators"):
             if getattr(self, key) > _MOST_STATES:
                 yield f"field '{key}': {getattr(self, key)} is more than {_MOST_STATES}"
         for key in _AT_LEAST_ONE:
