@@ -55,7 +55,7 @@ CHANGES = {
 def pairs(spec: PimSpec) -> Iterator[tuple[Constraint, str, str]]:
     """The rules of one channel; test_lockstep.py has those of the host, and of the begin."""
     for rule in spec.constraints:
-        if BEGIN in rule.before or rule.level == "host" and rule.before != ("READRES",):
+        if BEGIN in rule.before or (rule.level == "host" and rule.before != ("READRES",)):
             continue
         yield from ((rule, before, after) for before in rule.before for after in rule.after)
 

@@ -221,5 +221,5 @@ def test_a_rule_that_means_nothing_is_refused(changed, says):
 
 
 def test_products_at_column_0_need_whole_rows():
-    with pytest.raises(ValueError, match="comp_starts_at_row.*leave the rest of a row unused"):
+    with pytest.raises(ValueError, match=r"comp_starts_at_row.*leave the rest of a row unused"):
         replace(AIM, buffer_columns=32)
