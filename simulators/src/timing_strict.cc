@@ -34,6 +34,8 @@ namespace ffi = tvm::ffi;
 /*! \brief Refreshes in a row after which the stream is declared starved. */
 constexpr int kMaxRefreshesInARow = 1024;
 constexpr int kIssuedColumns = 7;
+/*! \brief Clocks for which a host that is ahead of the channels counts as such. */
+constexpr int64_t kHostMemory = 1024;
 
 struct Device {
   int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
@@ -42,9 +44,9 @@ struct Device {
 /*!
  * \brief The host that issues the instructions of all channels, one after the other; zeros without one.
  *
- * It goes on `after_result` after a READRES, and `next` after a GWRITE, of which a channel's queue takes
- * `queue` bursts at once: each further one holds it for `per_burst`. A GWRITE that it issues only then
- * comes `resumed` later still, if the channel was computing.
+ * It goes on `after_result` after a READRES, else `next` after an instruction; but a channel's queue takes
+ * `queue` bursts or columns at once, and the host goes on when the rest has found room. An instruction
+ * takes a channel `resumed` more if it has to change between its banks and the bus.
  */
 struct Host {
   int64_t after_result, next, per_burst, queue, resumed;
@@ -70,6 +72,10 @@ class StrictEngine {
     gwrite.buffer = buffer;
     gwrite.bursts = pixels * columns;
     const int64_t t = IssueOne(gwrite, host_.next > 0 ? groups_before : 0);
+    if (host_.next > 0) {
+      host_free_ = served_.host_free;
+      lead_ = served_.lead;
+    }
     totals_.gwrite_bursts += gwrite.bursts;
     busy_until_ = std::max(busy_until_, t + device_.nBL * gwrite.bursts);
   }
@@ -103,6 +109,9 @@ class StrictEngine {
     while (count > 0) {
       comp.column = column;
       const int64_t t = Reopen(comp);
+      if (host_.next > 0) {
+        host_free_ = std::max(host_free_, t + std::max<int64_t>(0, count - host_.queue) * step + host_.next);
+      }
       // The next COMP is bound by this one alone, so a run is an arithmetic progression up to the refresh.
       int64_t run = 1;
       if (step > 0 && count > 1) {
@@ -120,7 +129,10 @@ class StrictEngine {
     readres.latch = buffer;
     readres.bursts = device_.readres_bursts;
     const int64_t t = IssueOne(readres);
-    host_free_ = t + host_.after_result;
+    if (host_.next > 0) {
+      host_free_ = t + host_.after_result;
+      lead_ = 0;
+    }
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
@@ -132,13 +144,14 @@ class StrictEngine {
   int64_t refreshes() const { return totals_.commands[kREF]; }
   Totals& totals() { return totals_; }
 
-  size_t StateWords() const { return table_.clocks().size() + 4 + 2 * device_.gangs; }
+  size_t StateWords() const { return table_.clocks().size() + 5 + 2 * device_.gangs; }
 
   /*! \brief See PeriodWalk. Which rows are wanted matters to no clock, only that some are. */
   void State(int64_t* words) const {
     for (int64_t clock : table_.clocks()) *words++ = std::max<int64_t>(0, clock - last_);
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
-    *words++ = std::max<int64_t>(0, host_free_ - last_);
+    *words++ = host_.next > 0 ? HostFree() - last_ : 0;
+    *words++ = lead_;
     *words++ = refreshed_;
     *words++ = computing_;
     for (int64_t g = 0; g < device_.gangs; ++g) {
@@ -151,6 +164,7 @@ class StrictEngine {
     for (int64_t& each : table_.clocks()) each = clock + *words++;
     busy_until_ = clock + *words++;
     host_free_ = clock + *words++;
+    lead_ = *words++;
     refreshed_ = *words++ != 0;
     computing_ = *words++ != 0;
     for (int64_t g = 0; g < device_.gangs; ++g) {
@@ -171,15 +185,32 @@ class StrictEngine {
  private:
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
-  /*! \brief Earliest clock of a GWRITE that the host issues after those of so many other groups. */
-  int64_t Served(const Issue& next, int64_t groups_before) const {
-    const int64_t t = Clock(next);
-    if (groups_before == 0) return t;
-    const int64_t resumed = computing_ ? host_.resumed : 0;
+  /*! \brief When the host can issue the next instruction; how long ago it could have matters no more. */
+  int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
+
+  /*! \brief A GWRITE of the group that is served last, and what the host and the first group come to. */
+  struct ServedLast {
+    int64_t clock, host_free, lead;
+  };
+
+  /*! \brief Issue a GWRITE in one group after the other; leads of those between are taken as even steps. */
+  ServedLast Serve(const Issue& next, int64_t groups_before) const {
+    const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
     const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
-    const int64_t each = host_.next + held + (held > 0 ? resumed : 0);
-    const int64_t served = std::max(host_free_, last_) + groups_before * host_.next + resumed;
-    return std::max(held > 0 ? t + groups_before * each : t, served);
+    int64_t arrives = HostFree(), first = 0, t = 0;
+    for (int64_t g = 0; g <= groups_before; ++g) {
+      const int64_t lead = groups_before > 0 ? lead_ * (groups_before - g) / groups_before : 0;
+      t = std::max(ready - lead, arrives + resumed);
+      if (g == 0) first = t;
+      arrives = held > 0 ? t + held : arrives + host_.next;
+    }
+    return {t, arrives, t - first};
+  }
+
+  int64_t Served(const Issue& next, int64_t groups_before) {
+    if (host_.next == 0 || next.command != kGWRITE) return Clock(next);
+    served_ = Serve(next, groups_before);
+    return served_.clock;
   }
 
   /*! \brief Issue a command of the stream, after the refreshes that come first. */
@@ -238,7 +269,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
-    computing_ = issue.command != kGWRITE && issue.command != kREADRES;
+    Compute(issue.command != kGWRITE && issue.command != kREADRES, t);
     last_ = t;
   }
 
@@ -247,11 +278,17 @@ class StrictEngine {
     if (issued_ != issued_end_) {
       for (int64_t i = 0; i < run; ++i, ++comp.column) Record(comp, t + i * step);
     }
+    Compute(true, t);
     last_ = t + (run - 1) * step;
-    computing_ = true;
     table_.Constrain(comp, last_);
     totals_.streamed += run;
     refreshes_in_a_row_ = 0;
+  }
+
+  /*! \brief Whether the command at `t` is one of the banks; the first after the bus waits for the host, too. */
+  void Compute(bool computing, int64_t t) {
+    if (computing && !computing_) lead_ = std::clamp<int64_t>(t - HostFree() - host_.resumed, 0, lead_);
+    computing_ = computing;
   }
 
   void Record(const Issue& issue, int64_t t) {
@@ -271,8 +308,10 @@ class StrictEngine {
   int64_t last_ = 0;
   int64_t due_;
   int64_t busy_until_ = 0;
-  int64_t host_free_ = 0;   // as far as results hold the host
-  bool computing_ = true;   // the command before was none of the bus
+  int64_t host_free_ = 1;  // when the host can issue the next instruction
+  ServedLast served_{};
+  int64_t lead_ = 0;       // of the group that is served first over that served last
+  bool computing_ = true;  // the command before was none of the bus
   int refreshes_in_a_row_ = 0;  // 0 between commands of the stream
   int64_t* issued_ = nullptr;
   int64_t* issued_end_ = nullptr;

@@ -43,6 +43,7 @@ _PIM_FIELDS = {
 _RULE_TIMING = {
     "nWTR": "GWRITE to READRES, from the last burst",
     "nMODCH": "change between commands on registers and on banks",
+    "nTMOD": "the same, for an instruction that comes late",
     "nHOST": "READRES to the next instruction of the host",
     "nHOSTMOD": "READRES to a command on banks",
     "nISR": "instruction of the host to the next",
